@@ -1,0 +1,51 @@
+"""Every error this project raises on purpose. A message says what was wrong, the value seen, and what to do."""
+
+from __future__ import annotations
+
+
+class SwarmError(Exception):
+    """Base of all errors below."""
+
+
+class ConfigError(SwarmError):
+    """A configuration that cannot be used; the command line exits with 2."""
+
+
+class TaskError(SwarmError):
+    """A task that cannot be set up: unknown name, bad option, missing column."""
+
+
+class RejectedGroup(SwarmError):
+    """A group that was refused; `reason` is the key it is counted under.
+
+    Bad rollouts are data: every refusal becomes a count, none of them stops a node.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class IdentityError(SwarmError):
+    """An identity file that is missing, unreadable, not Ed25519, or in use by another process."""
+
+
+class TransportError(SwarmError):
+    """The network stack failed in a way its own retries could not repair."""
+
+
+class PeerUnreachable(TransportError):
+    """A request to one peer failed or timed out."""
+
+
+class PolicyError(SwarmError):
+    """A model or tokenizer that cannot be loaded, or that do not fit each other."""
+
+
+class NonFiniteUpdates(SwarmError):
+    """Too many updates in a row had a loss or gradient that was not finite."""
+
+
+class CheckpointError(SwarmError):
+    """A checkpoint that is missing, torn, or made by an incompatible version."""

@@ -1,0 +1,143 @@
+"""The seams of a node. Each has more than one implementation, and one contract test suite run on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from swarm.types import (
+    Completion,
+    Grade,
+    GradedGroup,
+    NetworkStatus,
+    Question,
+    Rejection,
+    RolloutGroup,
+    Sampling,
+    TaskRef,
+    UpdateReport,
+)
+
+RequestHandler = Callable[[str, bytes], bytes]
+"""(remote peer id, request) -> response. Called on the network thread: must not block."""
+
+
+class TaskSource(Protocol):
+    """Questions of one task, made and graded locally."""
+
+    name: str
+
+    def question(self, seed: int, index: int) -> Question:
+        """Question `index` of the stream `seed`; the same arguments give the same question."""
+        ...
+
+    def recall(self, ref: TaskRef) -> Question:
+        """The question behind a reference. Raises `RejectedGroup` when it cannot be had here or its text differs."""
+        ...
+
+    def score(self, ref: TaskRef, completion: str) -> float:
+        """Reward of one completion text, in [0, 1]."""
+        ...
+
+
+class Verifier(Protocol):
+    """Draws questions and grades completions, away from the main process where need be."""
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`."""
+        ...
+
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+        """Grade groups and wait: one result a job, in order."""
+        ...
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
+        """Queue a group for grading; never blocks."""
+        ...
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        """What has been graded since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Stop the workers."""
+        ...
+
+
+class RolloutEngine(Protocol):
+    """Generates completions with the node's current policy."""
+
+    def generate(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """G completions for each of P prompts: [P][G]. The same seed and weights give the same completions."""
+        ...
+
+
+class Updater(Protocol):
+    """Owns the policy's weights and optimizer."""
+
+    version: int
+    """Updates applied so far."""
+
+    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+        """One policy-gradient update on whole groups."""
+        ...
+
+
+class Transport(Protocol):
+    """Moves bytes between peers. Methods never block on the network except `request` and `close`."""
+
+    peer_id: str
+
+    def start(self) -> None:
+        """Open the network. Raises `TransportError` when the stack itself cannot run; absent peers are no error."""
+        ...
+
+    def publish(self, record: bytes) -> None:
+        """Hand a record to everyone in the run; before a run is known it is dropped and counted."""
+        ...
+
+    def drain(self) -> list[bytes]:
+        """Records that arrived since the last call, oldest first, raw and unverified."""
+        ...
+
+    def status(self) -> NetworkStatus:
+        """The network as it is now."""
+        ...
+
+    def multiaddrs(self) -> tuple[str, ...]:
+        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+        ...
+
+    def serve(self, protocol: str, handler: RequestHandler) -> None:
+        """Answer requests for `protocol`."""
+        ...
+
+    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer. Raises `PeerUnreachable`."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts: records published and delivered, drops by reason, restarts."""
+        ...
+
+    def close(self) -> None:
+        """Leave the swarm and stop every thread and process this transport started."""
+        ...
+
+
+class GroupExchange(Protocol):
+    """Signed rollout groups in and out, over any transport."""
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        """Stamp with the run id, sign, publish; the group as published, or None when there is no run to publish to."""
+        ...
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
+        ...
+
+    def status(self) -> NetworkStatus:
+        """The network as it is now."""
+        ...

@@ -1,0 +1,22 @@
+"""Where a node's figures go besides its own JSONL file."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from swarm.settings import Settings
+
+
+class TelemetrySettings(Settings):
+    """JSONL is always written; the rest is opt-in."""
+
+    prometheus_port: int | None = Field(None, ge=0, le=65535)
+    """Serve /metrics on this port of the loopback address; 0 takes a free one."""
+    prometheus_host: str = "127.0.0.1"
+    tensorboard: bool = False
+    """Write event files under `OUT/tensorboard`."""
+    wandb_project: str | None = None
+    """Log to this Weights & Biases project (extra `wandb`)."""
+    wandb_mode: str = Field("offline", pattern="^(online|offline)$")
+    log_every_rounds: int = Field(5, ge=1)
+    """One plain line every so many rounds when there is no terminal."""

@@ -1,0 +1,186 @@
+"""The records that travel between the parts of a node and between nodes.
+
+All frozen, all msgspec: the same definition is the schema on the wire. A question travels *by reference*; what a
+receiver needs to grade it, it regenerates itself.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+SCHEMA_VERSION = 1
+
+
+class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields=True):
+    """A generated question: whoever has the library and the task's options can make it again."""
+
+    task: str
+    """Task name as the run's manifest lists it, e.g. `gcd`."""
+    library: str
+    """Generator and version, e.g. `reasoning_gym==0.1.25`."""
+    options_digest: str
+    """Digest of the task's canonical options."""
+    seed: int
+    index: int
+    question_hash: str
+    """Digest of the question's text: a different library version is harmless while the text agrees."""
+
+
+class DatasetRef(Struct, frozen=True, tag="dataset", forbid_unknown_fields=True):
+    """A row of a data set."""
+
+    task: str
+    dataset: str
+    """Hub id, or `local` for files; the rows are the same when `revision` is."""
+    revision: str
+    """Hub revision, or the digest of the local files."""
+    options_digest: str
+    row: int
+    question_hash: str
+
+
+TaskRef = ProceduralRef | DatasetRef
+
+
+class Question(Struct, frozen=True):
+    """A question as asked; its answer stays with the task source that made it."""
+
+    ref: TaskRef
+    prompt: str
+
+
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
+    """How completions were sampled."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 256
+
+
+class Completion(Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer. `text` is what the swarm shares; ids and log-probabilities serve receivers with the same tokenizer."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
+
+
+class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which policy spoke."""
+
+    model: str
+    tokenizer_hash: str
+    version: int
+    """Number of updates applied when the group was sampled."""
+
+
+class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
+    """One question with all G completions: an advantage needs every reward of its group."""
+
+    run_id: str
+    """Empty until the group is shared."""
+    peer_id: str
+    sequence: int
+    """Increases with every group a peer publishes, also across restarts."""
+    created_at: float
+    """Unix seconds on the sender's clock."""
+    policy: PolicyId
+    sampling: Sampling
+    question: TaskRef
+    completions: tuple[Completion, ...]
+    """[G]"""
+    rewards: tuple[float, ...]
+    """[G] the sender's rewards: telemetry only, never trained on by a receiver."""
+    schema_version: int = SCHEMA_VERSION
+
+
+class GradedGroup(Struct, frozen=True):
+    """A group with this node's own question text and rewards."""
+
+    group: RolloutGroup
+    prompt: str
+    rewards: tuple[float, ...]
+    """[G] from this node's verifier."""
+
+
+class Grade(Struct, frozen=True):
+    """A verifier's word on one group."""
+
+    prompt: str
+    rewards: tuple[float, ...]
+    """[G]"""
+
+
+class Rejection(Struct, frozen=True):
+    """Why a group was not graded."""
+
+    reason: str
+    detail: str = ""
+
+
+class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A task as a manifest carries it: enough for a stranger to set up the same source."""
+
+    name: str
+    kind: str
+    weight: float
+    settings: dict[str, object]
+    """The task's configuration as plain JSON values, defaults left out."""
+
+
+class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a run is: served by every member, signed by its founder."""
+
+    run_id: str
+    """`NAME-DIGEST`, the digest taken from `founder`: a run id names its owner, so it cannot be claimed by another."""
+    founder: str
+    """Peer id of the key that signed it."""
+    created_at: float
+    tasks: tuple[TaskSpec, ...]
+    group_size: int
+    local: int
+    external: int
+    max_record_bytes: int
+    max_completion_chars: int
+    schema_version: int = SCHEMA_VERSION
+
+
+class PeerRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer's entry in the DHT, signed by its key and short-lived."""
+
+    run_id: str
+    peer_id: str
+    multiaddrs: tuple[str, ...]
+    model: str
+    tasks: tuple[str, ...]
+    role: str
+    version: str
+    expires_at: float
+
+
+class NetworkStatus(Struct, frozen=True):
+    """What the network side of a node looks like now."""
+
+    run_id: str | None
+    connected: tuple[str, ...]
+    """Peer ids with an open connection."""
+    alone_since: float | None
+    """Unix seconds since when no peer has been connected; None while there is one."""
+    detail: str = ""
+    """One line: what was tried last and how it ended."""
+
+
+class UpdateReport(Struct, frozen=True):
+    """What one policy update did."""
+
+    loss: float
+    grad_norm: float
+    num_sequences: int
+    num_tokens: int
+    clip_fraction: float
+    skipped: bool = False
+    """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
