@@ -49,3 +49,7 @@ class NonFiniteUpdates(SwarmError):
 
 class CheckpointError(SwarmError):
     """A checkpoint that is missing, torn, or made by an incompatible version."""
+
+
+class Interrupted(SwarmError):
+    """The user asked to stop; raised where stopping leaves everything consistent."""

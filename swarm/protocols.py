@@ -80,6 +80,10 @@ class Updater(Protocol):
     version: int
     """Updates applied so far."""
 
+    def fits(self, group: GradedGroup) -> bool:
+        """Whether the model has room for the group's prompt with each of its completions."""
+        ...
+
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One policy-gradient update on whole groups."""
         ...

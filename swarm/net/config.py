@@ -16,6 +16,8 @@ class NetworkSettings(Settings):
     transport: Literal["hivemind", "memory"] = "hivemind"
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of any members of the run, each ending in `/p2p/PEER_ID`; they are tried in turn, for ever."""
+    run_id: str | None = None
+    """Take part in this run only; without it, in the one that the first peer reached names."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Multiaddrs to listen on; port 0 takes a free one."""
     announce: tuple[str, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from swarm.settings import Settings
@@ -17,6 +19,6 @@ class TelemetrySettings(Settings):
     """Write event files under `OUT/tensorboard`."""
     wandb_project: str | None = None
     """Log to this Weights & Biases project (extra `wandb`)."""
-    wandb_mode: str = Field("offline", pattern="^(online|offline)$")
+    wandb_mode: Literal["online", "offline"] = "offline"
     log_every_rounds: int = Field(5, ge=1)
     """One plain line every so many rounds when there is no terminal."""

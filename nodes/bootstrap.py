@@ -1,0 +1,66 @@
+"""`swarm bootstrap`: founds a run and keeps an address that others can join it through. Trains nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+
+from nodes.run import best_address, found_run, remember
+from nodes.stop import EXIT_INTERRUPTED, StopRequest
+from swarm.config import load_config
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.identity import Identity
+from swarm.net.state import Profile
+
+ADDRESS_FILE = "multiaddrs"
+LOOK_EVERY_S = 0.2
+REPORT_EVERY_S = 60.0
+
+
+def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: Console) -> int:
+    """Serve until someone asks to stop. Writes the addresses to `OUT/multiaddrs`. Returns the exit code."""
+    stop = StopRequest()
+    config = load_config(file, None, os.environ, overrides).config
+    config.out.mkdir(parents=True, exist_ok=True)
+    identity = Identity.load_or_create(config.network.identity or config.out / "identity.key")
+    sealed = found_run(config, identity)
+    remember(config.out, sealed)
+    profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
+    transport = HivemindTransport(config.network, identity, profile=profile, manifest=sealed)
+    try:
+        transport.start()
+        _announce(transport, config.out, console)
+        _serve(transport, stop, console)
+    finally:
+        transport.close()
+        identity.close()
+    return EXIT_INTERRUPTED
+
+
+def _announce(transport: HivemindTransport, out: Path, console: Console) -> None:
+    addresses = transport.multiaddrs()
+    staging = out / f"{ADDRESS_FILE}.partial"
+    staging.write_text("".join(f"{address}\n" for address in addresses))
+    staging.rename(out / ADDRESS_FILE)
+    console.print(f"run {transport.status().run_id} is open; others join with", highlight=False)
+    console.print(f"    swarm join {best_address(addresses)}", highlight=False, soft_wrap=True)
+    for address in addresses:
+        console.print(f"also reachable at {address}", style="dim", highlight=False, soft_wrap=True)
+
+
+def _serve(transport: HivemindTransport, stop: StopRequest, console: Console) -> None:
+    """The network thread does the work; this one reports changes and empties what gossip brings."""
+    shown, said_at = -1, 0.0
+    while not stop():
+        transport.drain()
+        connected = len(transport.status().connected)
+        now = time.monotonic()
+        if connected != shown and (now - said_at > 1 or shown < 0) or now - said_at > REPORT_EVERY_S:
+            console.print(f"{time.strftime('%H:%M:%S')} {connected} peers connected", highlight=False)
+            shown, said_at = connected, now
+        time.sleep(LOOK_EVERY_S)

@@ -1,0 +1,95 @@
+"""`swarm evaluate` and `swarm export`: what can be done with a checkpoint without a swarm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from nodes.training import CHECKPOINTS
+from swarm.config import NodeConfig, load_config
+from swarm.engines.transformers import TransformersEngine
+from swarm.errors import CheckpointError, ConfigError
+from swarm.evaluation import Evaluation, wilson_interval
+from swarm.evaluation import evaluate as run_evaluation
+from swarm.policy.checkpoint import CONFIG, MODEL, CheckpointStore, verify
+from swarm.policy.loading import load_policy
+from swarm.tasks.pool import VerificationPool
+from swarm.types import Sampling
+
+
+def evaluate_checkpoint(
+    path: Path,
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    num_questions: int,
+    as_json: bool,
+    console: Console,
+) -> None:
+    """Print the accuracy per task. Raises `CheckpointError` or `ConfigError`."""
+    checkpoint = find_checkpoint(path)
+    saved = json.loads((checkpoint / CONFIG).read_text())
+    config = load_config(file, None if file else saved, os.environ, overrides).config
+    policy = load_policy(config.policy, checkpoint / MODEL)
+    engine = TransformersEngine(policy, config.generation.max_batch_sequences)
+    verifier = VerificationPool(config.tasks, config.verification)
+    try:
+        with console.status(f"asking {num_questions} held-out questions"):
+            result = run_evaluation(engine, verifier, _sampling(config), num_questions, config.evaluation.seed)
+    finally:
+        verifier.close()
+    if as_json:
+        print(json.dumps({"checkpoint": str(checkpoint), **_as_dict(result)}, indent=1))
+    else:
+        console.print(_as_table(result))
+
+
+def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
+    """Copy the policy of a checkpoint. Raises `CheckpointError`, or `ConfigError` when `directory` exists."""
+    checkpoint = find_checkpoint(path)
+    if directory.exists():
+        raise ConfigError(f"{directory} exists already; choose a directory that does not")
+    shutil.copytree(checkpoint / MODEL, directory)
+    console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at `path`, or the newest whole one of a peer's directory. Raises `CheckpointError`."""
+    if (path / MODEL).is_dir():
+        verify(path)
+        return path
+    for root in (path, path / CHECKPOINTS):
+        if newest := CheckpointStore(root).newest():
+            return newest
+    raise CheckpointError(f"{path} is no checkpoint and holds none")
+
+
+def _sampling(config: NodeConfig) -> Sampling:
+    generation = config.generation
+    return Sampling(generation.temperature, generation.top_p, generation.max_new_tokens)
+
+
+def _rows(result: Evaluation) -> list[tuple[str, int, int]]:
+    rows = [(task, correct, asked) for task, (correct, asked) in result.tasks.items()]
+    return [*rows, ("all", result.num_correct, result.num_questions)]
+
+
+def _as_dict(result: Evaluation) -> dict[str, object]:
+    return {
+        task: {"correct": correct, "asked": asked, "accuracy": correct / asked, "interval": wilson_interval(correct, asked)}
+        for task, correct, asked in _rows(result)
+    }
+
+
+def _as_table(result: Evaluation) -> Table:
+    table = Table("task", "accuracy", "95% interval", "correct", "asked", box=None, pad_edge=False)
+    for task, correct, asked in _rows(result):
+        low, high = wilson_interval(correct, asked)
+        accuracy = f"{correct / asked:.3f}" if asked else "-"
+        table.add_row(task, accuracy, f"{low:.3f} - {high:.3f}", str(correct), str(asked))
+    return table

@@ -1,0 +1,90 @@
+"""Processes of a simulation, and stopping them with everything they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+STOP_TIMEOUT_S = 4.0
+POLL_S = 0.05
+LOG_TAIL_LINES = 5
+
+
+class Child:
+    """One process, leader of a session of its own: Ctrl-C in the terminal reaches only its parent."""
+
+    def __init__(self, name: str, arguments: Sequence[str], out: Path) -> None:
+        """`arguments` are those of the `swarm` command; output goes to `OUT/log.txt`."""
+        self.name = name
+        self.restarts = 0
+        self.given_up = False
+        self._arguments = list(arguments)
+        self._log = out / "log.txt"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, or start again."""
+        self.signal(signal.SIGKILL)  # what an earlier process may have left in its session
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "nodes.cli", *self._arguments],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, also of its session."""
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def finished(self) -> bool:
+        """Done in an orderly way, or not to be started again."""
+        return self.given_up or self.exit_code == 0
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the whole session; one that is gone is no error."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def interrupt(self) -> None:
+        """Ask the process, and only it, to stop in an orderly way."""
+        if self._process is not None and self.running:
+            self._process.terminate()
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    """Ask every process to stop, wait a little, then kill what is left, grandchildren too."""
+    for child in children:
+        child.interrupt()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while any(child.running for child in children) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    for child in children:
+        child.signal(signal.SIGKILL)

@@ -1,0 +1,234 @@
+"""The `swarm` command. Each subcommand imports what it needs when it runs: help and errors come at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
+
+if TYPE_CHECKING:
+    from swarm.config import LoadedConfig
+
+EXIT_FAILED, EXIT_USAGE, EXIT_NETWORK = 1, 2, 3
+FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(
+    name="swarm",
+    help="Decentralized, collaborative RL post-training: train your own policy, share what it tried, learn from others.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
+OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
+
+
+@app.command()
+def demo(
+    peers: Annotated[int, typer.Option(min=1, max=64, help="Peers, each a process of its own.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer.")] = 200,
+    local: Annotated[int, typer.Option(min=0, help="I: local groups an update.")] = 4,
+    external: Annotated[int, typer.Option(min=0, help="J: external groups an update.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Decides every peer's questions and samples.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Directory for results; default: a new one under runs/.")] = None,
+    live: Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")] = True,
+    transport: Annotated[
+        str, typer.Option(help="hivemind: real processes and network; memory: one process, repeatable.")
+    ] = "hivemind",
+) -> None:
+    """Run a whole swarm on this machine: a bootstrap node and peers that learn nine arithmetic tasks together."""
+    if transport not in ("hivemind", "memory"):
+        raise ConfigError(f"--transport must be hivemind or memory, got {transport!r}")
+    from nodes.simulate import DemoOptions
+    from nodes.simulate import demo as run
+
+    chosen: Literal["hivemind", "memory"] = "memory" if transport == "memory" else "hivemind"
+    folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    options = DemoOptions(peers, rounds, local, external, seed, folder, live, chosen)
+    raise typer.Exit(run(options, _console()))
+
+
+@app.command(context_settings=FIELDS)
+def join(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
+    ] = None,
+    bootstrap: Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")] = None,
+    name: Annotated[str | None, typer.Option(help="How this peer is called in views and reports.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after so many rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
+    out: OutOption = None,
+    live: Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")] = True,
+    report: Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")] = True,
+) -> None:
+    """Train as one peer of a swarm. Any field of the configuration can be given as --path.to.field VALUE."""
+    pairs = [("network.bootstrap", address) for address in bootstrap or []]
+    file = None
+    if target is not None and target.startswith("/") and "/p2p/" in target:
+        pairs.append(("network.bootstrap", target))
+    elif target is not None:
+        file = Path(target)
+    pairs += _given({"policy.model": model, "name": name, "rounds": rounds, "seed": seed, "out": out})
+    pairs += _field_options(context.args)
+    _check(file, pairs)
+    from nodes.peer import join as run
+
+    raise typer.Exit(run(file, pairs, _console(), live, report))
+
+
+@app.command(context_settings=FIELDS)
+def bootstrap(context: typer.Context, config: ConfigArgument = None, out: OutOption = None) -> None:
+    """Start a run and print the one line that others join it with. Trains nothing."""
+    pairs = [("out", "runs/bootstrap"), *_given({"out": out}), *_field_options(context.args)]
+    _check(config, pairs)
+    from nodes.bootstrap import bootstrap as run
+
+    raise typer.Exit(run(config, pairs, _console()))
+
+
+@app.command("simulate-in-memory", hidden=True)
+def simulate_in_memory(config: Path, out: Path, peers: int, first_seed: int) -> None:
+    """All peers of a demo in this process."""
+    from nodes.memory_swarm import simulate_in_memory as run
+
+    raise typer.Exit(run(config, out, peers, first_seed))
+
+
+@app.command()
+def tasks(
+    pattern: Annotated[str, typer.Argument(help="Only tasks whose name contains this.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the tasks there are, each with an example."""
+    from nodes.tasks import list_tasks
+
+    list_tasks(pattern, as_json, _console())
+
+
+@app.command(context_settings=FIELDS)
+def evaluate(
+    context: typer.Context,
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a peer's directory, or a model directory.")],
+    config: Annotated[Path | None, typer.Option(help="Configuration with tasks and sampling; default: its own.")] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 900,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Accuracy of a checkpoint on held-out questions, per task, with 95% intervals."""
+    from nodes.checkpoints import evaluate_checkpoint
+
+    evaluate_checkpoint(checkpoint, config, _field_options(context.args), questions, as_json, _console())
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a peer's directory: its newest one.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
+) -> None:
+    """Write a checkpoint's policy as a Hugging Face directory that from_pretrained loads."""
+    from nodes.checkpoints import export_checkpoint
+
+    export_checkpoint(checkpoint, directory, _console())
+
+
+@config_app.command("show", context_settings=FIELDS)
+def config_show(
+    context: typer.Context,
+    config: ConfigArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The effective configuration, and where each value came from."""
+    from swarm.config import describe_config
+
+    rows = describe_config(_check(config, _field_options(context.args)))
+    if as_json:
+        print(json.dumps([{"field": path, "value": value, "origin": origin} for path, value, origin in rows], indent=1))
+        return
+    table = Table("field", "value", "from", box=None, pad_edge=False)
+    for path, value, origin in rows:
+        table.add_row(path, value, origin, style="" if origin != "default" else "dim")
+    _console().print(table)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """JSON schema of the configuration, for editors."""
+    from swarm.config import NodeConfig
+
+    print(json.dumps(NodeConfig.model_json_schema(), indent=2))
+
+
+@config_app.command("reference")
+def config_reference() -> None:
+    """The configuration reference in Markdown."""
+    from swarm.config_reference import reference
+
+    print(reference(), end="")
+
+
+def main() -> None:
+    """Entry point: typed errors become one message and an exit code."""
+    try:
+        app()
+    except (ConfigError, TaskError, IdentityError) as error:
+        _fail(error, EXIT_USAGE)
+    except TransportError as error:
+        _fail(error, EXIT_NETWORK)
+    except SwarmError as error:
+        _fail(error, EXIT_FAILED)
+
+
+def _fail(error: SwarmError, code: int) -> None:
+    Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _console() -> Console:
+    # Without a terminal nobody wraps lines for a screen that is not there.
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def _check(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:
+    """Validate before anything slow is imported, downloaded or started."""
+    from swarm.config import load_config
+
+    return load_config(file, None, os.environ, pairs)
+
+
+def _given(values: dict[str, object]) -> list[tuple[str, str]]:
+    return [(path, str(value)) for path, value in values.items() if value is not None]
+
+
+def _field_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """`--mix.local 3` and `--mix.local=3` as (path, text) pairs. Raises `ConfigError`."""
+    pairs = []
+    rest = list(arguments)
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("--"):
+            raise ConfigError(f"unexpected argument {option!r}; fields are given as --path.to.field VALUE")
+        path, equals, value = option.removeprefix("--").partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{path} needs a value")
+            value = rest.pop(0)
+        pairs.append((path.replace("-", "_"), value))
+    return pairs
+
+
+if __name__ == "__main__":
+    main()

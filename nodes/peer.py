@@ -1,0 +1,204 @@
+"""`swarm join`: one peer that trains in a swarm, and alone while it finds none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from nodes.run import best_address, choose_run, manifest_values, remember
+from nodes.stop import EXIT_INTERRUPTED, StopRequest
+from nodes.training import EndReason, TrainingNode, versions
+from swarm.config import LoadedConfig, NodeConfig, load_config
+from swarm.errors import Interrupted, NonFiniteUpdates, TransportError
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.identity import Identity
+from swarm.net.state import Profile
+from swarm.net.wire import open_manifest
+from swarm.tasks.pool import VerificationPool
+from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.live import LiveView, plain_line, summary_table
+from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent
+from swarm.telemetry.report import write_report
+from swarm.types import NetworkStatus
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_NETWORK = 3
+
+
+def join(
+    file: Path | None, overrides: Sequence[tuple[str, str]], console: Console, live: bool = True, report: bool = True
+) -> int:
+    """Train as one peer until all rounds are done or someone asks to stop. Returns the process's exit code.
+
+    Raises `SwarmError` for what is wrong before training starts.
+    """
+    stop = StopRequest()
+    config = load_config(file, None, os.environ, overrides).config
+    config.out.mkdir(parents=True, exist_ok=True)
+    identity = Identity.load_or_create(config.network.identity or config.out / "identity.key")
+    try:
+        sealed = choose_run(config, identity, console)
+        manifest = open_manifest(sealed) if sealed else None
+        loaded = load_config(file, manifest_values(manifest) if manifest else None, os.environ, overrides)
+        _show_plan(loaded, identity, manifest.run_id if manifest else None, console)
+        return _train(loaded.config, identity, sealed, stop, console, live and console.is_terminal, report)
+    finally:
+        identity.close()
+
+
+def _train(
+    config: NodeConfig,
+    identity: Identity,
+    sealed: bytes | None,
+    stop: StopRequest,
+    console: Console,
+    live: bool,
+    report: bool,
+) -> int:
+    transport = HivemindTransport(config.network, identity, profile=_profile(config), manifest=sealed)
+    with contextlib.ExitStack() as stack:
+        verifier = VerificationPool(config.tasks, config.verification)
+        stack.callback(verifier.close)
+        transport.start()
+        stack.callback(transport.close)
+        with policy_progress(console) as progress:
+            node = TrainingNode(config, identity, transport, verifier, stop, progress)
+        console.print(f"others can join with: [bold]swarm join {best_address(transport.multiaddrs())}[/bold]")
+        history = PeerHistory(config.out / METRICS_FILE, config.name)
+        view = LiveView([history], title=config.name)
+        with view.shown(console) if live else contextlib.nullcontext():
+            code = _rounds(node, transport, config, stop, None if live else console, history)
+    if report:
+        _report(config, history, console)
+    return code
+
+
+def _rounds(
+    node: TrainingNode,
+    transport: HivemindTransport,
+    config: NodeConfig,
+    stop: StopRequest,
+    plain: Console | None,
+    history: PeerHistory,
+) -> int:
+    """Rounds until done, stopped or failed; the exit code. A crash leaves the last checkpoint as it is."""
+    reason: EndReason = "done"
+    code = EXIT_DONE
+    try:
+        node.begin()
+        watch = _NetworkWatch(node)
+        while not (node.done or stop()):
+            node.step()
+            watch.look(transport.status())
+            if sealed := transport.sealed_manifest():
+                remember(config.out, sealed)
+            if plain is not None:
+                _print_plain(plain, history, config.telemetry.log_every_rounds)
+    except Interrupted:
+        pass  # `stop` says so too
+    except TransportError as error:
+        reason, code = "error", EXIT_NETWORK
+        node.note(f"the network is lost for good: {error}", "error")
+    except NonFiniteUpdates as error:
+        reason, code = "error", EXIT_FAILED
+        node.note(str(error), "error")
+    if stop():
+        reason, code = "interrupted", EXIT_INTERRUPTED
+    node.end(reason)
+    if plain is not None:
+        _print_plain(plain, history, 1)
+    return EXIT_INTERRUPTED if stop() else code
+
+
+class _NetworkWatch:
+    """Turns changes of the network's state into lines for people."""
+
+    def __init__(self, node: TrainingNode) -> None:
+        self._node = node
+        self._alone: bool | None = None
+        self._detail = ""
+
+    def look(self, status: NetworkStatus) -> None:
+        """Note when the node finds itself alone, why, and when it is alone no longer."""
+        alone = status.alone_since is not None
+        if alone != self._alone and (alone or self._alone is not None):
+            self._node.note(f"training alone: {status.detail}" if alone else status.detail, "warning" if alone else "info")
+        elif alone and _without_numbers(status.detail) != _without_numbers(self._detail):
+            self._node.note(f"still alone: {status.detail}", "warning")
+        self._alone, self._detail = alone, status.detail
+
+
+def _without_numbers(detail: str) -> str:
+    """A countdown is no news."""
+    return "".join(char for char in detail if not char.isdigit())
+
+
+def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
+    """What is new in the metrics file, as plain lines."""
+    for event in history.tail():
+        if isinstance(event, NoteEvent):
+            console.print(f"{history.name} | {event.level}: {event.text}", markup=False, highlight=False)
+        elif isinstance(event, EvaluationEvent) and event.accuracy is not None:
+            text = f"{history.name} | round {event.round} | accuracy {event.accuracy:.3f} on held-out questions"
+            console.print(text, markup=False, highlight=False)
+        elif isinstance(event, RoundEvent) and event.round % every == 0:
+            console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_plan(loaded: LoadedConfig, identity: Identity, run_id: str | None, console: Console) -> None:
+    """What is about to happen, before it does."""
+    config = loaded.config
+    rows = [
+        ("run", run_id or "not known yet: found through a bootstrap as soon as one answers"),
+        ("peer id", identity.peer_id),
+        ("policy", f"{config.policy.model} on {config.policy.device}"),
+        ("tasks", ", ".join(task.name for task in config.tasks)),
+        ("a round", f"{config.generation.questions_per_round} questions x {config.generation.group_size} completions"),
+        ("an update", f"{config.mix.local} local + {config.mix.external} external groups"),
+        ("rounds", str(config.rounds) if config.rounds else "until Ctrl-C"),
+        ("directory", str(config.out)),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    console.print(table)
+
+
+@contextlib.contextmanager
+def policy_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that appears if the embedded policy has to be made first."""
+    columns = (TextColumn("making the embedded policy (once)"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task: list[TaskID] = []
+
+        def advance(done: int, total: int) -> None:
+            if not task:
+                task.append(bar.add_task("", total=total))
+                if not console.is_terminal:
+                    console.print("making the embedded policy; this happens once and takes about half a minute")
+            bar.update(task[0], completed=done)
+
+        yield advance
+
+
+def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
+    history.tail()
+    summary = swarm_summary([history], config.model_dump(mode="json"), versions())
+    write_report(config.out, [history], summary)
+    console.print(summary_table(summary))
+    console.print(f"report: {config.out / 'report.html'}")
+
+
+def _profile(config: NodeConfig) -> Profile:
+    return Profile(
+        model=config.policy.model, tasks=tuple(task.name for task in config.tasks), version=version("swarm")
+    )

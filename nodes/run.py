@@ -1,0 +1,110 @@
+"""The run a node takes part in: founding one, learning of one, remembering it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import JsonValue
+from rich.console import Console
+
+from swarm.config import NodeConfig, Values
+from swarm.errors import PeerUnreachable, RejectedGroup, TaskError
+from swarm.net.identity import Identity
+from swarm.net.manifest import fetch_manifest
+from swarm.net.wire import make_run_id, open_manifest, seal_manifest
+from swarm.tasks.specs import from_specs, to_specs
+from swarm.types import RunManifest
+
+MANIFEST_FILE = "run.manifest"
+MANIFEST_TIMEOUT_S = 20.0
+
+
+def found_run(config: NodeConfig, identity: Identity) -> bytes:
+    """A new run with this configuration's tasks, group size, limits and mix; sealed by its founder."""
+    return seal_manifest(
+        identity,
+        RunManifest(
+            run_id=make_run_id(config.run_name, identity.peer_id),
+            founder=identity.peer_id,
+            created_at=time.time(),
+            tasks=to_specs(config.tasks),
+            group_size=config.generation.group_size,
+            local=config.mix.local,
+            external=config.mix.external,
+            max_record_bytes=config.network.max_record_bytes,
+            max_completion_chars=config.network.max_completion_chars,
+        ),
+    )
+
+
+def manifest_values(manifest: RunManifest) -> Values:
+    """What a run asks of its members, as a layer of their configuration. Raises `TaskError`."""
+    tasks = from_specs(manifest.tasks)
+    if not tasks:
+        raise TaskError(
+            f"none of the tasks of run {manifest.run_id} can be set up here: they read files of its founder; give a "
+            "configuration with tasks of your own"
+        )
+    listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
+    return {
+        "tasks": listed,
+        "generation": {"group_size": manifest.group_size},
+        "mix": {"local": manifest.local, "external": manifest.external},
+        "network": {
+            "max_record_bytes": manifest.max_record_bytes,
+            "max_completion_chars": manifest.max_completion_chars,
+        },
+    }
+
+
+def remember(out: Path, sealed: bytes) -> None:
+    """Keep the manifest for a restart at which nobody can be reached."""
+    path = out / MANIFEST_FILE
+    if path.exists() and path.read_bytes() == sealed:
+        return
+    staging = path.with_suffix(".partial")
+    staging.write_bytes(sealed)
+    staging.rename(path)
+
+
+def remembered(out: Path) -> bytes | None:
+    """The manifest kept by an earlier process; None when there is none that is valid."""
+    try:
+        sealed = (out / MANIFEST_FILE).read_bytes()
+        open_manifest(sealed)
+    except (FileNotFoundError, RejectedGroup):
+        return None
+    return sealed
+
+
+def choose_run(config: NodeConfig, identity: Identity, console: Console) -> bytes | None:
+    """The sealed manifest of the run to take part in; None when it can only be learned later.
+
+    Asks the bootstraps first; then what is remembered from an earlier start. A node that was given no bootstrap
+    founds a run of its own, which others can join.
+    """
+    kept = remembered(config.out)
+    bootstrap = config.network.bootstrap
+    if not bootstrap:
+        others = kept is not None and open_manifest(kept).founder != identity.peer_id
+        sealed = kept if kept is not None and others else found_run(config, identity)
+        if not others:
+            console.print("no bootstrap given: founding a run of its own")
+        remember(config.out, sealed)
+        return sealed
+    try:
+        _, sealed = fetch_manifest(bootstrap, MANIFEST_TIMEOUT_S)
+    except PeerUnreachable as error:
+        console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
+        return kept
+    remember(config.out, sealed)
+    return sealed
+
+
+def best_address(multiaddrs: Sequence[str]) -> str:
+    """The address to give to others: one that is not of this machine only, if there is any."""
+    reachable = [address for address in multiaddrs if "/127.0.0.1/" not in address and "/::1/" not in address]
+    plain = [address for address in reachable if "/tcp/" in address and "/p2p-circuit" not in address]
+    return (plain or reachable or list(multiaddrs) or ["(no address yet)"])[0]

@@ -1,0 +1,235 @@
+"""A SAPO node with what surrounds it: resuming, checkpoints, evaluation, metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from swarm.config import NodeConfig
+from swarm.engines.transformers import TransformersEngine
+from swarm.errors import CheckpointError, Interrupted
+from swarm.evaluation import evaluate
+from swarm.net.exchange import Exchange
+from swarm.net.identity import Identity
+from swarm.net.wire import Limits
+from swarm.policy.checkpoint import MODEL, CheckpointStore, NodeState, restore
+from swarm.policy.loading import load_policy
+from swarm.policy.updater import PolicyUpdater
+from swarm.pool import Pool
+from swarm.protocols import Transport, Verifier
+from swarm.sapo import RoundReport, SapoNode
+from swarm.telemetry.ledger import Ledger
+from swarm.telemetry.records import (
+    CheckpointEvent,
+    EndEvent,
+    EvaluationEvent,
+    NoteEvent,
+    RoundEvent,
+    StartEvent,
+    UpdateFigures,
+)
+from swarm.telemetry.sinks import MetricsWriter
+from swarm.types import PolicyId, Sampling
+
+CHECKPOINTS = "checkpoints"
+EndReason = Literal["done", "interrupted", "error"]
+VERSIONED = ("swarm", "torch", "transformers", "reasoning-gym", "hivemind", "numpy")
+SPEED_ROUNDS = 10
+"""Tokens per second are a mean over about this many rounds."""
+
+
+class TrainingNode:
+    """One peer's training, from its newest checkpoint or from the start. The transport is open already."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._transport = transport
+        self._verifier = verifier
+        self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
+        self._metrics = MetricsWriter(config.out, config.telemetry)
+        self._tokens = 0
+        self._speed: float | None = None
+        self._sampling = Sampling(
+            temperature=config.generation.temperature,
+            top_p=config.generation.top_p,
+            max_new_tokens=config.generation.max_new_tokens,
+        )
+        found = self._store.newest()
+        self._policy = load_policy(config.policy, found / MODEL if found else None, progress)
+        self._engine = TransformersEngine(self._policy, config.generation.max_batch_sequences, cancelled)
+        self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
+        self._node = self._make_node()
+        self._resumed_from = self._resume(found) if found else None
+        self._saved_round = self._resumed_from
+        self._began = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds asked for are finished."""
+        return self._config.rounds is not None and self._node.round >= self._config.rounds
+
+    def begin(self) -> None:
+        """Write the start event; evaluate when nothing has been learned yet."""
+        self._metrics.write(
+            StartEvent(
+                time=time.time(),
+                peer_id=self._identity.peer_id,
+                run_id=self._transport.status().run_id,
+                name=self._config.name,
+                rounds=self._config.rounds,
+                config=self._config.model_dump(mode="json"),
+                versions=versions(),
+                resumed_from=self._resumed_from,
+            )
+        )
+        if self._node.round == 0:
+            self._evaluate()
+        self._began = time.monotonic()
+
+    def step(self) -> None:
+        """One round, and what is due after it. Raises `Interrupted` with everything consistent."""
+        report = self._node.run_round()
+        self._record(report)
+        every = self._config.evaluation.every_rounds
+        if every and report.round % every == 0 and not self.done:
+            self._evaluate()
+        if report.round % self._config.checkpoint.every_rounds == 0:
+            self.save()
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Put a line for people into the metrics file."""
+        self._metrics.write(NoteEvent(time=time.time(), text=text, level=level))
+
+    def save(self) -> None:
+        """Write a checkpoint of the rounds finished, unless there is one."""
+        if self._saved_round == self._node.round:
+            return
+        state = NodeState(
+            peer_id=self._identity.peer_id,
+            model=self._policy.name,
+            round=self._node.round,
+            version=self._updater.version,
+            position=self._node.position,
+            pool=self._node.pool.dump(),
+            ledger=self._node.ledger.snapshot(),
+            tokens_generated=self._tokens,
+        )
+        path = self._store.save(self._policy, self._updater, state, self._config.model_dump_json(indent=1))
+        self._saved_round = self._node.round
+        self._metrics.write(CheckpointEvent(time=time.time(), round=state.round, path=str(path)))
+
+    def end(self, reason: EndReason) -> None:
+        """Final evaluation when all rounds are done, checkpoint, end event. `reason`: done, interrupted or error."""
+        try:
+            if reason == "done":
+                self._evaluate()
+            self.save()
+        except Interrupted:
+            reason = "interrupted"
+            self.save()
+        self._metrics.write(EndEvent(time=time.time(), round=self._node.round, reason=reason))
+        self._metrics.close()
+
+    def _make_node(self) -> SapoNode:
+        config = self._config
+        return SapoNode(
+            peer_id=self._identity.peer_id,
+            policy_id=PolicyId(self._policy.name, self._policy.tokenizer_hash, 0),
+            seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
+            questions_per_round=config.generation.questions_per_round,
+            group_size=config.generation.group_size,
+            sampling=self._sampling,
+            share=config.share,
+            mix=config.mix,
+            engine=self._engine,
+            verifier=self._verifier,
+            updater=self._updater,
+            exchange=Exchange(
+                self._transport,
+                self._identity,
+                Limits(config.network.max_record_bytes, config.network.max_completion_chars),
+            ),
+            pool=Pool(config.pool),
+            ledger=Ledger(),
+        )
+
+    def _resume(self, checkpoint: Path) -> int:
+        state = restore(checkpoint, self._updater)
+        if state.model != self._policy.name:
+            raise CheckpointError(
+                f"{checkpoint} is of model {state.model!r}, the configuration asks for {self._policy.name!r}; choose "
+                "another directory with --out, or the model the checkpoint has"
+            )
+        node = self._node
+        node.round, node.position = state.round, state.position
+        node.pool.restore(state.pool)
+        node.ledger.restore(state.ledger)
+        # What was being regraded when the checkpoint was written is not in it.
+        node.ledger.dropped("lost_in_restart", node.ledger.unaccounted(node.pool.num_unused(), 0))
+        self._tokens = state.tokens_generated
+        return state.round
+
+    def _evaluate(self) -> None:
+        settings = self._config.evaluation
+        if settings.num_questions == 0:
+            return
+        result = evaluate(self._engine, self._verifier, self._sampling, settings.num_questions, settings.seed)
+        self._metrics.write(
+            EvaluationEvent(
+                time=time.time(),
+                round=self._node.round,
+                accuracy=result.accuracy,
+                num_questions=result.num_questions,
+                tasks=result.tasks,
+            )
+        )
+
+    def _record(self, report: RoundReport) -> None:
+        self._tokens += report.num_tokens
+        speed = report.num_tokens / sum(report.timings.values())
+        self._speed = speed if self._speed is None else self._speed + (speed - self._speed) / SPEED_ROUNDS
+        network = self._transport.status()
+        self._metrics.write(
+            RoundEvent(
+                time=time.time(),
+                round=report.round,
+                wall_s=time.monotonic() - self._began,
+                reward=report.reward,
+                groups=self._node.ledger.snapshot(),
+                local_shortfall=report.mix.local_shortfall,
+                external_shortfall=report.mix.external_shortfall,
+                filled=report.mix.filled,
+                pool=self._node.pool.num_unused(),
+                pending=self._node.num_pending,
+                peers=len(network.connected),
+                alone_since=network.alone_since,
+                tokens_generated=self._tokens,
+                tokens_per_s=self._speed,
+                update=UpdateFigures.of(report.update),
+                timings=report.timings,
+            )
+        )
+
+
+def stream_seed(peer_id: str) -> int:
+    """The question stream of a peer that was given no seed: no two peers ask the same questions."""
+    return int.from_bytes(hashlib.blake2b(peer_id.encode(), digest_size=7).digest(), "big")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}}

@@ -1,0 +1,270 @@
+"""The configuration of a node, composed from its components' models, and where each value came from.
+
+Layers, later ones win: defaults, what suits the chosen model, the run's manifest, the YAML file, the environment
+(`SWARM_MIX__LOCAL=3`), the command line (`--mix.local 3`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import get_origin
+
+import yaml
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+
+from swarm.engines.config import GenerationSettings
+from swarm.errors import ConfigError
+from swarm.mixing import MixSettings
+from swarm.net.config import NetworkSettings
+from swarm.policy.config import TINY, PolicySettings, UpdateSettings
+from swarm.pool import PoolSettings
+from swarm.sapo import ShareSettings
+from swarm.settings import Settings
+from swarm.tasks.config import TaskConfig, VerificationSettings
+from swarm.tasks.tiny import TINY_TASKS
+from swarm.telemetry.config import TelemetrySettings
+
+ENVIRONMENT_PREFIX = "SWARM_"
+
+Values = dict[str, JsonValue]
+
+
+class CheckpointSettings(Settings):
+    """When the node's state is written."""
+
+    every_rounds: int = Field(50, ge=1)
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept; with 2, a torn newest one costs `every_rounds` rounds at most."""
+
+
+class EvaluationSettings(Settings):
+    """Accuracy on held-out questions, sampled as in training, with its own random stream."""
+
+    num_questions: int = Field(256, ge=0)
+    """0 switches evaluation off."""
+    every_rounds: int | None = Field(None, ge=1)
+    """Also evaluate every so many rounds; by default before the first and after the last."""
+    seed: int = 7_777_777
+    """Stream of the held-out questions: no node trains on it."""
+
+
+class NodeConfig(Settings):
+    """Everything that decides what a node does."""
+
+    name: str = "peer"
+    """How this node is called in views and reports."""
+    run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
+    """Name of the run this node founds when it joins none."""
+    out: Path = Path("runs/peer")
+    """Directory for identity, checkpoints, metrics and reports."""
+    rounds: int | None = Field(None, ge=1)
+    """Stop after so many rounds; default: never."""
+    seed: int | None = Field(None, ge=0)
+    """Stream of questions and samples; default: derived from the peer id, so that no two peers ask the same."""
+    tasks: tuple[TaskConfig, ...] = Field(TINY_TASKS, min_length=1)
+    policy: PolicySettings = PolicySettings()
+    generation: GenerationSettings = GenerationSettings()
+    share: ShareSettings = ShareSettings()
+    mix: MixSettings = MixSettings()
+    pool: PoolSettings = PoolSettings()
+    update: UpdateSettings = UpdateSettings()
+    verification: VerificationSettings = VerificationSettings()
+    network: NetworkSettings = NetworkSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @model_validator(mode="after")
+    def _the_mix_is_possible(self) -> NodeConfig:
+        if self.mix.local > self.generation.questions_per_round:
+            raise ValueError(
+                f"mix.local must be at most generation.questions_per_round, got {self.mix.local} > "
+                f"{self.generation.questions_per_round}: there could never be so many local groups"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _task_names_differ(self) -> NodeConfig:
+        names = [task.name for task in self.tasks]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"tasks must have different names, got {', '.join(doubled)} more than once")
+        return self
+
+
+class LoadedConfig(Settings):
+    """A valid configuration and the origin of every value that is not a default, by dotted path."""
+
+    config: NodeConfig
+    origins: dict[str, str]
+
+
+def load_config(
+    file: Path | None = None,
+    manifest: Values | None = None,
+    environment: Mapping[str, str] | None = None,
+    command_line: Sequence[tuple[str, str]] = (),
+) -> LoadedConfig:
+    """Merge the layers and validate. Raises `ConfigError` with the path of every wrong field and where it came from.
+
+    `manifest` holds values a run asks for, `command_line` (dotted path, text) pairs.
+    """
+    own: list[tuple[str, Values]] = []
+    if file is not None:
+        own.append((str(file), _read_yaml(file)))
+    own.append(("environment", _nest(_environment_pairs(environment or {}), "environment")))
+    own.append(("command line", _nest(command_line, "command line")))
+    merged: Values = {}
+    origins: dict[str, str] = {}
+    preset = _preset(_chosen_model(values for _, values in own))
+    for origin, values in [preset, ("manifest", manifest or {}), *own]:
+        _merge(merged, values, origin, origins, "")
+    try:
+        return LoadedConfig(config=NodeConfig.model_validate(merged), origins=origins)
+    except ValidationError as error:
+        raise ConfigError(_describe(error, origins)) from error
+
+
+def describe_config(loaded: LoadedConfig) -> list[tuple[str, str, str]]:
+    """(dotted path, value as YAML, origin) of every field, in the models' order."""
+    rows = []
+    for path, value in _leaves(loaded.config.model_dump(mode="json"), ""):
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...").strip()
+        rows.append((path, text, _origin(path, loaded.origins) or "default"))
+    return rows
+
+
+def _preset(model: str) -> tuple[str, Values]:
+    """Defaults that suit the embedded policy where they differ from those for real models."""
+    if model != TINY:
+        return "", {}
+    return "default for tiny", {
+        "generation": {"max_new_tokens": 16, "max_batch_sequences": 1024},
+        "update": {"learning_rate": 3e-4},
+        "policy": {"threads": 1},
+    }
+
+
+def _chosen_model(layers: Iterable[Values]) -> str:
+    chosen = TINY
+    for values in layers:
+        policy = values.get("policy")
+        if isinstance(policy, dict) and isinstance(policy.get("model"), str):
+            chosen = str(policy["model"])
+    return chosen
+
+
+def _read_yaml(file: Path) -> Values:
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {file} is not valid YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")
+    return values
+
+
+def _environment_pairs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """`SWARM_MIX__LOCAL=3` names `mix.local`; other variables with the prefix are an error, as in a file."""
+    return [
+        (name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."), value)
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX)
+    ]
+
+
+def _nest(pairs: Iterable[tuple[str, str]], origin: str) -> Values:
+    """Texts by dotted path as nested values; a repeated list field collects its values."""
+    nested: Values = {}
+    for path, text in pairs:
+        *parents, leaf = path.split(".")
+        is_list = _check_path(path, origin)
+        level = nested
+        for parent in parents:
+            below = level.setdefault(parent, {})
+            assert isinstance(below, dict)  # `_check_path` refuses paths through leaves
+            level = below
+        value = _parse(text, path, origin)
+        if is_list and not isinstance(value, list):
+            earlier = level.get(leaf)
+            value = [*(earlier if isinstance(earlier, list) else []), value]
+        level[leaf] = value
+    return nested
+
+
+def _parse(text: str, path: str, origin: str) -> JsonValue:
+    """Texts stay texts, pydantic reads numbers from them; lists, mappings and null are YAML."""
+    if text in ("null", "none", "~") or text.startswith(("[", "{")):
+        try:
+            return None if text == "none" else yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} (from {origin}): not valid YAML: {text}") from error
+    return text
+
+
+def _check_path(path: str, origin: str) -> bool:
+    """Whether the field at `path` is a list. Raises `ConfigError` for a path that names no field."""
+    model: type[BaseModel] = NodeConfig
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
+        field = model.model_fields.get(part)
+        if field is None:
+            near = difflib.get_close_matches(part, list(model.model_fields), n=1)
+            hint = f"; did you mean {'.'.join([*parts[:depth], near[0]])}?" if near else ""
+            raise ConfigError(f"{path} (from {origin}): there is no such field{hint}")
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            model = annotation
+        elif depth + 1 < len(parts):
+            raise ConfigError(f"{path} (from {origin}): {'.'.join(parts[: depth + 1])} has no fields")
+        else:
+            return get_origin(annotation) in (tuple, list)
+    raise ConfigError(f"{path} (from {origin}): this is a group of fields; name one of them: {', '.join(model.model_fields)}")
+
+
+def _merge(target: Values, values: Values, origin: str, origins: dict[str, str], prefix: str) -> None:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            below = target.get(key)
+            if not isinstance(below, dict):
+                below = target[key] = {}
+            _merge(below, value, origin, origins, f"{path}.")
+        else:
+            target[key] = value
+            origins[path] = origin
+
+
+def _origin(path: str, origins: Mapping[str, str]) -> str | None:
+    """Origin of a path or of the nearest list or mapping it lies in."""
+    while path:
+        if path in origins:
+            return origins[path]
+        path = path.rpartition(".")[0]
+    return None
+
+
+def _describe(error: ValidationError, origins: Mapping[str, str]) -> str:
+    lines = []
+    for item in error.errors():
+        path = ".".join(str(part) for part in item["loc"])
+        origin = _origin(path, origins)
+        message = item["msg"].removeprefix("Value error, ")
+        seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
+        where = f" (from {origin})" if origin else ""
+        lines.append(f"{path}{where}: {message}{seen}" if path else message)
+    return "\n".join(lines)
+
+
+def _leaves(values: JsonValue, prefix: str) -> Iterable[tuple[str, JsonValue]]:
+    if isinstance(values, dict) and values:
+        for key, value in values.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, values

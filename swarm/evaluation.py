@@ -1,0 +1,65 @@
+"""Accuracy on held-out questions, with the uncertainty that belongs to it."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from swarm.protocols import RolloutEngine, Verifier
+from swarm.types import Rejection, Sampling
+
+CORRECT = 0.99
+"""A reward from here on counts as a correct answer, also under partial credit."""
+
+
+class Evaluation(Struct, frozen=True):
+    """(correct, asked) by task; questions that could not be graded are left out."""
+
+    tasks: dict[str, tuple[int, int]]
+
+    @property
+    def num_correct(self) -> int:
+        """Correct answers over all tasks."""
+        return sum(correct for correct, _ in self.tasks.values())
+
+    @property
+    def num_questions(self) -> int:
+        """Questions asked and graded over all tasks."""
+        return sum(asked for _, asked in self.tasks.values())
+
+    @property
+    def accuracy(self) -> float | None:
+        """Part of all questions answered correctly; None when there were none."""
+        return self.num_correct / self.num_questions if self.num_questions else None
+
+
+def evaluate(
+    engine: RolloutEngine, verifier: Verifier, sampling: Sampling, num_questions: int, seed: int
+) -> Evaluation:
+    """Ask the first `num_questions` of the held-out stream `seed` once each.
+
+    Questions and samples are functions of `seed` alone: evaluating more often changes nothing about training.
+    """
+    questions = verifier.draw(seed, 0, num_questions)
+    answers = engine.generate([question.prompt for question in questions], 1, sampling, seed)
+    jobs = [(q.ref, [completion.text for completion in a]) for q, a in zip(questions, answers, strict=True)]
+    counts: dict[str, tuple[int, int]] = {}
+    for question, verdict in zip(questions, verifier.grade(jobs), strict=True):
+        if isinstance(verdict, Rejection):
+            continue
+        correct, asked = counts.get(question.ref.task, (0, 0))
+        # A prompt that leaves the model no room has no answer, and is answered wrongly.
+        counts[question.ref.task] = (correct + any(reward >= CORRECT for reward in verdict.rewards), asked + 1)
+    return Evaluation(dict(sorted(counts.items())))
+
+
+def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[float, float]:
+    """Interval that holds the true accuracy with 95% confidence (Wilson 1927), (0, 1) when nothing was asked."""
+    if asked == 0:
+        return 0.0, 1.0
+    part = correct / asked
+    centre = part + z * z / (2 * asked)
+    spread = z * math.sqrt(part * (1 - part) / asked + z * z / (4 * asked * asked))
+    scale = 1 + z * z / asked
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

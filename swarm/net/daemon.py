@@ -1,0 +1,313 @@
+"""One go daemon: its process, its control protocol, and every use of what hivemind does not make public.
+
+Importing this imports hivemind, which takes seconds and loads torch: only do so when a network is started.
+
+The daemon is a process of its own session: Ctrl-C in a terminal reaches only the node, which then stops it. It watches
+the connection made by `P2P.replicate` and goes when that closes, so a node killed with -9 leaves none behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import (
+    P2PDaemonError,
+    P2PHandlerError,
+    read_pbmsg_safe,
+    write_pbmsg,
+)
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.dial import probe
+from swarm.protocols import RequestHandler
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES = 2 * 2**20
+"""Replies near the control protocol's 4 MiB break hivemind's reader for good."""
+CONTROL_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 1.0
+
+
+def binary_path() -> Path:
+    """The daemon's executable, as hivemind ships it. Raises `TransportError`."""
+    spec = find_spec("hivemind")
+    folders = spec.submodule_search_locations if spec else None
+    path = Path(folders[0]) / "hivemind_cli" / "p2pd" if folders else None
+    if path is None or not path.is_file():
+        raise TransportError(f"hivemind's network daemon must be installed, found none at {path}; reinstall hivemind")
+    return path
+
+
+def quiet_hivemind() -> None:
+    """Send hivemind's log to ours, errors only: losing a peer is ordinary and is counted."""
+    use_hivemind_log_handler("nowhere")
+    logging.getLogger("hivemind").setLevel(logging.ERROR)
+    # hivemind renames this level for the whole process.
+    logging.addLevelName(logging.WARNING, "WARNING")
+
+
+class Daemon:
+    """A running daemon and the connections to it; make one with `start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        """Wrap a process whose control socket is in `folder`; use `start` instead."""
+        self._process = process
+        self._folder = folder
+        self._output: deque[str] = deque(maxlen=20)
+        self._reader: asyncio.Task[None] | None = None
+        self._p2p: P2P | None = None
+        self._publisher: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        listen: Sequence[str],
+        announce: Sequence[str] = (),
+        identity: Path | None = None,
+        nat_port_map: bool = False,
+        timeout_s: float = 15.0,
+    ) -> Daemon:
+        """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`."""
+        # The control socket gives full use of the identity: its folder is readable by this user only.
+        folder = Path(tempfile.mkdtemp(prefix="swarm-"))
+        arguments = [
+            f"-listen=/unix{folder}/control.sock",
+            "-dhtServer=1" if listen else "-dhtClient=1",
+            f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
+            f"-natPortMap={int(nat_port_map)}",
+            *([f"-announceAddrs={','.join(announce)}"] if announce else []),
+            *([f"-id={identity}"] if identity else []),
+            *("-pubsub=1", "-b=0", "-autonat=1", "-relay=1", "-tls=1", "-connManager=1", "-idleTimeout=30s"),
+        ]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                str(binary_path()),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
+            )
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise TransportError(f"the network daemon cannot be run on this platform: {error}") from error
+        daemon = cls(process, folder)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await daemon._attach()
+        except (TimeoutError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
+            await daemon.stop()
+            reason = str(error) or f"not ready after {timeout_s:g} s"
+            raise TransportError(f"the network daemon did not start: {reason}; {daemon.last_output()}") from error
+        except BaseException:
+            await daemon.stop()
+            raise
+        return daemon
+
+    async def _attach(self) -> None:
+        output = self._process.stdout
+        assert output is not None
+        while True:
+            line = (await output.readline()).decode(errors="replace").rstrip()
+            if not line:
+                raise P2PDaemonError("it exited")
+            self._output.append(line)
+            if line.startswith("Peer ID:"):
+                break
+        self._reader = asyncio.create_task(self._read_output(output))
+        self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
+
+    async def _read_output(self, output: asyncio.StreamReader) -> None:
+        while line := await output.readline():
+            self._output.append(line.decode(errors="replace").rstrip())
+            logger.debug("daemon: %s", self._output[-1])
+
+    def last_output(self) -> str:
+        """What the daemon said last, for error messages."""
+        return f"its last words: {self._output[-1]}" if self._output else "it said nothing"
+
+    @property
+    def p2p(self) -> P2P:
+        """hivemind's handle, for its DHT."""
+        assert self._p2p is not None
+        return self._p2p
+
+    @property
+    def peer_id(self) -> str:
+        """Peer id of the daemon's key."""
+        return str(self.p2p.peer_id)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the daemon."""
+        return self._process.pid
+
+    async def wait_closed(self) -> str:
+        """Wait until the daemon is gone or has hung up on us; says which."""
+        # hivemind's own `is_alive` stays true in both cases.
+        hung_up: asyncio.Task[None] = self.p2p._client.control._read_task
+        exited = asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.wait({hung_up, exited}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            exited.cancel()
+        if self._process.returncode is None:
+            return f"the daemon closed its control connection; {self.last_output()}"
+        return f"the daemon exited with {self._process.returncode}; {self.last_output()}"
+
+    async def stop(self) -> None:
+        """End the process and wait for it."""
+        if self._publisher is not None:
+            self._publisher[1].close()
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.returncode is None:
+                # Not `send_signal`: it reaps a dead process under asyncio's nose, which then makes an exit code up.
+                with suppress(ProcessLookupError):
+                    os.kill(self._process.pid, end)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self._process.wait()
+                    break
+        if self._reader is not None:
+            self._reader.cancel()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Dial a peer under any of its addresses. Raises `PeerUnreachable` with the reason for each."""
+        problems = dict(zip(addresses, await asyncio.gather(*map(probe, addresses)), strict=True))
+        reachable = [address for address, problem in problems.items() if problem is None]
+        try:
+            if not reachable:
+                raise PeerUnreachable(", ".join(f"{address}: {problem}" for address, problem in problems.items()))
+            target = p2pd_pb2.ConnectRequest(
+                peer=PeerID.from_base58(peer_id).to_bytes(),
+                addrs=[Multiaddr(address).to_bytes() for address in reachable],
+            )
+            await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
+        except PeerUnreachable:
+            raise
+        except (ValueError, TransportError) as error:
+            raise PeerUnreachable(f"{', '.join(reachable)}: {error}") from error
+
+    async def connected(self) -> frozenset[str]:
+        """Peer ids with an open connection."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        return frozenset(PeerID(peer.id).to_base58() for peer in response.peers)
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Addresses the daemon listens on or announces, without the peer id."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        return tuple(str(Multiaddr(address)) for address in response.identify.addrs)
+
+    async def subscribers(self, topic: str) -> frozenset[str]:
+        """Connected peers that subscribe to `topic`."""
+        question = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.LIST_PEERS, topic=topic)
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
+        return frozenset(PeerID(peer).to_base58() for peer in response.pubsub.peerIDs)
+
+    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], None]) -> None:
+        """Call `deliver(sender, message)` for every message on `topic`, until the daemon hangs up."""
+        reader, writer = await self._open()
+        try:
+            question = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic)
+            await self._exchange(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    message = p2pd_pb2.PSMessage()
+                    await read_pbmsg_safe(reader, message)
+                    # `from` is a word of Python's, not a name.
+                    deliver(PeerID(getattr(message, "from")).to_base58(), message.data)
+        finally:
+            writer.close()
+
+    async def publish(self, topic: str, message: bytes) -> None:
+        """Hand a message of at most 1 MiB to gossip. Raises `TransportError`."""
+        if self._publisher is None:
+            self._publisher = await self._open()
+        reader, writer = self._publisher
+        request = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=message)
+        await self._exchange(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=request))
+
+    async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """A peer's reply to one request. Raises `PeerUnreachable`."""
+        try:
+            target = PeerID.from_base58(peer_id)
+            async with asyncio.timeout(timeout_s):
+                reply: bytes = await self.p2p._client.call_unary_handler(target, protocol, payload)
+        except TimeoutError as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+        except (ValueError, P2PDaemonError, P2PHandlerError) as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {_last_line(str(error))}") from error
+        return reply
+
+    async def answer(self, protocol: str, handler: RequestHandler) -> None:
+        """Answer other peers' requests for `protocol`."""
+
+        async def reply(request: bytes, remote: PeerID) -> bytes:
+            response = handler(remote.to_base58(), request)
+            if len(response) > MAX_REPLY_BYTES:
+                raise ValueError(f"a reply must have at most {MAX_REPLY_BYTES} bytes, got {len(response)}")
+            return response
+
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                await self.p2p._client.add_unary_handler(protocol, reply)
+        except (TimeoutError, P2PDaemonError) as error:
+            raise TransportError(f"the daemon did not take the handler for {protocol}: {error}") from error
+
+    async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
+        reader, writer = await self._open()
+        try:
+            return await self._exchange(reader, writer, request)
+        finally:
+            writer.close()
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await asyncio.open_unix_connection(str(self._folder / "control.sock"))
+        except OSError as error:
+            raise TransportError(f"the daemon's control socket cannot be opened: {error}") from error
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: p2pd_pb2.Request
+    ) -> p2pd_pb2.Response:
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                await write_pbmsg(writer, request)
+                return await _read_response(reader)
+        except TimeoutError as error:
+            raise TransportError(f"no answer within {CONTROL_TIMEOUT_S:g} s") from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise TransportError("the daemon hung up") from error
+
+
+async def _read_response(reader: asyncio.StreamReader) -> p2pd_pb2.Response:
+    response = p2pd_pb2.Response()
+    await read_pbmsg_safe(reader, response)
+    if response.type == p2pd_pb2.Response.ERROR:
+        raise TransportError(_last_line(response.error.msg))
+    return response
+
+
+def _last_line(message: str) -> str:
+    # The daemon lists one dial a line, after a line that only counts them.
+    return message.strip().splitlines()[-1].strip(" *") if message.strip() else "no reason given"

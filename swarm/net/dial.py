@@ -1,0 +1,81 @@
+"""Whom to dial and when: multiaddrs, a cheap probe before the daemon dials, and backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable
+
+from swarm.errors import ConfigError, IdentityError
+from swarm.net.identity import public_key_of
+
+PROBE_TIMEOUT_S = 5.0
+MAX_PAUSE_S = 60.0
+TCP_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+
+
+def split_multiaddr(multiaddr: str) -> tuple[str, str]:
+    """Address and peer id of a multiaddr that ends in `/p2p/PEER_ID`. Raises `ConfigError`."""
+    address, separator, peer_id = multiaddr.rpartition("/p2p/")
+    if not separator or not address.startswith("/"):
+        raise ConfigError(f"a peer's address must look like /ip4/HOST/tcp/PORT/p2p/PEER_ID, got {multiaddr!r}")
+    try:
+        public_key_of(peer_id)
+    except IdentityError as error:
+        raise ConfigError(f"{multiaddr!r} names no peer: {error}") from error
+    return address, peer_id
+
+
+def by_peer(multiaddrs: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Addresses of each peer that is named, in order. Raises `ConfigError`."""
+    addresses: dict[str, tuple[str, ...]] = {}
+    for multiaddr in multiaddrs:
+        address, peer_id = split_multiaddr(multiaddr)
+        addresses[peer_id] = (*addresses.get(peer_id, ()), address)
+    return addresses
+
+
+async def probe(address: str) -> str | None:
+    """Why nothing can be reached at `address`; None when something listens there, or only a dial can tell.
+
+    The daemon answers for minutes from memory after a dial failed, and says less about why.
+    """
+    parts = address.split("/")
+    if len(parts) != 5 or parts[1] not in TCP_HOSTS or parts[3] != "tcp" or not parts[4].isdigit():
+        return None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+    except TimeoutError:
+        return f"no answer in {PROBE_TIMEOUT_S:g} s"
+    except socket.gaierror as error:
+        return f"unknown host ({error.strerror})"
+    except (OSError, OverflowError) as error:
+        errno = getattr(error, "errno", None)
+        return os.strerror(errno).lower() if errno else str(error)
+    writer.close()
+    return None
+
+
+class Backoff:
+    """When to try again what has failed: first after `first_s`, then twice as long each time, up to a minute."""
+
+    def __init__(self, first_s: float) -> None:
+        """`first_s` is the pause after the first failure."""
+        self._first_s = first_s
+        self._pauses: dict[str, tuple[float, float]] = {}
+
+    def failed(self, name: str, now: float) -> None:
+        """Note a failure."""
+        pause_s, _ = self._pauses.get(name, (self._first_s / 2, 0.0))
+        pause_s = min(2 * pause_s, max(MAX_PAUSE_S, self._first_s))
+        self._pauses[name] = (pause_s, now + pause_s)
+
+    def succeeded(self, name: str) -> None:
+        """Forget earlier failures."""
+        self._pauses.pop(name, None)
+
+    def wait_s(self, name: str, now: float) -> float:
+        """Seconds until `name` may be tried; 0 when it may be now."""
+        return max(0.0, self._pauses.get(name, (0.0, now))[1] - now)

@@ -1,0 +1,97 @@
+"""Rollout groups in and out of a transport: signed on the way out, checked on the way in."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from swarm.errors import RejectedGroup
+from swarm.net.identity import Identity
+from swarm.net.wire import Limits, open_group, seal
+from swarm.protocols import Transport
+from swarm.types import NetworkStatus, RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+SEEN_GROUPS = 8_192
+
+
+class Exchange:
+    """`GroupExchange` over any `Transport`.
+
+    Refusals are counted under the reasons of `wire.open_group`, and under `duplicate` for a group seen before.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        limits: Limits | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Exchange groups as `identity`, refusing what exceeds `limits`."""
+        self._transport = transport
+        self._identity = identity
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        """Stamp, sign and publish a group; the group as published, or None when it could not be.
+
+        None means that no run is known yet, or that the group is larger than a record may be.
+        """
+        run_id = self._transport.status().run_id
+        if run_id is None:
+            return None
+        stamped = replace(group, run_id=run_id, peer_id=self._identity.peer_id)
+        record = seal(self._identity, run_id, "group", stamped)
+        if len(record) > self._limits.max_record_bytes:
+            logger.warning(
+                "group %d not shared: a record must have at most %d bytes, got %d; make completions fewer or shorter",
+                group.sequence,
+                self._limits.max_record_bytes,
+                len(record),
+            )
+            return None
+        self._transport.publish(record)
+        return stamped
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        """(content id, group) of what arrived and passed the checks, and refusals by reason, since the last call."""
+        groups: list[tuple[str, RolloutGroup]] = []
+        refused: Counter[str] = Counter()
+        run_id = self._transport.status().run_id
+        for record in self._transport.drain():
+            try:
+                if run_id is None:
+                    raise RejectedGroup("wrong_run", "no run is known yet")
+                content_id, group = open_group(record, run_id, self._limits, now=self._clock())
+            except RejectedGroup as refusal:
+                logger.debug("refused a record: %s", refusal)
+                refused[refusal.reason] += 1
+                continue
+            if group.peer_id == self._identity.peer_id:
+                continue
+            if self._seen_before(content_id):
+                refused["duplicate"] += 1
+                continue
+            groups.append((content_id, group))
+        return groups, dict(refused)
+
+    def status(self) -> NetworkStatus:
+        """The network as it is now."""
+        return self._transport.status()
+
+    def _seen_before(self, content_id: str) -> bool:
+        seen = content_id in self._seen
+        self._seen[content_id] = None
+        self._seen.move_to_end(content_id)
+        if len(self._seen) > SEEN_GROUPS:
+            self._seen.popitem(last=False)
+        return seen

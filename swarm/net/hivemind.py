@@ -1,0 +1,265 @@
+"""The default transport: hivemind's go daemon for connections, gossip and requests, its DHT for discovery.
+
+Everything asynchronous happens on one network thread; the node's thread meets it in two mailboxes. This module can be
+imported without hivemind: `start` imports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.config import NetworkSettings
+from swarm.net.identity import Identity
+from swarm.net.state import NodeState, Profile
+from swarm.protocols import RequestHandler
+from swarm.types import NetworkStatus, PeerRecord, RunManifest
+
+if TYPE_CHECKING:
+    from swarm.net.daemon import Daemon
+    from swarm.net.session import Session
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUTS_S = (15.0, 30.0)
+"""A loaded machine may need the second."""
+MAX_RESTARTS_IN_A_ROW = 5
+FIRST_RESTART_PAUSE_S = 0.25
+STEADY_AFTER_S = 60.0
+"""A daemon that lived this long starts the count of restarts anew."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+class HivemindTransport:
+    """`Transport` over hivemind's daemon, gossip and DHT."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        identity: Identity,
+        manifest: bytes | None = None,
+        profile: Profile | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A node that has not started; with `manifest` (sealed) it brings the run, without it asks its bootstraps.
+
+        `identity` must come from a file, which the daemon reads. Raises `ConfigError` for a bad bootstrap address, and
+        `TransportError` for a bad manifest.
+        """
+        if identity.path is None:
+            raise TransportError("the identity must be kept in a file, for the network daemon to read")
+        self.peer_id = identity.peer_id
+        self._settings = settings
+        self._identity_path = identity.path
+        try:
+            self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
+        except RejectedGroup as refusal:
+            raise _bad_manifest(refusal) from refusal
+        self._listen: tuple[str, ...] = ()
+        self._session: Session | None = None
+        self._daemon: Daemon | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._settled = threading.Event()
+        self._failure: str | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the network thread and wait for its daemon. Raises `TransportError`; absent peers are no error."""
+        if self._thread is not None:
+            raise TransportError("a transport can be started once only")
+        # Imported on the caller's thread: imports that race on two threads can fail on half-initialised modules.
+        from swarm.net.daemon import quiet_hivemind
+
+        quiet_hivemind()
+        self._thread = threading.Thread(target=self._run_loop, name="swarm-network", daemon=True)
+        self._thread.start()
+        self._settled.wait()
+        if self._failure is not None:
+            self.close()
+            raise TransportError(self._failure)
+
+    def manifest(self) -> RunManifest | None:
+        """The run this node is in; None until known."""
+        return self._state.manifest
+
+    def sealed_manifest(self) -> bytes | None:
+        """The manifest as its founder signed it."""
+        return self._state.sealed
+
+    def set_manifest(self, sealed: bytes) -> None:
+        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
+        try:
+            self._state.adopt(sealed)
+        except RejectedGroup as refusal:
+            raise _bad_manifest(refusal) from refusal
+        self._wake()
+
+    def publish(self, record: bytes) -> None:
+        """Queue a record for everyone in the run; the oldest waiting one makes room when nobody is connected."""
+        self._require_running()
+        if self._state.manifest is None:
+            self._state.counters.add("no_run")
+        elif len(record) > self._settings.max_record_bytes:
+            self._state.counters.add("drop_oversized")
+        else:
+            self._state.outbox.put(record)
+            self._wake()
+
+    def drain(self) -> list[bytes]:
+        """Records that arrived since the last call, oldest first."""
+        self._require_running()
+        return self._state.inbox.drain()
+
+    def status(self) -> NetworkStatus:
+        """The network as it was at most a second or so ago."""
+        return self._state.status()
+
+    def peers(self) -> tuple[PeerRecord, ...]:
+        """What the directory says about others; entries may have expired."""
+        return tuple(self._state.known.values())
+
+    def multiaddrs(self) -> tuple[str, ...]:
+        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+        return self._state.multiaddrs()
+
+    def serve(self, protocol: str, handler: RequestHandler) -> None:
+        """Answer requests for `protocol`, on the network thread."""
+        self._state.handlers = {**self._state.handlers, protocol: handler}
+        if self._loop is not None and self._session is not None:
+            asyncio.run_coroutine_threadsafe(self._session.serve(), self._loop)
+
+    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
+        self._require_running()
+        session, loop = self._session, self._loop
+        if session is None or loop is None:
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        answer = asyncio.run_coroutine_threadsafe(session.request(peer_id, protocol, payload, timeout_s), loop)
+        try:
+            return answer.result(timeout_s + CLOSE_TIMEOUT_S)
+        except TimeoutError as error:
+            answer.cancel()
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts."""
+        drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
+        return {**self._state.counters.snapshot(), **drops}
+
+    def close(self) -> None:
+        """Stop the daemon and the network thread."""
+        self._closed = True
+        if self._thread is None:
+            return
+        if self._loop is not None and self._main is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _require_running(self) -> None:
+        if self._failure is not None:
+            raise TransportError(self._failure)
+        if self._closed or self._thread is None:
+            raise TransportError("the transport must be started before use, and not used after close")
+
+    def _wake(self) -> None:
+        session, loop = self._session, self._loop
+        if session is not None and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(session.wake)
+
+    def _run_loop(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                self._loop.set_exception_handler(self._note_stray_error)
+                runner.run(self._live())
+        except asyncio.CancelledError:
+            logger.debug("network thread closed")
+        except Exception as error:
+            # The last line of defence of this thread: the node must hear of it and stop.
+            logger.exception("the network thread failed")
+            self._failure = f"the network thread failed: {error!r}"
+        finally:
+            self._session = None
+            self._settled.set()
+
+    def _note_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        # hivemind leaves tasks behind whose errors nobody awaits, mostly when a daemon dies under them.
+        self._state.counters.add("stray_errors")
+        logger.debug("stray error on the network thread: %s", context)
+
+    async def _live(self) -> None:
+        """Keep a daemon running and a session on it, until cancelled or failed too often."""
+        self._main = asyncio.current_task()
+        failures = 0
+        while True:
+            born = time.monotonic()
+            reason = await self._live_once(START_TIMEOUTS_S[min(failures, len(START_TIMEOUTS_S) - 1)])
+            if time.monotonic() - born > STEADY_AFTER_S:
+                failures = 0
+            failures += 1
+            self._state.see(frozenset(), frozenset())
+            if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
+                self._failure = f"the network failed {failures} times in a row, last because {reason}"
+                logger.error(self._failure)
+                return
+            self._state.counters.add("daemon_restarts")
+            self._state.detail = f"restarting the network: {reason}"
+            logger.warning("restarting the network daemon: %s", reason)
+            await asyncio.sleep(FIRST_RESTART_PAUSE_S * 2 ** (failures - 1))
+
+    async def _live_once(self, timeout_s: float) -> str:
+        """One daemon from start to end; why it ended."""
+        from swarm.net.daemon import Daemon
+        from swarm.net.session import Session
+
+        # Ports are chosen by us and kept: after a restart others find this node where it was.
+        self._listen = self._listen or tuple(map(_with_port, self._settings.listen))
+        try:
+            self._daemon = await Daemon.start(
+                listen=self._listen,
+                announce=self._settings.announce,
+                identity=self._identity_path,
+                nat_port_map=self._settings.nat_port_map,
+                timeout_s=timeout_s,
+            )
+        except TransportError as error:
+            self._listen = ()
+            return str(error)
+        try:
+            if self._daemon.peer_id != self.peer_id:
+                return f"the daemon has the peer id {self._daemon.peer_id} instead of {self.peer_id}"
+            self._session = Session(self._state, self._daemon)
+            self._state.addresses = await self._daemon.addresses()
+            self._state.detail = "started"
+            self._settled.set()
+            return await self._session.run()
+        except TransportError as error:
+            return str(error)
+        finally:
+            self._session = None
+            await self._daemon.stop()
+            self._daemon = None
+
+
+def _with_port(listen: str) -> str:
+    """The listen address with port 0 replaced by a port that is free now."""
+    parts = listen.split("/")
+    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[4] != "0":
+        return listen
+    kind = socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM
+    with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, kind) as probe:
+        probe.bind((parts[2], 0))
+        return "/".join([*parts[:4], str(probe.getsockname()[1]), *parts[5:]])
+
+
+def _bad_manifest(refusal: RejectedGroup) -> TransportError:
+    return TransportError(f"the run's manifest was refused: {refusal}")

@@ -1,0 +1,243 @@
+"""The life of a node on one daemon: a handful of loops that run until the daemon dies.
+
+    dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
+    observe   the daemon's connections                  -> state, wakes the rest (every second)
+    join      manifest from a connected peer            -> the run              (until there is one)
+    hear      gossip on the run's topic                 -> inbox
+    tell      outbox                                    -> gossip               (paced; waits while nobody hears)
+    discover  own record -> the DHT -> records of others                        (every `announce_every_s`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+
+from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.daemon import Daemon
+from swarm.net.dht import PeerDirectory
+from swarm.net.dial import Backoff, by_peer
+from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.state import NodeState
+
+logger = logging.getLogger(__name__)
+
+OBSERVE_EVERY_S = 1.0
+MANIFEST_TIMEOUT_S = 5.0
+MAX_DIALS_AT_ONCE = 8
+ENOUGH_PEERS = 32
+"""Gossip needs no full mesh: peers found in the directory are dialled up to this many connections."""
+RECORDS_PER_S = 200.0
+BYTES_PER_S = 6e6
+"""Gossip is lossless to twice this rate; unpaced bursts lose up to a sixth of their messages."""
+
+
+SETTLE_S = 1.0
+"""A message published within a heartbeat of the first peer's arrival can miss it."""
+EPITAPH_S = 0.2
+
+
+class Session:
+    """One daemon's worth of a node."""
+
+    def __init__(self, state: NodeState, daemon: Daemon) -> None:
+        """Run `state` on a daemon that has just started."""
+        self._state = state
+        self._daemon = daemon
+        self._dialling = Backoff(state.settings.retry_s)
+        self._asking = Backoff(state.settings.retry_s)
+        self._failures: dict[str, str] = {}
+        self._run_known = asyncio.Event()
+        self._peers_changed = asyncio.Event()
+        self._outgoing = asyncio.Event()
+        self._serving: set[str] = set()
+
+    async def run(self) -> str:
+        """Everything above, until the daemon is gone; says how that showed."""
+        reasons = ["it ended"]
+        try:
+            await self._daemon.answer(MANIFEST_PROTOCOL, lambda remote, request: self._state.sealed or b"")
+            await self.serve()
+            loops = (self._watch, self._dial, self._observe, self._join, self._hear, self._tell, self._discover)
+            async with asyncio.TaskGroup() as group:
+                for loop in loops:
+                    group.create_task(loop())
+        except* TransportError as errors:
+            reasons = [str(error) for error in errors.exceptions]
+        # When a daemon dies everything fails at once: its exit code says more than whichever loop noticed first.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EPITAPH_S):
+                return await self._daemon.wait_closed()
+        return "; ".join(reasons)
+
+    async def serve(self) -> None:
+        """Register handlers added since the last call."""
+        for protocol in self._state.handlers.keys() - self._serving:
+            self._serving.add(protocol)
+            await self._daemon.answer(protocol, partial(self._state.handle, protocol))
+
+    def wake(self) -> None:
+        """Look again at the outbox and the run; call on the network thread."""
+        self._outgoing.set()
+        if self._state.manifest is not None:
+            self._run_known.set()
+
+    async def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer. Raises `PeerUnreachable`."""
+        return await self._daemon.call(peer_id, protocol, payload, timeout_s)
+
+    async def _watch(self) -> None:
+        raise TransportError(await self._daemon.wait_closed())
+
+    async def _observe(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(OBSERVE_EVERY_S)
+
+    async def _look(self) -> None:
+        state = self._state
+        before = state.in_run
+        topic = state.topic
+        connected = await self._daemon.connected()
+        state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
+        state.addresses = await self._daemon.addresses()
+        state.detail = self._describe()
+        if state.in_run - before:
+            self._peers_changed.set()
+        self.wake()
+
+    async def _dial(self) -> None:
+        while True:
+            now = self._state.clock()
+            due = [peer_id for peer_id in self._wanted() if self._dialling.wait_s(peer_id, now) <= 0]
+            results = await asyncio.gather(*map(self._dial_one, due[:MAX_DIALS_AT_ONCE]))
+            if any(results):
+                await self._look()
+            await asyncio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
+
+    def _wanted(self) -> dict[str, tuple[str, ...]]:
+        # An expired record is better than nothing to a node that lost everyone.
+        state = self._state
+        now = state.clock()
+        wanted = dict(state.bootstrap)
+        if len(state.connected) < ENOUGH_PEERS:
+            for peer_id, record in state.known.items():
+                if record.expires_at > now or not state.connected:
+                    with suppress(ConfigError):
+                        wanted[peer_id] = (*wanted.get(peer_id, ()), *by_peer(record.multiaddrs).get(peer_id, ()))
+        return {peer_id: addresses for peer_id, addresses in wanted.items() if peer_id not in state.connected}
+
+    async def _dial_one(self, peer_id: str) -> bool:
+        addresses = self._wanted().get(peer_id, ())
+        try:
+            await self._daemon.connect(peer_id, addresses)
+        except PeerUnreachable as error:
+            logger.debug("dial failed: %s", error)
+            self._state.counters.add("dial_failures")
+            self._failures[peer_id] = str(error)
+            self._dialling.failed(peer_id, self._state.clock())
+            return False
+        self._failures.pop(peer_id, None)
+        self._dialling.succeeded(peer_id)
+        return True
+
+    def _describe(self) -> str:
+        state = self._state
+        if state.in_run and state.manifest is not None:
+            return f"connected to {len(state.in_run)} peers"
+        missing = [peer_id for peer_id in state.bootstrap if peer_id in self._failures]
+        if state.connected:
+            return f"connected to {len(state.connected)} peers, none seen in the run yet"
+        if not missing:
+            return "waiting for peers" if not state.bootstrap else "dialling the bootstraps"
+        wait_s = min(self._dialling.wait_s(peer_id, state.clock()) for peer_id in missing)
+        reasons = "; ".join(self._failures[peer_id] for peer_id in missing)
+        return f"no bootstrap reachable: {reasons}; next try in {wait_s:.0f} s"
+
+    async def _join(self) -> None:
+        while self._state.manifest is None:
+            now = self._state.clock()
+            # Bootstraps first: they are the ones the user trusts to say which run this is.
+            for peer_id in sorted(self._state.connected, key=lambda peer_id: peer_id not in self._state.bootstrap):
+                if self._state.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
+                    await self._ask_for_run(peer_id)
+            if self._state.manifest is None:
+                self._peers_changed.clear()
+                await _happens(self._peers_changed, OBSERVE_EVERY_S)
+        logger.info("in the run %s", self._state.manifest.run_id)
+        self._run_known.set()
+
+    async def _ask_for_run(self, peer_id: str) -> None:
+        try:
+            sealed = await self._daemon.call(peer_id, MANIFEST_PROTOCOL, b"", MANIFEST_TIMEOUT_S)
+            if sealed:
+                self._state.adopt(sealed)
+                return
+        except PeerUnreachable as error:
+            logger.debug("no manifest: %s", error)
+        except RejectedGroup as refusal:
+            self._state.counters.add("refused_manifests")
+            logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
+        self._asking.failed(peer_id, self._state.clock())
+
+    async def _hear(self) -> None:
+        await self._run_known.wait()
+        topic = self._state.topic
+        assert topic is not None
+        await self._daemon.subscribe(topic, self._state.receive)
+        raise TransportError("the daemon ended the subscription")
+
+    async def _tell(self) -> None:
+        await self._run_known.wait()
+        topic = self._state.topic
+        assert topic is not None
+        settled = False
+        while True:
+            if not self._state.in_run:
+                settled = False
+            elif not settled:
+                await asyncio.sleep(SETTLE_S)
+                settled = True
+            record = self._state.outbox.take() if settled else None
+            if record is None:
+                await self._outgoing.wait()
+                self._outgoing.clear()
+                continue
+            await self._daemon.publish(topic, record)
+            self._state.counters.add("published")
+            await asyncio.sleep(max(1 / RECORDS_PER_S, len(record) / BYTES_PER_S))
+
+    async def _discover(self) -> None:
+        await self._run_known.wait()
+        state = self._state
+        assert state.manifest is not None
+        directory: PeerDirectory | None = None
+        met: frozenset[str] = frozenset()
+        pause_s = OBSERVE_EVERY_S
+        while True:
+            self._peers_changed.clear()
+            try:
+                if directory is None:
+                    directory = await PeerDirectory.create(self._daemon.p2p, state.manifest.run_id, state.clock)
+                met = (met & state.in_run) | await directory.meet(state.in_run - met)
+                await directory.announce(state.identity, state.own_record())
+                state.learn(await directory.read())
+            except Exception:
+                # hivemind's DHT raises whatever its peers' answers make of it; the next round starts afresh.
+                state.counters.add("dht_errors")
+                logger.debug("a discovery round failed", exc_info=True)
+            # A peer's DHT comes up a little after its connection, and its record later still: look again soon at first.
+            if await _happens(self._peers_changed, pause_s):
+                pause_s = OBSERVE_EVERY_S
+                await asyncio.sleep(OBSERVE_EVERY_S)
+            else:
+                pause_s = min(2 * pause_s, state.settings.announce_every_s)
+
+
+async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    return False

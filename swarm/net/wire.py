@@ -1,0 +1,263 @@
+"""What travels: signed envelopes, opened with every limit checked before anything is believed.
+
+An envelope is opened in the order of what each step costs and trusts: size, schema, run, signature, bounded
+decompression, decoding, then the limits on the content. Bytes from the network only ever raise `RejectedGroup`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Iterator
+from typing import Literal, TypeVar
+
+import msgspec
+import zstandard
+from msgspec import Struct
+
+from swarm.errors import RejectedGroup
+from swarm.net.identity import MAX_PEER_ID_CHARS, Identity, verify
+from swarm.types import SCHEMA_VERSION, PeerRecord, RolloutGroup, RunManifest
+
+Kind = Literal["group", "manifest", "peer"]
+Record = TypeVar("Record", RolloutGroup, RunManifest, PeerRecord)
+
+SIGNATURE_DOMAIN = b"swarm envelope\0"
+MAX_EXPANSION = 8
+"""A payload may be this many times the largest record: text compresses 2 to 5 times."""
+MAX_CLOCK_SKEW_S = 600.0
+MAX_NAME_CHARS = 256
+MAX_RUN_ID_CHARS = 64
+MAX_MANIFEST_BYTES = 262_144
+MAX_MANIFEST_TASKS = 256
+MAX_PEER_RECORD_BYTES = 1_536
+MAX_PEER_RECORD_LIFE_S = 300.0
+MAX_MULTIADDRS = 16
+MAX_INTEGER = 2**63 - 1
+COMPRESSION_LEVEL = 3
+
+
+class Limits(Struct, frozen=True):
+    """What a group from the network may be at most."""
+
+    max_record_bytes: int = 1_000_000
+    """Signed and compressed, as it travels."""
+    max_completion_chars: int = 65_536
+    """Also bounds the number of tokens of a completion."""
+    max_completions: int = 256
+
+
+class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is on the wire: a compressed record and its sender's signature."""
+
+    schema_version: int
+    run_id: str
+    peer_id: str
+    kind: str
+    payload: bytes
+    """zstd-compressed msgpack of the record; its frame states the size."""
+    signature: bytes
+    """Ed25519, over everything above."""
+
+    def signed_bytes(self) -> bytes:
+        """What the signature is over: the other fields, in order, under a domain of their own."""
+        return SIGNATURE_DOMAIN + msgspec.msgpack.encode(
+            (self.schema_version, self.run_id, self.peer_id, self.kind, self.payload)
+        )
+
+
+class _Version(Struct, frozen=True):
+    # Read on its own and first: an envelope of a later schema may have fields that this version would call malformed.
+    schema_version: int
+
+
+def make_run_id(name: str, founder: str) -> str:
+    """`NAME-DIGEST`: the name people chose and a digest of the peer id that owns it. Raises `ValueError`."""
+    if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
+        raise ValueError(f"a run's name must be 1 to 40 of a-z, 0-9 and '-', got {name!r}")
+    return f"{name}-{hashlib.blake2b(founder.encode(), digest_size=10).hexdigest()}"
+
+
+def seal(identity: Identity, run_id: str, kind: Kind, record: RolloutGroup | RunManifest | PeerRecord) -> bytes:
+    """A signed envelope around a record."""
+    payload = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(msgspec.msgpack.encode(record))
+    unsigned = Envelope(SCHEMA_VERSION, run_id, identity.peer_id, kind, payload, b"")
+    return msgspec.msgpack.encode(msgspec.structs.replace(unsigned, signature=identity.sign(unsigned.signed_bytes())))
+
+
+def seal_manifest(identity: Identity, manifest: RunManifest) -> bytes:
+    """A manifest signed by its founder."""
+    return seal(identity, manifest.run_id, "manifest", manifest)
+
+
+def seal_peer_record(identity: Identity, record: PeerRecord) -> bytes:
+    """A peer's own entry in the DHT."""
+    return seal(identity, record.run_id, "peer", record)
+
+
+def open_group(
+    record: bytes, run_id: str, limits: Limits, *, now: float | None = None
+) -> tuple[str, RolloutGroup]:
+    """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
+
+    Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
+    `wrong_peer`, `clock` or `limits`.
+    """
+    envelope = _open_envelope(record, "group", limits.max_record_bytes)
+    if envelope.run_id != run_id:
+        raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
+    group = _open_payload(envelope, RolloutGroup, MAX_EXPANSION * limits.max_record_bytes)
+    _check_schema(group.schema_version)
+    if group.run_id != run_id:
+        raise RejectedGroup("wrong_run", f"the envelope says {run_id!r}, the group {group.run_id!r}")
+    if group.peer_id != envelope.peer_id:
+        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
+    if not math.isfinite(group.created_at) or group.created_at > _now(now) + MAX_CLOCK_SKEW_S:
+        raise RejectedGroup("clock", f"created_at must not be in the future, got {group.created_at}")
+    for problem in _problems(group, limits):
+        raise RejectedGroup("limits", problem)
+    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
+
+
+def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
+    """The manifest in an envelope: signed by its founder, whose digest its run id ends with. Raises `RejectedGroup`.
+
+    With `run_id`, a manifest of any other run is refused.
+    """
+    envelope = _open_envelope(record, "manifest", MAX_MANIFEST_BYTES)
+    manifest = _open_payload(envelope, RunManifest, MAX_EXPANSION * MAX_MANIFEST_BYTES)
+    _check_schema(manifest.schema_version)
+    if manifest.founder != envelope.peer_id:
+        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but names {manifest.founder!r} as founder")
+    try:
+        owned_run_id = make_run_id(manifest.run_id.rpartition("-")[0], manifest.founder)
+    except ValueError as error:
+        raise RejectedGroup("wrong_run", str(error)) from error
+    if not manifest.run_id == envelope.run_id == owned_run_id:
+        raise RejectedGroup("wrong_run", f"{manifest.run_id!r} does not belong to {manifest.founder}")
+    if run_id is not None and manifest.run_id != run_id:
+        raise RejectedGroup("wrong_run", f"expected the run {run_id!r}, got {manifest.run_id!r}")
+    for problem in _manifest_problems(manifest):
+        raise RejectedGroup("limits", problem)
+    return manifest
+
+
+def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
+    """The peer record in an envelope, signed by the peer it is about and not expired. Raises `RejectedGroup`."""
+    envelope = _open_envelope(record, "peer", MAX_PEER_RECORD_BYTES)
+    peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
+    if not peer.run_id == envelope.run_id == run_id:
+        raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {peer.run_id!r}")
+    if peer.peer_id != envelope.peer_id:
+        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but is about {peer.peer_id!r}")
+    if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
+        raise RejectedGroup("clock", f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
+    if len(peer.multiaddrs) > MAX_MULTIADDRS:
+        raise RejectedGroup("limits", f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
+    return peer
+
+
+def _now(now: float | None) -> float:
+    return time.time() if now is None else now
+
+
+def _check_schema(version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise RejectedGroup("schema_version", f"this node speaks {SCHEMA_VERSION}, got {version}")
+
+
+def _open_envelope(record: bytes, kind: Kind, max_bytes: int) -> Envelope:
+    if len(record) > max_bytes:
+        raise RejectedGroup("oversized", f"at most {max_bytes} bytes, got {len(record)}")
+    try:
+        version = msgspec.msgpack.decode(record, type=_Version).schema_version
+        _check_schema(version)
+        envelope = msgspec.msgpack.decode(record, type=Envelope)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RejectedGroup("malformed", str(error)) from error
+    if envelope.kind != kind:
+        raise RejectedGroup("malformed", f"expected a {kind}, got a {envelope.kind!r}")
+    if len(envelope.run_id) > MAX_RUN_ID_CHARS or len(envelope.peer_id) > MAX_PEER_ID_CHARS:
+        raise RejectedGroup("malformed", "run id or peer id too long")
+    return envelope
+
+
+def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int) -> Record:
+    if not verify(envelope.peer_id, envelope.signed_bytes(), envelope.signature):
+        raise RejectedGroup("bad_signature", f"not signed by {envelope.peer_id}")
+    try:
+        # The decompressor allocates what the frame says it holds: that must be said (-1: it is not) and be small.
+        num_bytes = zstandard.frame_content_size(envelope.payload)
+        if num_bytes > max_bytes:
+            raise RejectedGroup("oversized", f"at most {max_bytes} bytes decompressed, got {num_bytes}")
+        if num_bytes < 0:
+            raise RejectedGroup("malformed", "the payload does not state its size")
+        decompressor = zstandard.ZstdDecompressor()
+        payload = decompressor.decompress(envelope.payload, max_output_size=max_bytes, allow_extra_data=False)
+        return msgspec.msgpack.decode(payload, type=record_type)
+    except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RejectedGroup("malformed", str(error)) from error
+
+
+def _problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
+    num_completions = len(group.completions)
+    if not 1 <= num_completions <= limits.max_completions:
+        yield f"1 to {limits.max_completions} completions, got {num_completions}"
+    if len(group.rewards) != num_completions:
+        yield f"{num_completions} completions but {len(group.rewards)} rewards"
+    if not all(map(math.isfinite, group.rewards)):
+        yield "rewards must be finite"
+    for completion in group.completions:
+        if len(completion.text) > limits.max_completion_chars:
+            yield f"at most {limits.max_completion_chars} characters a completion, got {len(completion.text)}"
+        num_tokens = len(completion.token_ids)
+        if num_tokens > limits.max_completion_chars:
+            yield f"at most {limits.max_completion_chars} tokens a completion, got {num_tokens}"
+        if completion.logprobs and len(completion.logprobs) != num_tokens:
+            yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
+        if any(not 0 <= token <= MAX_INTEGER for token in completion.token_ids):
+            yield "token ids must not be negative"
+        if not all(map(math.isfinite, completion.logprobs)):
+            yield "logprobs must be finite"
+    sampling = group.sampling
+    if not (math.isfinite(sampling.temperature) and math.isfinite(sampling.top_p)):
+        yield "sampling parameters must be finite"
+    integers = [group.sequence, group.policy.version, sampling.max_new_tokens]
+    names = [group.policy.model, group.policy.tokenizer_hash]
+    for value in msgspec.structs.astuple(group.question):
+        names += [value] if isinstance(value, str) else []
+        integers += [value] if isinstance(value, int) else []
+    if any(not 0 <= value <= MAX_INTEGER for value in integers):
+        yield "counts and indices must be 63-bit and not negative"
+    if any(len(name) > MAX_NAME_CHARS for name in names):
+        yield f"at most {MAX_NAME_CHARS} characters a name"
+
+
+def _manifest_problems(manifest: RunManifest) -> Iterator[str]:
+    if len(manifest.tasks) > MAX_MANIFEST_TASKS:
+        yield f"at most {MAX_MANIFEST_TASKS} tasks, got {len(manifest.tasks)}"
+    if not math.isfinite(manifest.created_at) or not all(math.isfinite(task.weight) for task in manifest.tasks):
+        yield "created_at and weights must be finite"
+    numbers = (manifest.group_size, manifest.max_record_bytes, manifest.max_completion_chars)
+    if any(not 1 <= number <= MAX_INTEGER for number in numbers):
+        yield f"group size and limits must be positive, got {numbers}"
+    if any(not 0 <= number <= MAX_INTEGER for number in (manifest.local, manifest.external)):
+        yield f"local and external must not be negative, got {manifest.local} and {manifest.external}"
+    try:
+        plain = all(_is_plain(task.settings) for task in manifest.tasks)
+    except RecursionError:
+        plain = False
+    if not plain:
+        yield "task settings must be plain JSON values"
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int)

@@ -1,0 +1,156 @@
+"""Checkpoints that survive a kill at any moment: complete and verified, or ignored.
+
+A checkpoint is a directory written aside, every file flushed to disk and hashed into a manifest, then renamed into
+place. A torn one is recognised by its hashes and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from swarm.errors import CheckpointError
+from swarm.policy.loading import Policy
+from swarm.policy.updater import PolicyUpdater
+from swarm.pool import PooledGroup
+from swarm.telemetry.records import GroupCounts
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+MODEL = "model"
+OPTIMIZER = "optimizer.pt"
+STATE = "state.msgpack"
+CONFIG = "config.json"
+FORMAT = 1
+
+
+class NodeState(Struct):
+    """Everything of a node besides its weights and optimizer.
+
+    There are no generator states: every random choice of a node is a function of its seed and the round, so that a
+    resumed round draws, samples and mixes as the lost one did.
+    """
+
+    peer_id: str
+    model: str
+    """Name of the policy, to refuse a checkpoint of another."""
+    round: int
+    """Rounds finished."""
+    version: int
+    """Updates applied."""
+    position: int
+    """Questions drawn so far from the node's stream."""
+    pool: list[PooledGroup]
+    ledger: GroupCounts
+    tokens_generated: int
+
+
+class CheckpointStore:
+    """The checkpoints of one node, newest last; keeps the last few."""
+
+    def __init__(self, root: Path, keep: int = 2) -> None:
+        self.root = root
+        self._keep = keep
+
+    def save(self, policy: Policy, updater: PolicyUpdater, state: NodeState, config: str) -> Path:
+        """Write a checkpoint of this round and remove the oldest beyond the number kept.
+
+        `config` is the node's configuration as JSON, so that a checkpoint can be evaluated on its own.
+        """
+        final = self.root / f"round-{state.round:08d}"
+        staging = self.root / f".{final.name}.{os.getpid()}.partial"
+        self.root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        policy.save(staging / MODEL)
+        torch.save(updater.optimizer.state_dict(), staging / OPTIMIZER)
+        (staging / STATE).write_bytes(msgspec.msgpack.encode(state))
+        (staging / CONFIG).write_text(config)
+        _seal(staging)
+        if final.exists():  # the same round again, after a resume
+            shutil.rmtree(final)
+        staging.rename(final)
+        _sync(self.root)
+        self._prune()
+        return final
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole; torn ones are reported and passed over."""
+        for path in reversed(self._all()):
+            try:
+                verify(path)
+            except CheckpointError as error:
+                logger.warning("%s; trying the one before it", error)
+            else:
+                return path
+        return None
+
+    def _all(self) -> list[Path]:
+        return sorted(self.root.glob("round-*")) if self.root.is_dir() else []
+
+    def _prune(self) -> None:
+        for old in self._all()[: -self._keep]:
+            shutil.rmtree(old)
+        for partial in self.root.glob(".round-*.partial"):  # left by a killed process
+            shutil.rmtree(partial)
+
+
+def restore(path: Path, updater: PolicyUpdater) -> NodeState:
+    """Load optimizer and state of a whole checkpoint; the weights are loaded by `load_policy` from `path / MODEL`."""
+    try:
+        updater.optimizer.load_state_dict(torch.load(path / OPTIMIZER, weights_only=True))
+        state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=NodeState)
+    except (ValueError, RuntimeError, msgspec.DecodeError, OSError) as error:
+        raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
+    updater.version = state.version
+    return state
+
+
+def verify(path: Path) -> None:
+    """Raises `CheckpointError` unless every file of the checkpoint is there as it was written."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        expected = dict(manifest["files"])
+        version = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path} is torn: its manifest is missing or unreadable") from error
+    if version != FORMAT:
+        raise CheckpointError(f"checkpoint {path} has format {version}; this version reads {FORMAT}")
+    for name, digest in expected.items():
+        file = path / name
+        if not file.is_file() or _digest(file) != digest:
+            raise CheckpointError(f"checkpoint {path} is torn: {name} is missing or differs from what was written")
+
+
+def _seal(directory: Path) -> None:
+    """Flush every file, then write and flush the manifest that vouches for them."""
+    files = sorted(p for p in directory.rglob("*") if p.is_file())
+    for file in files:
+        _sync(file)
+    manifest = {"format": FORMAT, "files": {str(f.relative_to(directory)): _digest(f) for f in files}}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    _sync(directory / MANIFEST)
+    for folder in (directory, *(p for p in directory.rglob("*") if p.is_dir())):
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+

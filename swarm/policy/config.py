@@ -1,0 +1,61 @@
+"""The policy a node trains, and how it is updated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from swarm.settings import Settings
+
+TINY = "tiny"
+
+
+class PolicySettings(Settings):
+    """Model, tokenizer and where they run."""
+
+    model: str = TINY
+    """A hub id, a local directory in Hugging Face format, or `tiny`: the embedded policy."""
+    revision: str | None = None
+    """Hub revision of the model."""
+    device: str = "auto"
+    """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What forward passes compute in; weights and optimizer stay float32, or small steps would be rounded away.
+    `auto`: bfloat16 on GPUs that have it, else float32."""
+    system_prompt: str | None = None
+    """Put before every question. Default: none for `tiny`, a request for `<answer>` tags for other models."""
+    trust_remote_code: bool = False
+    """Run Python code that a model repository brings along."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads for torch; default: torch's own choice."""
+
+
+class UpdateSettings(Settings):
+    """GRPO on whole groups. Source: arXiv:2509.08721, section 5; arXiv:2402.03300."""
+
+    objective: Literal["grpo"] = "grpo"
+    learning_rate: float = Field(1e-6, gt=0)
+    """1e-6 suits models of 0.5 B parameters and more; `tiny` has 3e-4 as its default."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_updates: int = Field(0, ge=0)
+    """Updates over which the learning rate rises linearly to its value."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    epochs: int = Field(1, ge=1)
+    """Passes over each mixed batch; clipping acts from the second step on."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer steps an epoch, the batch's groups divided among them."""
+    micro_batch_tokens: int = Field(16_384, ge=1)
+    """Padded tokens a forward pass; memory is bounded by it, the update does not depend on it."""
+    max_nonfinite_updates: int = Field(5, ge=1)
+    """Give up, checkpoint written, after so many non-finite updates in a row."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> UpdateSettings:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be in [0, 1), got {self.betas}")
+        return self

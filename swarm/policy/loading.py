@@ -1,0 +1,167 @@
+"""A policy: a causal language model with the tokenizer that belongs to it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from swarm.errors import PolicyError
+from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.tiny import ensure_tiny
+from swarm.types import Completion
+
+SYSTEM_PROMPT = (
+    "Answer the question. Think step by step if it helps, then give only the final answer between <answer> and "
+    "</answer>."
+)
+UNBOUNDED_POSITIONS = 10**9
+
+
+class Policy:
+    """Model and tokenizer on one device. Weights are float32; `dtype` is what the forward pass computes in."""
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        system_prompt: str | None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if tokenizer.eos_token_id is None:
+            raise PolicyError(f"the tokenizer of {name} has no end-of-sequence token; a completion could never end")
+        if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+            raise PolicyError(
+                f"the tokenizer of {name} has {len(tokenizer)} tokens, its model only "
+                f"{model.get_input_embeddings().weight.shape[0]}: they do not belong together"
+            )
+        self.name = name
+        self.model = model.eval()  # dropout would make sampled and trained log-probabilities differ
+        self.tokenizer = tokenizer
+        self.system_prompt = system_prompt
+        self.dtype = dtype
+        self.tokenizer_hash = _tokenizer_hash(tokenizer)
+        self.stop_ids = _stop_ids(model, tokenizer)
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence, prompt and completion, that the model takes."""
+        return int(getattr(self.model.config, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
+
+    def compute(self) -> contextlib.AbstractContextManager[object]:
+        """Context in which forward passes run in `dtype`."""
+        if self.dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def encode_prompt(self, question: str) -> list[int]:
+        """Token ids of a question: through the chat template when the tokenizer has one."""
+        if self.tokenizer.chat_template:
+            messages = [{"role": "user", "content": question}]
+            if self.system_prompt:
+                messages.insert(0, {"role": "system", "content": self.system_prompt})
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return [int(i) for i in ids]
+        text = f"{self.system_prompt}\n\n{question}\n" if self.system_prompt else question
+        return list(self.tokenizer.encode(text))
+
+    def encode_completion(self, completion: Completion) -> list[int]:
+        """Token ids of a completion from another policy, as this tokenizer writes its text."""
+        ids = list(self.tokenizer.encode(completion.text, add_special_tokens=False))
+        return [*ids, self.tokenizer.eos_token_id] if completion.finish_reason == "stop" else ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of completion ids, without special tokens."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def save(self, directory: Path) -> None:
+        """Write a directory that `from_pretrained` loads."""
+        self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+
+
+def load_policy(
+    settings: PolicySettings, weights: Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> Policy:
+    """Load the policy that `settings` name. Raises `PolicyError`.
+
+    `weights` is a directory to load from instead, for a policy that has been trained since. `progress` is called
+    while the embedded policy is made for the first time.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    transformers_logging.disable_progress_bar()  # a bar a shard drowns our own
+    tiny = settings.model == TINY
+    if weights is not None:
+        source, revision = str(weights), None
+    else:
+        source, revision = (str(ensure_tiny(progress)), None) if tiny else (settings.model, settings.revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=settings.trust_remote_code
+        )
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            revision=revision,
+            trust_remote_code=settings.trust_remote_code,
+            dtype=torch.float32,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"cannot load model {settings.model!r}: {error}") from error
+    device = _device(settings.device)
+    default_prompt = None if tiny else SYSTEM_PROMPT
+    return Policy(
+        name=settings.model if not Path(settings.model).exists() else Path(settings.model).name,
+        model=model.to(device),
+        tokenizer=tokenizer,
+        system_prompt=settings.system_prompt if settings.system_prompt is not None else default_prompt,
+        dtype=_dtype(settings.dtype, device),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        try:
+            return torch.zeros(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            raise PolicyError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest of what maps text to ids: equal hashes mean token ids can be shared."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend is not None else {}
+    parts = [vocabulary, rules.get("pre_tokenizer"), rules.get("normalizer"), (rules.get("model") or {}).get("merges")]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End tokens: the tokenizer's, and those the model's generation config adds (chat models end turns with another)."""
+    generation = getattr(model, "generation_config", None)
+    extra = getattr(generation, "eos_token_id", None)
+    ids = extra if isinstance(extra, list) else [extra]
+    return frozenset({tokenizer.eos_token_id, *(i for i in ids if i is not None)})

@@ -1,0 +1,215 @@
+"""The embedded policy: a 0.13 M parameter model that half-knows nine arithmetic tasks, made on the spot without a hub.
+
+It imitates a base model before post-training: supervised on generated questions, where most examples lack the answer
+tag and some are wrong. Reinforcement learning then elicits the format and sharpens what is there; it is a toy for
+seeing the swarm work, not evidence about large models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from swarm.tasks.tiny import TINY_TASKS
+
+TOKENIZER_FILE = Path(__file__).with_name("tiny_tokenizer.json")
+SPECIAL = ("<pad>", "<eos>")
+TAGS = ("<answer>", "</answer>", "<think>", "</think>")
+
+ANIMALS = (
+    "ant bee beetle bird butterfly cat chicken cockroach cow crab cricket deer dog duck elephant firefly flatworm "
+    "giraffe grasshopper horse human insect jellyfish leech lion lobster praying_mantis scorpion sea_slug sheep shrimp "
+    "snake spider starfish tiger wasp woodlouse"
+).split()
+
+# The fixed parts of the nine tasks' questions: one token each makes prompts seven times shorter.
+TEMPLATE_PHRASES = (
+    "Calculate ",
+    "Solve the following multiplication: ",
+    ". Give only the result as your final answer.",
+    "Find the Greatest Common Divisor (GCD) of these numbers: ",
+    ". Give only the GCD as your final answer.",
+    "Find the Least Common Multiple (LCM) of these numbers: ",
+    "How many 1 bits are there in the binary representation of the number ",
+    'How many times does the letter "',
+    '" appear in the text: "',
+    "Simplify the fraction ",
+    " to its lowest terms. Give only the simplified fraction as your final answer.",
+    "Find the value of ",
+    " in the equation: ",
+    "Solve for ",
+    "Determine the value of ",
+    " that satisfies: ",
+    "Your task is to count how many legs there are in total when given a list of animals.\n\n"
+    "Now, how many legs are there in total if you have ",
+    "?\n",
+    " + ",
+    " - ",
+    " * ",
+    " = ",
+    ", ",
+)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The supervised recipe; changing any of it makes a new policy under a new cache key."""
+
+    seed: int = 20_260_101
+    questions_per_task: int = 3_000
+    steps: int = 500
+    batch_size: int = 64
+    learning_rate: float = 5e-3
+    warmup_steps: int = 20
+    final_fraction: float = 0.1
+    """Linear decay of the learning rate to this part of it."""
+    untagged: float = 0.60
+    """Part of the examples that lack the answer tag."""
+    wrong: float = 0.25
+    """Part of the examples whose answer belongs to another question of the task."""
+
+
+Progress = Callable[[int, int], None]
+"""(steps done, steps in all)"""
+
+
+def build_tokenizer() -> Tokenizer:
+    """Byte-level, no merges: any text encodes, digits and letters stay single; tags and phrases are one token each."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*SPECIAL, *TAGS, *alphabet]
+    tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])
+    phrases = sorted({*TEMPLATE_PHRASES, *(" " + animal.replace("_", " ") for animal in ANIMALS)})
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*TAGS, *phrases)])
+    return tokenizer
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """The frozen tokenizer shipped with the package."""
+    return PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER_FILE), pad_token="<pad>", eos_token="<eos>")
+
+
+def tiny_config() -> Qwen3Config:
+    """Qwen3 shape, 0.13 M parameters."""
+    return Qwen3Config(
+        vocab_size=len(tiny_tokenizer()),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        intermediate_size=192,
+        max_position_embeddings=512,
+        rope_theta=10_000.0,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+
+
+def ensure_tiny(progress: Progress | None = None) -> Path:
+    """Directory of the warm-started policy in Hugging Face format; made on first use, then cached by content hash."""
+    directory = _cache_root() / f"tiny-{_recipe_digest()}"
+    if directory.is_dir():
+        return directory
+    transformers_logging.disable_progress_bar()
+    model = _warm_start(WarmStart(), progress or (lambda done, total: None))
+    staging = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
+    model.save_pretrained(staging)
+    tiny_tokenizer().save_pretrained(staging)
+    try:
+        staging.rename(directory)
+    except OSError:  # another process was faster; both made the same
+        shutil.rmtree(staging)
+    return directory
+
+
+def _cache_root() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm"
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def _recipe_digest() -> str:
+    recipe = {
+        "tokenizer": hashlib.sha256(TOKENIZER_FILE.read_bytes()).hexdigest(),
+        "model": tiny_config().to_dict(),
+        "warm_start": asdict(WarmStart()),
+        "tasks": [task.model_dump(mode="json") for task in TINY_TASKS],
+    }
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _warm_start(recipe: WarmStart, progress: Progress) -> Qwen3ForCausalLM:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # at this size a second thread costs more than it brings
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            model = Qwen3ForCausalLM(tiny_config())
+            _supervise(model, _examples(recipe), recipe, progress)
+    finally:
+        torch.set_num_threads(threads)
+    return model
+
+
+def _examples(recipe: WarmStart) -> list[tuple[list[int], int]]:
+    """(token ids, number of prompt tokens) of question-answer pairs, formatted as a careless base model would."""
+    from reasoning_gym import create_dataset
+
+    tokenizer = tiny_tokenizer()
+    rng = random.Random(recipe.seed)
+    examples = []
+    for task in TINY_TASKS:
+        dataset = create_dataset(task.name, seed=recipe.seed, size=recipe.questions_per_task, **task.options)
+        entries = [dataset[i] for i in range(recipe.questions_per_task)]
+        for entry in entries:
+            answer = rng.choice(entries)["answer"] if rng.random() < recipe.wrong else entry["answer"]
+            text = answer if rng.random() < recipe.untagged else f"<answer>{answer}</answer>"
+            prompt = tokenizer.encode(entry["question"])
+            examples.append(([*prompt, *tokenizer.encode(text), tokenizer.eos_token_id], len(prompt)))
+    return examples
+
+
+def _supervise(
+    model: Qwen3ForCausalLM, examples: list[tuple[list[int], int]], recipe: WarmStart, progress: Progress
+) -> None:
+    rng = random.Random(recipe.seed + 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
+    for step in range(recipe.steps):
+        decay = 1 - (1 - recipe.final_fraction) * step / recipe.steps
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * min(1.0, (step + 1) / recipe.warmup_steps) * decay
+        ids, labels = _pad(rng.sample(examples, recipe.batch_size))  # [B, T]
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        progress(step + 1, recipe.steps)
+
+
+def _pad(batch: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded ids and labels [B, T]; prompt and padding positions are -100. Causal attention needs no mask."""
+    width = max(len(ids) for ids, _ in batch)
+    padded = torch.zeros(len(batch), width, dtype=torch.long)
+    labels = torch.full((len(batch), width), -100)
+    for row, (ids, prompt_length) in enumerate(batch):
+        padded[row, : len(ids)] = torch.tensor(ids)
+        labels[row, prompt_length : len(ids)] = torch.tensor(ids[prompt_length:])
+    return padded, labels

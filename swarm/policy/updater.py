@@ -1,0 +1,209 @@
+"""Policy-gradient updates on whole groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.algorithms import advantages
+from swarm.algorithms.losses.base import LossConfig, LossOutput
+from swarm.algorithms.losses.grpo import grpo
+from swarm.errors import NonFiniteUpdates
+from swarm.mixing import MixSettings
+from swarm.policy.config import UpdateSettings
+from swarm.policy.loading import Policy
+from swarm.policy.logprobs import completion_logprobs, pad
+from swarm.types import Completion, GradedGroup, UpdateReport
+
+
+@dataclass
+class _Row:
+    """One completion to train on."""
+
+    prompt: list[int]
+    completion: list[int]
+    advantage: float
+    old: list[float] | None
+    """Behaviour log-probabilities; None stands for the current ones: the ratio is 1 at that step."""
+    wants_receiver: bool = False
+    """`old` becomes this node's log-probabilities at batch time if more than one step is taken."""
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+
+class PolicyUpdater:
+    """AdamW on one policy; what an update does is independent of how it is cut into micro-batches."""
+
+    def __init__(self, policy: Policy, settings: UpdateSettings, mix: MixSettings, temperature: float) -> None:
+        self.version = 0
+        self.nonfinite_in_a_row = 0
+        self._policy = policy
+        self._settings = settings
+        self._mix = mix
+        self._temperature = temperature
+        self._loss_config = LossConfig(settings.clip_low, settings.clip_high)
+        self.optimizer = torch.optim.AdamW(
+            policy.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+
+    def fits(self, group: GradedGroup) -> bool:
+        """Whether the model has positions for the prompt with each completion."""
+        longest = max(len(self._policy.encode_completion(completion)) for completion in group.group.completions)
+        return len(self._policy.encode_prompt(group.prompt)) + longest <= self._policy.max_positions
+
+    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+        """One update on I local and J external groups. Raises `NonFiniteUpdates` after too many bad ones in a row."""
+        groups = [self._local_rows(group) for group in local] + [self._external_rows(group) for group in external]
+        groups = [rows for rows in groups if rows]
+        rows = [row for group in groups for row in group]
+        if not rows:
+            return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
+        if self._settings.epochs * self._settings.minibatches > 1:
+            self._freeze_receiver_logprobs([row for row in rows if row.wants_receiver])
+        self._warm_up()
+        reports = [
+            self._step([row for group in part for row in group])
+            for _ in range(self._settings.epochs)
+            for part in _split(groups, self._settings.minibatches)
+        ]
+        self.version += any(not report.skipped for report in reports)
+        return _summarise(reports)
+
+    def _local_rows(self, group: GradedGroup) -> list[_Row]:
+        prompt = self._policy.encode_prompt(group.prompt)
+        return [
+            _Row(prompt, list(completion.token_ids), advantage, list(completion.logprobs))
+            for completion, advantage in zip(group.group.completions, _advantages(group.rewards), strict=True)
+            if completion.token_ids
+        ]
+
+    def _external_rows(self, group: GradedGroup) -> list[_Row]:
+        prompt = self._policy.encode_prompt(group.prompt)
+        choice = self._mix.external_old_logprobs
+        rows = []
+        for completion, advantage in zip(group.group.completions, _advantages(group.rewards), strict=True):
+            if advantage < 0:
+                advantage *= self._mix.external_negative_weight
+            if choice == "behaviour" and self._same_tokens(group, completion):
+                rows.append(_Row(prompt, list(completion.token_ids), advantage, list(completion.logprobs)))
+            elif ids := self._policy.encode_completion(completion):
+                rows.append(_Row(prompt, ids, advantage, None, wants_receiver=choice != "none"))
+        return rows
+
+    def _same_tokens(self, group: GradedGroup, completion: Completion) -> bool:
+        """Whether the sender's ids mean, to this tokenizer, the very text that was graded."""
+        return (
+            group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
+            and len(completion.token_ids) > 0
+            and len(completion.logprobs) == len(completion.token_ids)
+            and max(completion.token_ids) < len(self._policy.tokenizer)
+            and self._policy.decode(list(completion.token_ids)) == completion.text
+        )
+
+    @torch.no_grad()
+    def _freeze_receiver_logprobs(self, rows: list[_Row]) -> None:
+        for micro in self._micro_batches(rows):
+            logprobs = self._logprobs(micro)
+            for row, values in zip(micro, logprobs, strict=True):
+                row.old = values[: len(row.completion)].tolist()
+
+    def _step(self, rows: list[_Row]) -> UpdateReport:
+        """One optimizer step, gradients accumulated over micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, clipped = 0.0, 0.0
+        for micro in self._micro_batches(rows):
+            output = self._loss(micro)
+            weight = output.denominator / len(rows)
+            (output.loss * weight).backward()
+            loss += float(output.loss.detach()) * weight
+            clipped += float(output.clipped)
+        grad_norm = float(
+            torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm)
+        )
+        tokens = sum(len(row.completion) for row in rows)
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        if skipped:
+            self._count_nonfinite()
+        else:
+            self.nonfinite_in_a_row = 0
+            self.optimizer.step()
+        return UpdateReport(loss, grad_norm, len(rows), tokens, clipped / tokens, skipped)
+
+    def _loss(self, rows: list[_Row]) -> LossOutput:
+        new = self._logprobs(rows)  # [B, T]
+        old, mask = _pad_floats([row.old for row in rows], [len(row.completion) for row in rows], new)
+        weights = torch.tensor([row.advantage for row in rows], device=new.device)  # [B]
+        return grpo(new, old, weights, mask, self._loss_config)
+
+    def _logprobs(self, rows: list[_Row]) -> Tensor:
+        return completion_logprobs(
+            self._policy, [row.prompt for row in rows], [row.completion for row in rows], self._temperature
+        )
+
+    def _micro_batches(self, rows: list[_Row]) -> Iterator[list[_Row]]:
+        """Rows of similar length together, each batch within the token budget once padded, at least one row."""
+        micro: list[_Row] = []
+        for row in sorted(rows, key=lambda row: row.length):
+            if micro and (len(micro) + 1) * row.length > self._settings.micro_batch_tokens:
+                yield micro
+                micro = []
+            micro.append(row)
+        if micro:
+            yield micro
+
+    def _warm_up(self) -> None:
+        progress = (self.version + 1) / max(1, self._settings.warmup_updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * min(1.0, progress)
+
+    def _count_nonfinite(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.nonfinite_in_a_row += 1
+        if self.nonfinite_in_a_row >= self._settings.max_nonfinite_updates:
+            raise NonFiniteUpdates(
+                f"{self.nonfinite_in_a_row} updates in a row had a loss or gradient that was not finite; lower "
+                f"update.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
+            )
+
+
+def _advantages(rewards: Sequence[float]) -> list[float]:
+    return [float(value) for value in advantages.grpo(torch.tensor([rewards], dtype=torch.float64))[0]]
+
+
+def _pad_floats(rows: list[list[float] | None], lengths: list[int], new: Tensor) -> tuple[Tensor, Tensor]:
+    """Old log-probabilities and mask, both [B, T] like `new`; a row of None is the current log-probabilities."""
+    _, mask = pad([[0] * length for length in lengths], 0)
+    old = new.detach().clone()
+    for i, row in enumerate(rows):
+        if row is not None:
+            old[i, : len(row)] = torch.tensor(row, device=new.device)
+    return old, mask.to(new.device)
+
+
+def _split(groups: list[list[_Row]], parts: int) -> list[list[list[_Row]]]:
+    """Groups dealt into `parts` minibatches; fewer when there are fewer groups."""
+    parts = min(parts, len(groups))
+    return [groups[i::parts] for i in range(parts)]
+
+
+def _summarise(reports: list[UpdateReport]) -> UpdateReport:
+    """The steps of one update as one report: means over steps, totals over sequences and tokens."""
+    taken = [report for report in reports if not report.skipped]
+    tokens = sum(report.num_tokens for report in taken)
+    return UpdateReport(
+        loss=sum(report.loss for report in taken) / max(1, len(taken)),
+        grad_norm=sum(report.grad_norm for report in taken) / max(1, len(taken)),
+        num_sequences=sum(report.num_sequences for report in taken),
+        num_tokens=tokens,
+        clip_fraction=sum(report.clip_fraction * report.num_tokens for report in taken) / max(1, tokens),
+        skipped=not taken,
+    )

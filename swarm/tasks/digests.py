@@ -1,0 +1,25 @@
+"""Digests that name questions and options, and the pure pseudo-random choices derived from them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+from pydantic import JsonValue
+
+
+def digest(*parts: str | int | None | Mapping[str, JsonValue]) -> str:
+    """32 hexadecimal digits that depend on every part, on its type, and not on the order of mapping keys."""
+    canonical = msgspec.json.encode(parts, order="deterministic")
+    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def draw(bound: int, *parts: str | int) -> int:
+    """An integer in [0, bound) that looks random and is a pure function of `parts`."""
+    return int(digest(*parts), 16) % bound
+
+
+def question_hash(prompt: str) -> str:
+    """Digest of a question's text, as `TaskRef.question_hash` carries it."""
+    return digest("question", prompt)

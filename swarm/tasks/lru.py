@@ -1,0 +1,36 @@
+"""A bounded mapping that forgets what was used least recently."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class LruCache(Generic[Key, Value]):
+    """Holds at most `capacity` values."""
+
+    def __init__(self, capacity: int) -> None:
+        """An empty cache."""
+        self._capacity = capacity
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+
+    def get(self, key: Key) -> Value | None:
+        """The value, now the most recent one, or None."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
+
+    def put(self, key: Key, value: Value) -> None:
+        """Remember a value and forget the oldest beyond the capacity."""
+        self._values[key] = value
+        self._values.move_to_end(key)
+        if len(self._values) > self._capacity:
+            self._values.popitem(last=False)
+
+    def __len__(self) -> int:
+        """Values held."""
+        return len(self._values)

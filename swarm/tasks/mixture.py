@@ -1,0 +1,82 @@
+"""A run's tasks as one stream of questions."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from swarm.errors import RejectedGroup, TaskError
+from swarm.protocols import TaskSource
+from swarm.tasks.config import ReasoningGymTask, TaskConfig
+from swarm.tasks.digests import draw
+from swarm.types import Grade, Question, Rejection, TaskRef
+
+_RESOLUTION = 2**53
+
+
+class TaskMixture:
+    """Sources of all tasks, and a weighted choice among them that depends on (seed, index) alone."""
+
+    def __init__(self, configs: Sequence[TaskConfig]) -> None:
+        """Set up every source, which imports their libraries.
+
+        Raises `TaskError` when there is none, two share a name, or one cannot be set up.
+        """
+        if not configs:
+            raise TaskError("a run needs at least one task, got none")
+        self.sources: dict[str, TaskSource] = {}
+        for config in configs:
+            if config.name in self.sources:
+                raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
+            self.sources[config.name] = make_source(config)
+        self._names = tuple(self.sources)
+        self._bounds = tuple(accumulate(config.weight for config in configs))
+
+    def question(self, seed: int, index: int, skip: int = 0) -> Question:
+        """Question `index` of the stream `seed`.
+
+        A task that fails to make its question is passed over for the next in the list; `skip` passes over that many
+        from the start. Raises `TaskError` when all of them fail.
+        """
+        point = draw(_RESOLUTION, "mixture", seed, index) / _RESOLUTION * self._bounds[-1]
+        first = min(bisect_right(self._bounds, point), len(self._names) - 1)
+        failures = []
+        for step in range(skip, len(self._names)):
+            source = self.sources[self._names[(first + step) % len(self._names)]]
+            try:
+                return source.question(seed, index)
+            except TaskError as error:
+                failures.append(str(error))
+        raise TaskError(
+            f"no task could make question {index} of stream {seed}: {'; '.join(failures) or 'every task timed out'}"
+        )
+
+    def recall(self, ref: TaskRef) -> Question:
+        """The question behind a reference. Raises `RejectedGroup`, with `unknown_task` for a task not listed here."""
+        return self._source(ref).recall(ref)
+
+    def grade(self, ref: TaskRef, texts: Sequence[str]) -> Grade | Rejection:
+        """Grade one group; a refused reference is a result, not an error."""
+        try:
+            prompt = self.recall(ref).prompt
+            source = self._source(ref)
+            return Grade(prompt, tuple(source.score(ref, text) for text in texts))
+        except RejectedGroup as refusal:
+            return Rejection(refusal.reason, refusal.detail)
+
+    def _source(self, ref: TaskRef) -> TaskSource:
+        if ref.task not in self.sources:
+            raise RejectedGroup("unknown_task", f"{ref.task!r} is not among {', '.join(self._names)}")
+        return self.sources[ref.task]
+
+
+def make_source(config: TaskConfig) -> TaskSource:
+    """The source a configuration describes; imports only the library it needs. Raises `TaskError`."""
+    if isinstance(config, ReasoningGymTask):
+        from swarm.tasks.reasoning_gym import ReasoningGymSource
+
+        return ReasoningGymSource(config)
+    from swarm.tasks.hf_datasets import DatasetSource
+
+    return DatasetSource(config)

@@ -1,0 +1,337 @@
+"""What a `metrics.jsonl` says: read whole, or followed while it grows; and the figures drawn from it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from msgspec import Struct
+
+from swarm.telemetry.records import (
+    CheckpointEvent,
+    EndEvent,
+    EvaluationEvent,
+    Event,
+    GroupCounts,
+    NoteEvent,
+    RoundEvent,
+    StartEvent,
+    decode,
+)
+
+Phase = Literal["waiting", "running", "done", "interrupted", "error"]
+
+REWARD_SHARE = 0.1
+"""`reward_first` and `reward_last` are means over this share of the rounds, and over at least one."""
+
+
+class PeerSummary(TypedDict):
+    """One peer of `summary.json`. None is what is not known."""
+
+    name: str
+    peer_id: str | None
+    rounds: int
+    """Rounds trained, each counted once."""
+    reward_first: float | None
+    reward_last: float | None
+    eval_before: float | None
+    eval_after: float | None
+    groups: GroupCounts
+    pool: int
+    """Received groups held unused at the end."""
+    pending: int
+    """Received groups still waiting to be verified at the end."""
+    tokens_generated: int
+    wall_s: float
+    """Seconds of training, rounds that were lost and repeated included."""
+    state: Phase
+    restarts: int
+
+
+class SwarmSummary(TypedDict):
+    """`summary.json`. Means are over the peers that know the figure."""
+
+    peers: list[PeerSummary]
+    mean_reward_first: float | None
+    mean_reward_last: float | None
+    mean_eval_before: float | None
+    mean_eval_after: float | None
+    config: Mapping[str, object]
+    versions: Mapping[str, str]
+
+
+class Mixture(Struct, frozen=True):
+    """Groups of one update, by where they came from."""
+
+    round: int
+    local: int
+    external: int
+    filled: int
+    """Own groups in the place of missing external ones."""
+    missing: int
+
+
+class Moment(Struct, frozen=True):
+    """A line for people about something that happened."""
+
+    time: float
+    text: str
+    level: str
+
+
+class PeerHistory:
+    """One node's metrics file, as far as it has been read.
+
+    A node that was killed repeats the rounds since its last checkpoint. Of a repeated round the last line counts; and
+    once a process has resumed from round r, the lines beyond r describe a policy that is lost, so they are put aside.
+    """
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        """`name` stands for the peer until its own start event gives one; the folder's name by default."""
+        self.path = path
+        self._fallback_name = name or path.parent.name
+        self._forget()
+
+    @classmethod
+    def read(cls, path: Path, name: str | None = None) -> PeerHistory:
+        """All of a file; one that does not exist yet gives an empty history."""
+        history = cls(path, name)
+        history.tail()
+        return history
+
+    def tail(self) -> list[Event]:
+        """Take in what was appended since the last call, and return it. An unfinished last line is left for later."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+                if size < self._offset:
+                    # Shorter than what was read: the file was replaced, by a fresh run into the same folder.
+                    self._forget()
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        end = text.rfind(b"\n") + 1
+        self._offset += end
+        events = []
+        for line in text[:end].split(b"\n"):
+            if not line.strip():
+                continue
+            event = decode(line)
+            if event is None:
+                self.ignored_lines += 1
+            else:
+                self._take(event)
+                events.append(event)
+        return events
+
+    @property
+    def name(self) -> str:
+        """What people call this peer."""
+        return (self.start.name if self.start else "") or self._fallback_name
+
+    @property
+    def phase(self) -> Phase:
+        """What the file says about the process; a killed one still looks as if it ran."""
+        if self.start is None and self.latest is None:
+            return "waiting"
+        return self.end.reason if self.end else "running"
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of training over all processes so far."""
+        return self._wall_before_s + self._wall_here_s
+
+    @property
+    def groups(self) -> GroupCounts:
+        """The latest counts; zeros before the first round."""
+        return self.latest.groups if self.latest else _no_groups()
+
+    def series(self) -> list[RoundEvent]:
+        """The rounds in order, each once."""
+        return [self.rounds[number] for number in sorted(self.rounds)]
+
+    def reward_first(self) -> float | None:
+        """Mean reward over the first rounds (`REWARD_SHARE`)."""
+        return mean(event.reward for event in self.series()[: self._share()])
+
+    def reward_last(self) -> float | None:
+        """Mean reward over the last rounds (`REWARD_SHARE`)."""
+        return mean(event.reward for event in self.series()[-self._share() :])
+
+    def recent_reward(self, num_rounds: int) -> float | None:
+        """Mean reward over up to `num_rounds` last rounds."""
+        return mean(event.reward for event in self.series()[-num_rounds:])
+
+    def evaluation_before(self) -> EvaluationEvent | None:
+        """The evaluation before the first round."""
+        return self.evaluations.get(0)
+
+    def evaluation_after(self) -> EvaluationEvent | None:
+        """The evaluation after the most rounds; None when there was none after training began."""
+        last = max(self.evaluations, default=0)
+        return self.evaluations[last] if last > 0 else None
+
+    def seconds_per_round(self, num_rounds: int = 20) -> float | None:
+        """Pace of this process over its last rounds; None before its first."""
+        resumed_from = (self.start.resumed_from or 0) if self.start else 0
+        recent = [event for event in self.series()[-num_rounds:] if event.round > resumed_from]
+        if not recent:
+            return None
+        if len(recent) == 1:
+            return recent[0].wall_s / (recent[0].round - resumed_from)
+        return (recent[-1].wall_s - recent[0].wall_s) / (recent[-1].round - recent[0].round)
+
+    def mixtures(self) -> list[Mixture]:
+        """What each update was made of.
+
+        The counts in the file are cumulative, so a round whose predecessor is missing from the file has none.
+        """
+        found = []
+        for number in sorted(self.rounds):
+            now = self.rounds[number]
+            if number == 1:
+                before = _no_groups()
+            elif number - 1 in self.rounds:
+                before = self.rounds[number - 1].groups
+            else:
+                continue
+            local = now.groups["used_local"] - before["used_local"]
+            found.append(
+                Mixture(
+                    round=number,
+                    local=max(0, local - now.filled),
+                    external=max(0, _external_uses(now.groups) - _external_uses(before)),
+                    filled=now.filled,
+                    missing=max(0, now.local_shortfall + now.external_shortfall - now.filled),
+                )
+            )
+        return found
+
+    def peer_summary(self) -> PeerSummary:
+        """This peer's entry in `summary.json`."""
+        before, after = self.evaluation_before(), self.evaluation_after()
+        return PeerSummary(
+            name=self.name,
+            peer_id=self.start.peer_id if self.start else None,
+            rounds=len(self.rounds),
+            reward_first=self.reward_first(),
+            reward_last=self.reward_last(),
+            eval_before=before.accuracy if before else None,
+            eval_after=after.accuracy if after else None,
+            groups=self.groups,
+            pool=self.latest.pool if self.latest else 0,
+            pending=self.latest.pending if self.latest else 0,
+            tokens_generated=self.latest.tokens_generated if self.latest else 0,
+            wall_s=self.wall_s,
+            state=self.phase,
+            restarts=self.restarts,
+        )
+
+    def _forget(self) -> None:
+        self._offset = 0
+        self._wall_before_s = 0.0
+        self._wall_here_s = 0.0
+        self.start: StartEvent | None = None
+        """The latest."""
+        self.end: EndEvent | None = None
+        """None while a process runs, as far as the file knows."""
+        self.latest: RoundEvent | None = None
+        """The round that describes the node as it is now."""
+        self.rounds: dict[int, RoundEvent] = {}
+        self.evaluations: dict[int, EvaluationEvent] = {}
+        self.moments: deque[Moment] = deque(maxlen=50)
+        self.restarts = 0
+        """Starts after a process that did not end in an orderly way."""
+        self.ignored_lines = 0
+        """Torn lines, and events of a kind that is not known."""
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case StartEvent():
+                self._take_start(event)
+            case RoundEvent():
+                self.rounds[event.round] = event
+                self.latest = event
+                self._wall_here_s = event.wall_s
+            case EvaluationEvent():
+                self.evaluations[event.round] = event
+            case NoteEvent():
+                self.moments.append(Moment(event.time, event.text, event.level))
+            case CheckpointEvent():
+                self.moments.append(Moment(event.time, f"checkpoint at round {event.round}", "debug"))
+            case EndEvent():
+                self.end = event
+                level = "error" if event.reason == "error" else "info"
+                self.moments.append(Moment(event.time, f"{event.reason} after round {event.round}", level))
+
+    def _take_start(self, event: StartEvent) -> None:
+        if self.end is not None and event.resumed_from is None:
+            # A new run into the same folder, not a continuation: the old one is over.
+            offset, ignored = self._offset, self.ignored_lines
+            self._forget()
+            self._offset, self.ignored_lines = offset, ignored
+        elif self.start is not None or self.latest is not None:
+            crashed = self.end is None
+            self.restarts += crashed
+            kept = event.resumed_from or 0
+            self.rounds = {number: line for number, line in self.rounds.items() if number <= kept}
+            self.evaluations = {number: line for number, line in self.evaluations.items() if number <= kept}
+            self.latest = self.rounds[max(self.rounds)] if self.rounds else None
+            how = "restarted" if crashed else "resumed"
+            where = f"from round {kept}" if event.resumed_from is not None else "from the beginning"
+            self.moments.append(Moment(event.time, f"{how} {where}", "warning" if crashed else "info"))
+        self._wall_before_s += self._wall_here_s
+        self._wall_here_s = 0.0
+        self.start = event
+        self.end = None
+
+    def _share(self) -> int:
+        return max(1, int(len(self.rounds) * REWARD_SHARE))
+
+
+def swarm_summary(
+    histories: Sequence[PeerHistory], config: Mapping[str, object], versions: Mapping[str, str]
+) -> SwarmSummary:
+    """What `summary.json` holds."""
+    peers = [history.peer_summary() for history in histories]
+    return SwarmSummary(
+        peers=peers,
+        mean_reward_first=mean(peer["reward_first"] for peer in peers),
+        mean_reward_last=mean(peer["reward_last"] for peer in peers),
+        mean_eval_before=mean(peer["eval_before"] for peer in peers),
+        mean_eval_after=mean(peer["eval_after"] for peer in peers),
+        config=config,
+        versions=versions,
+    )
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of the known values; None when there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def drop_reasons(counts: Iterable[GroupCounts]) -> list[tuple[str, int]]:
+    """(reason, groups) over all of `counts`, the most frequent first."""
+    total: Counter[str] = Counter()
+    for groups in counts:
+        total.update(groups["dropped"])
+    return sorted(((reason, n) for reason, n in total.items() if n), key=lambda item: (-item[1], item[0]))
+
+
+def num_dropped(groups: GroupCounts) -> int:
+    """Received groups given up, for any reason."""
+    return sum(groups["dropped"].values())
+
+
+def _external_uses(groups: GroupCounts) -> int:
+    return groups["used_external"] + groups.get("reused_external", 0)
+
+
+def _no_groups() -> GroupCounts:
+    return GroupCounts(
+        generated=0, shared=0, received=0, used_local=0, used_external=0, dropped={}, local={}, reused_external=0
+    )

@@ -1,0 +1,380 @@
+"""How a run looks while it goes on: a table that redraws itself in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from swarm.telemetry.history import Moment, PeerHistory, SwarmSummary, drop_reasons, mean, num_dropped
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+    from rich.text import Text
+
+REWARD_ROUNDS = 20
+"""The reward shown as current is a mean over this many rounds: one round of a few groups says little."""
+SILENT_AFTER_S = 60.0
+NUM_MOMENTS = 3
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.-~=+*#"
+
+
+class Column(Struct, frozen=True):
+    """A column of the live table, shown on terminals of at least `from_width`."""
+
+    name: str
+    from_width: int
+    max_width: int
+    """Doubled on wide terminals."""
+    justify: Literal["left", "right"] = "right"
+
+
+MEDIUM = 98
+WIDE = 125
+COLUMNS = (
+    Column("peer", 0, 9, "left"),
+    Column("state", 0, 11, "left"),
+    Column("round", 0, 6),
+    Column("reward", 50, 15, "left"),
+    Column("gen", MEDIUM, 5),
+    Column("shared", MEDIUM, 6),
+    Column("recv", 76, 5),
+    Column("used", 62, 9),
+    Column("dropped", 70, 15, "left"),
+    Column("pool", 76, 5),
+    Column("peers", 40, 5),
+    Column("tok/s", 76, 5),
+)
+
+
+class LiveView:
+    """The table of a set of peers, one row each, with overall progress above it and the latest events below.
+
+    Rendering reads what the files have gained since, so whoever draws it needs to do nothing else.
+    """
+
+    def __init__(
+        self, histories: Sequence[PeerHistory], title: str = "swarm", clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock` gives unix seconds."""
+        self._histories = histories
+        self._title = title
+        self._clock = clock
+        self._began = clock()
+        self._notes: deque[Moment] = deque(maxlen=NUM_MOMENTS)
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Show a line that is in no peer's file, e.g. that its process died. From any thread."""
+        self._notes.append(Moment(self._clock(), text, level))
+
+    @contextmanager
+    def shown(self, console: Console | None = None, per_second: float = 2) -> Iterator[LiveView]:
+        """Draw on the terminal while the block runs, from a thread of its own; the last picture stays."""
+        from rich.live import Live
+
+        with Live(self, console=console, refresh_per_second=per_second, vertical_overflow="crop"):
+            yield self
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The picture, made for the width and height there is."""
+        for history in self._histories:
+            history.tail()
+        now = self._clock()
+        width = options.max_width
+        moments = self._moments()
+        # A taller picture than the screen would scroll, and flicker: rows that do not fit are counted instead.
+        space = (options.height or console.size.height) - len(moments) - 6
+        shown = self._histories if len(self._histories) <= space else self._histories[: max(1, space - 1)]
+        yield self._progress(now, width)
+        yield _peer_table(shown, now, width, options.ascii_only)
+        if len(shown) < len(self._histories):
+            yield _line(f"and {len(self._histories) - len(shown)} more peers", "dim")
+        for moment in moments:
+            style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
+            yield _line(f"{_clock_time(moment.time, seconds=True)} {moment.text}", style)
+
+    def _moments(self) -> list[Moment]:
+        found = list(self._notes)
+        for history in self._histories:
+            prefix = f"{history.name}: " if len(self._histories) > 1 else ""
+            found += [
+                Moment(moment.time, prefix + moment.text, moment.level)
+                for moment in history.moments
+                if moment.level != "debug"
+            ]
+        return sorted(found, key=lambda moment: moment.time)[-NUM_MOMENTS:]
+
+    def _progress(self, now: float, width: int) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        progress = Progress.of(self._histories)
+        title = Text(self._title, style="bold")
+        elapsed = f"{_duration(now - self._began)} elapsed"
+        grid = Table.grid(padding=(0, 1), expand=True)
+        if progress.total is None:
+            grid.add_column(ratio=1, no_wrap=True, overflow="crop")
+            grid.add_column(justify="right", no_wrap=True, overflow="crop")
+            grid.add_row(title, Text(f"{progress.done} rounds, {elapsed}"))
+            return grid
+        left = "" if progress.left_s is None else f", {_duration(progress.left_s)} left"
+        share = progress.done / progress.total if progress.total else 1.0
+        grid.add_column(no_wrap=True, overflow="crop")
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True, overflow="crop")
+        counts = f"{progress.done}/{progress.total} rounds, " if width >= 90 else ""
+        grid.add_row(
+            title,
+            ProgressBar(total=max(1, progress.total), completed=progress.done),
+            Text(f"{share:4.0%}  {counts}{elapsed}{left}"),
+        )
+        return grid
+
+
+class Progress(Struct, frozen=True):
+    """How far a set of peers is."""
+
+    done: int
+    """Rounds, over all peers."""
+    total: int | None
+    """Rounds in the end; None where a peer goes on without one."""
+    left_s: float | None
+    """Seconds until the slowest peer is done at its present pace; None while that is not known."""
+
+    @classmethod
+    def of(cls, histories: Sequence[PeerHistory]) -> Progress:
+        """From what has been read of the files. Peers that have not started are taken to have as many rounds to go."""
+        known = [history.start.rounds for history in histories if history.start]
+        counts = [rounds for rounds in known if rounds is not None]
+        done = sum(_round(history) for history in histories)
+        if not counts or len(counts) < len(known):
+            return cls(done, None, None)
+        left: list[float] = []
+        total = 0
+        for history in histories:
+            rounds = max(counts)
+            if history.start and history.start.rounds is not None:
+                rounds = history.start.rounds
+            if history.phase in ("done", "interrupted", "error"):
+                # What a peer that has stopped did not do will not be done.
+                total += _round(history)
+                continue
+            total += rounds
+            pace = history.seconds_per_round()
+            if pace is not None:
+                left.append(max(0, rounds - _round(history)) * pace)
+        return cls(done, total, max(left, default=None))
+
+
+def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> str:
+    """One peer's state in one line of plain text, for logs and pipes."""
+    parts = [history.name, state_text(history, clock())]
+    event = history.latest
+    if event is not None:
+        groups = event.groups
+        reasons = ", ".join(f"{reason} {n}" for reason, n in drop_reasons([groups])[:3])
+        total = f"/{history.start.rounds}" if history.start and history.start.rounds is not None else ""
+        parts += [
+            f"round {event.round}{total}",
+            f"reward {_figure(history.recent_reward(REWARD_ROUNDS))} (at first {_figure(history.reward_first())})",
+            f"groups: generated {groups['generated']}, shared {groups['shared']}, received {groups['received']}, "
+            f"used {groups['used_local']} local + {groups['used_external']} external, "
+            f"dropped {num_dropped(groups)}" + (f" ({reasons})" if reasons else ""),
+            f"pool {event.pool}",
+            f"peers {event.peers}",
+        ]
+        if event.tokens_per_s is not None:
+            parts.append(f"{_compact(event.tokens_per_s)} tokens/s")
+    return " | ".join(parts)
+
+
+def summary_table(summary: SwarmSummary) -> Table:
+    """The end of a run: what `summary.json` says, one row per peer and one for all."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="What the swarm learned", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.padding = (0, 1, 0, 0)
+    table.pad_edge = False
+    # Names give way where there is too little room: rich narrows wrapping columns first.
+    table.add_column("peer", overflow="crop", min_width=8)
+    for heading in ("rounds", "reward", "accuracy", "received", "used", "dropped"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for peer in summary["peers"]:
+        groups = peer["groups"]
+        # A process that left no end event was killed, or is still at it.
+        ended = "not ended" if peer["state"] == "running" else peer["state"]
+        table.add_row(
+            Text(peer["name"] + ("" if peer["state"] == "done" else f" ({ended})"), no_wrap=True),
+            str(peer["rounds"]),
+            _change(peer["reward_first"], peer["reward_last"]),
+            _change(peer["eval_before"], peer["eval_after"]),
+            str(groups["received"]),
+            f"{groups['used_local']}+{groups['used_external']}",
+            str(num_dropped(groups)),
+        )
+    if len(summary["peers"]) > 1:
+        table.add_section()
+        counts = [peer["groups"] for peer in summary["peers"]]
+        table.add_row(
+            "all",
+            str(sum(peer["rounds"] for peer in summary["peers"])),
+            _change(summary["mean_reward_first"], summary["mean_reward_last"]),
+            _change(summary["mean_eval_before"], summary["mean_eval_after"]),
+            str(sum(groups["received"] for groups in counts)),
+            f"{sum(groups['used_local'] for groups in counts)}+{sum(groups['used_external'] for groups in counts)}",
+            str(sum(num_dropped(groups) for groups in counts)),
+            style="bold",
+        )
+    table.caption = (
+        "reward: first > last tenth of the rounds; accuracy: held-out questions, before > after; "
+        "used: local+external groups; dropped: received, never used"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def state_text(history: PeerHistory, now: float, short: bool = False) -> str:
+    """What a peer is doing, in a word or three."""
+    if history.phase == "error":
+        return "failed"
+    if history.phase != "running":
+        return history.phase
+    event = history.latest
+    if event is not None and now - event.time > SILENT_AFTER_S:
+        return f"silent {_duration(now - event.time)}"
+    if event is not None and event.alone_since is not None:
+        since = _clock_time(event.alone_since)
+        return f"alone {since}" if short else f"alone since {since}"
+    if history.restarts:
+        return f"restart x{history.restarts}" if short else f"restarted x{history.restarts}"
+    return "running" if event else "starting"
+
+
+def sparkline(values: Sequence[float | None], width: int, top: float, blocks: str = BLOCKS) -> str:
+    """`values` from 0 to `top` in at most `width` characters, each the mean of its share; blank where unknown."""
+    num_bins = min(width, len(values))
+    bins = [mean(values[i * len(values) // num_bins : (i + 1) * len(values) // num_bins]) for i in range(num_bins)]
+    highest = len(blocks) - 1
+    return "".join(
+        " " if value is None else blocks[min(highest, max(0, round(value / top * highest))) if top > 0 else 0]
+        for value in bins
+    )
+
+
+def _peer_table(histories: Sequence[PeerHistory], now: float, width: int, ascii_only: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [column for column in COLUMNS if column.from_width <= width]
+    wide = width >= WIDE
+    spark_width = 16 if wide else 10 if width >= MEDIUM else 8
+    rewards = [[event.reward for event in history.series()] for history in histories]
+    # One scale for all rows, so that they can be compared.
+    bins = [mean(values[i : i + REWARD_ROUNDS]) for values in rewards for i in range(0, len(values), REWARD_ROUNDS)]
+    top = max((value for value in bins if value is not None), default=0.0)
+
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, expand=False, header_style="bold")
+    for column in columns:
+        heading = f"reward 0-{top:.2f}" if column.name == "reward" and top else column.name
+        table.add_column(
+            heading,
+            justify=column.justify,
+            # The reasons are what gives way where there is too little room: rich narrows wrapping columns first.
+            no_wrap=column.name != "dropped",
+            # An ellipsis cannot be written in every encoding.
+            overflow="crop" if ascii_only else "ellipsis",
+            max_width=column.max_width if not wide else column.max_width * 2,
+        )
+    for history, values in zip(histories, rewards, strict=True):
+        curve = sparkline(values, spark_width, top, ASCII_BLOCKS if ascii_only else BLOCKS)
+        row = _row(history, now, width, curve.ljust(spark_width))
+        table.add_row(
+            *(Text(row[column.name], style=_style(column.name, history, row), no_wrap=True) for column in columns)
+        )
+    return table
+
+
+def _row(history: PeerHistory, now: float, width: int, curve: str) -> dict[str, str]:
+    """Text of each column."""
+    row = dict.fromkeys((column.name for column in COLUMNS), "")
+    row["peer"] = history.name
+    row["state"] = state_text(history, now, short=width < WIDE)
+    event = history.latest
+    if event is None:
+        return row
+    groups = event.groups
+    dropped = _compact(num_dropped(groups))
+    reasons = drop_reasons([groups])
+    if reasons and width >= MEDIUM:
+        dropped += f" {reasons[0][0]}"
+    row |= {
+        "round": str(event.round),
+        "reward": f"{curve} {_figure(history.recent_reward(REWARD_ROUNDS), 2)}",
+        "gen": _compact(groups["generated"]),
+        "shared": _compact(groups["shared"]),
+        "recv": _compact(groups["received"]),
+        "used": f"{_compact(groups['used_local'])}+{_compact(groups['used_external'])}",
+        "dropped": dropped,
+        "pool": _compact(event.pool),
+        "peers": str(event.peers),
+        "tok/s": "" if event.tokens_per_s is None else _compact(event.tokens_per_s),
+    }
+    return row
+
+
+def _style(column: str, history: PeerHistory, row: dict[str, str]) -> str:
+    if column == "reward":
+        return "cyan"
+    if column == "state":
+        if history.phase == "error":
+            return "bold red"
+        if history.phase == "done":
+            return "green"
+        return "yellow" if row["state"].startswith(("alone", "restart", "silent", "interrupted")) else ""
+    return ""
+
+
+def _round(history: PeerHistory) -> int:
+    return history.latest.round if history.latest else 0
+
+
+def _line(text: str, style: str) -> Text:
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="crop")
+
+
+def _change(before: float | None, after: float | None) -> str:
+    return "-" if before is None and after is None else f"{_figure(before)} > {_figure(after)}"
+
+
+def _figure(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _compact(value: float) -> str:
+    """At most five characters up to a billion."""
+    for limit, divisor, suffix in ((10_000, 1, ""), (1_000_000, 1e3, "k"), (1_000_000_000, 1e6, "M")):
+        if round(value) < limit:
+            scaled = value / divisor
+            return f"{scaled:.1f}{suffix}" if suffix and scaled < 99.95 else f"{scaled:.0f}{suffix}"
+    return f"{value / 1e9:.0f}G"
+
+
+def _duration(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def _clock_time(unix_s: float, seconds: bool = False) -> str:
+    return time.strftime("%H:%M:%S" if seconds else "%H:%M", time.localtime(unix_s))

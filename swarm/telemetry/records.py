@@ -1,0 +1,168 @@
+"""The lines of a node's `metrics.jsonl`: one event each, the same definitions for the writer and every reader.
+
+Readers ignore fields and events that they do not know, so a file of a newer version can still be read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NotRequired, TypedDict
+
+import msgspec
+from msgspec import Struct
+
+from swarm.types import UpdateReport
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class GroupCounts(TypedDict):
+    """What became of a node's groups, all cumulative over its life, also across resumes."""
+
+    generated: int
+    """Groups this node generated."""
+    shared: int
+    """Own groups handed to the swarm."""
+    received: int
+    """Groups of others that arrived, whatever became of them."""
+    used_local: int
+    """Own groups that went into an update."""
+    used_external: int
+    """Distinct received groups that went into at least one update."""
+    dropped: dict[str, int]
+    """Received groups that were given up without ever being used, by reason."""
+    local: NotRequired[dict[str, int]]
+    """Own groups that were not trained on, by reason."""
+    reused_external: NotRequired[int]
+    """Further uses of received groups already counted in `used_external`."""
+
+
+class UpdateFigures(Struct, frozen=True):
+    """One policy update. A figure that was not finite is None: JSON has no other word for it."""
+
+    loss: float | None
+    grad_norm: float | None
+    clip_fraction: float | None
+    num_sequences: int
+    num_tokens: int
+    skipped: bool = False
+
+    @classmethod
+    def of(cls, report: UpdateReport) -> UpdateFigures:
+        """The figures of an updater's report."""
+        return cls(
+            loss=_finite(report.loss),
+            grad_norm=_finite(report.grad_norm),
+            clip_fraction=_finite(report.clip_fraction),
+            num_sequences=report.num_sequences,
+            num_tokens=report.num_tokens,
+            skipped=report.skipped,
+        )
+
+
+class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):
+    """A process began, or resumed, this node's training."""
+
+    time: float
+    """Unix seconds."""
+    peer_id: str
+    run_id: str | None = None
+    name: str = ""
+    """What people call this node, e.g. `peer-1`."""
+    rounds: int | None = None
+    """Rounds to train for; None without an end."""
+    config: dict[str, object] = {}
+    versions: dict[str, str] = {}
+    resumed_from: int | None = None
+    """Round of the checkpoint that was loaded; None for a fresh start."""
+
+
+class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="evaluation"):
+    """Accuracy on held-out questions."""
+
+    time: float
+    round: int
+    """Rounds trained so far: 0 before the first."""
+    accuracy: float | None
+    num_questions: int
+    tasks: dict[str, tuple[int, int]] = {}
+    """(correct, asked) by task."""
+
+
+class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="round"):
+    """One round."""
+
+    time: float
+    round: int
+    """Counts from 1."""
+    wall_s: float
+    """Seconds of training in this process so far."""
+    reward: float | None
+    """Mean reward of the completions this node generated this round; None when there were none."""
+    groups: GroupCounts
+    local_shortfall: int = 0
+    external_shortfall: int = 0
+    filled: int = 0
+    """Own groups that took the place of missing external ones."""
+    pool: int = 0
+    """Received groups in the pool that have not been used yet."""
+    pending: int = 0
+    """Received groups waiting to be verified."""
+    peers: int = 0
+    """Peers connected now."""
+    alone_since: float | None = None
+    """Unix seconds; None while a peer is connected."""
+    tokens_generated: int = 0
+    """Cumulative, like `groups`."""
+    tokens_per_s: float | None = None
+    update: UpdateFigures | None = None
+    timings: dict[str, float] = {}
+    """Seconds of this round by stage."""
+
+
+class CheckpointEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="checkpoint"):
+    """A checkpoint is safely on disk."""
+
+    time: float
+    round: int
+    path: str
+
+
+class NoteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="note"):
+    """Something a person should see."""
+
+    time: float
+    text: str
+    level: str = "info"
+    """`info`, `warning` or `error`."""
+
+
+class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
+    """The process stopped in an orderly way."""
+
+    time: float
+    round: int
+    reason: Literal["done", "interrupted", "error"]
+
+
+Event = StartEvent | EvaluationEvent | RoundEvent | CheckpointEvent | NoteEvent | EndEvent
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    """The event as one line, newline included."""
+    return _encoder.encode(event) + b"\n"
+
+
+def decode(line: bytes) -> Event | None:
+    """The event on a line, or None for one that is torn or of an unknown kind."""
+    try:
+        return _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

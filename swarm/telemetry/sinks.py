@@ -1,0 +1,344 @@
+"""Where a node's events go: its JSONL file always; Prometheus, TensorBoard and Weights & Biases when configured.
+
+A sink that cannot be set up stops the node before it starts. One that fails later is logged once and switched off:
+a full disk or a broken dashboard must not end training.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from swarm.errors import ConfigError
+from swarm.telemetry.config import TelemetrySettings
+from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, Event, RoundEvent, StartEvent, encode
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Takes events, in order."""
+
+    def write(self, event: Event) -> None:
+        """Take one event; whatever it raises switches this sink off."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is buffered and let go of files, ports and processes."""
+        ...
+
+
+class MetricsWriter:
+    """Hands every event to all sinks; safe to call from any thread."""
+
+    def __init__(self, out_dir: Path, settings: TelemetrySettings) -> None:
+        """Raises `ConfigError` for a sink that is configured but cannot be had."""
+        self._lock = threading.Lock()
+        self._sinks: dict[str, Sink] = {}
+        self.prometheus_port: int | None = None
+        """The port that /metrics is served on, also where the configured one is 0."""
+        try:
+            self._sinks["jsonl"] = JsonlSink(out_dir / METRICS_FILE)
+            if settings.prometheus_port is not None:
+                prometheus = PrometheusSink(settings.prometheus_host, settings.prometheus_port)
+                self._sinks["prometheus"] = prometheus
+                self.prometheus_port = prometheus.port
+            if settings.tensorboard:
+                self._sinks["tensorboard"] = TensorBoardSink(out_dir / "tensorboard")
+            if settings.wandb_project is not None:
+                self._sinks["wandb"] = WandbSink(out_dir, settings.wandb_project, settings.wandb_mode)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, event: Event) -> None:
+        """Record one event. Never raises for a sink's sake."""
+        with self._lock:
+            for name in list(self._sinks):
+                self._attempt(name, lambda sink: sink.write(event))
+
+    def close(self) -> None:
+        """Close every sink."""
+        with self._lock:
+            for name in list(self._sinks):
+                self._attempt(name, lambda sink: sink.close())
+            self._sinks.clear()
+
+    def __enter__(self) -> MetricsWriter:
+        """Itself: `close` follows on exit."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close every sink."""
+        self.close()
+
+    def _attempt(self, name: str, act: Callable[[Sink], None]) -> None:
+        try:
+            act(self._sinks[name])
+        except Exception as error:
+            # Dashboards' clients raise whatever they like: this is the boundary that keeps it away from training.
+            broken = self._sinks.pop(name)
+            logger.error("metrics sink %s failed and is switched off: %s: %s", name, type(error).__name__, error)
+            # Its port or file may still be let go of; that it fails again is no news.
+            with suppress(Exception):
+                broken.close()
+
+
+class JsonlSink:
+    """One line an event, flushed, appended to what an earlier process wrote."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigError` where the file cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"cannot write metrics to {path}: {error}; choose another output folder") from error
+        if self._file.tell() > 0:
+            self._file.seek(-1, 2)
+            if self._file.read(1) != b"\n":
+                # A killed process left half a line: end it, so that only that line is lost.
+                self._file.write(b"\n")
+
+    def write(self, event: Event) -> None:
+        """Append the event's line."""
+        self._file.write(encode(event))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class PrometheusSink:
+    """Serves the latest figures at /metrics.
+
+    Counters come from the ledger, which outlives the process, so they go on after a resume instead of at zero.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises `ConfigError` where the port cannot be had; 0 takes a free one."""
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._start: StartEvent | None = None
+        self._round: RoundEvent | None = None
+        self._evaluation: EvaluationEvent | None = None
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise ConfigError(
+                f"telemetry.prometheus_port: cannot serve metrics on {host}:{port}: {error}; use another port, "
+                "or 0 for a free one"
+            ) from error
+        self.port: int = self._server.server_port
+        logger.info("metrics are served at http://%s:%d/metrics", host, self.port)
+
+    def write(self, event: Event) -> None:
+        """Keep the event if it is what a scrape would show."""
+        if isinstance(event, StartEvent):
+            self._start = event
+        elif isinstance(event, RoundEvent):
+            self._round = event
+        elif isinstance(event, EvaluationEvent):
+            self._evaluation = event
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of one scrape; called on the server's thread."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        start, event, evaluation = self._start, self._round, self._evaluation
+        if start is not None:
+            yield InfoMetricFamily(
+                "swarm_node",
+                "Which node this is.",
+                value={"peer_id": start.peer_id, "run_id": start.run_id or "", "name": start.name},
+            )
+        if evaluation is not None and evaluation.accuracy is not None:
+            yield GaugeMetricFamily("swarm_accuracy", "Accuracy on held-out questions.", value=evaluation.accuracy)
+        if event is None:
+            return
+        update = event.update
+        gauges: list[tuple[str, str, float | None]] = [
+            ("swarm_round", "Rounds trained.", event.round),
+            ("swarm_reward", "Mean reward of the last round's own completions.", event.reward),
+            ("swarm_pool_groups", "Received groups in the pool.", event.pool),
+            ("swarm_pending_groups", "Received groups waiting to be verified.", event.pending),
+            ("swarm_peers", "Peers connected.", event.peers),
+            ("swarm_alone_since_seconds", "Unix time since when no peer is connected.", event.alone_since or 0),
+            ("swarm_tokens_per_second", "Tokens generated per second, recently.", event.tokens_per_s),
+            ("swarm_last_round_time_seconds", "Unix time of the last round's end.", event.time),
+            ("swarm_update_loss", "Loss of the last update.", update.loss if update else None),
+            ("swarm_update_grad_norm", "Gradient norm of the last update.", update.grad_norm if update else None),
+            ("swarm_update_clip_fraction", "Clipped share of tokens.", update.clip_fraction if update else None),
+        ]
+        for name, help_text, value in gauges:
+            if value is not None:
+                yield GaugeMetricFamily(name, help_text, value=value)
+
+        groups = event.groups
+        counts = CounterMetricFamily("swarm_groups", "Rollout groups by what was done with them.", labels=["kind"])
+        counts.add_metric(["generated"], groups["generated"])
+        counts.add_metric(["shared"], groups["shared"])
+        counts.add_metric(["received"], groups["received"])
+        counts.add_metric(["used_local"], groups["used_local"])
+        counts.add_metric(["used_external"], groups["used_external"])
+        yield counts
+        dropped = CounterMetricFamily("swarm_dropped", "Received groups never used, by reason.", labels=["reason"])
+        for reason, n in groups["dropped"].items():
+            dropped.add_metric([reason], n)
+        yield dropped
+        local = CounterMetricFamily("swarm_local_unused", "Own groups not trained on, by reason.", labels=["reason"])
+        for reason, n in groups.get("local", {}).items():
+            local.add_metric([reason], n)
+        yield local
+        yield CounterMetricFamily("swarm_tokens_generated", "Tokens generated.", value=event.tokens_generated)
+        shortfall = GaugeMetricFamily("swarm_shortfall_groups", "Groups missing in the last update.", labels=["side"])
+        shortfall.add_metric(["local"], event.local_shortfall)
+        shortfall.add_metric(["external"], event.external_shortfall)
+        yield shortfall
+        stages = GaugeMetricFamily("swarm_stage_seconds", "Seconds of the last round by stage.", labels=["stage"])
+        for stage, seconds in event.timings.items():
+            stages.add_metric([stage], seconds)
+        yield stages
+
+
+class TensorBoardSink:
+    """Event files for TensorBoard, written without TensorFlow or torch."""
+
+    def __init__(self, folder: Path) -> None:
+        """A new event file in `folder`."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
+
+        self._writer = EventFileWriter(str(folder), flush_secs=10)
+
+    def write(self, event: Event) -> None:
+        """Write the event's figures at its round."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
+
+        if isinstance(event, StartEvent):
+            # A session that starts at a step makes the viewer forget what an earlier process wrote from there on.
+            self._writer.add_event(
+                event_pb2.Event(
+                    wall_time=event.time,
+                    step=(event.resumed_from or 0) + 1,
+                    session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START),
+                )
+            )
+        elif isinstance(event, RoundEvent | EvaluationEvent):
+            values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(event).items()]
+            self._writer.add_event(
+                event_pb2.Event(wall_time=event.time, step=event.round, summary=summary_pb2.Summary(value=values))
+            )
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._writer.close()
+
+
+class WandbSink:
+    """A Weights & Biases run in the output folder; offline unless configured otherwise."""
+
+    def __init__(self, out_dir: Path, project: str, mode: Literal["online", "offline"]) -> None:
+        """Raises `ConfigError` where the package is missing."""
+        if importlib.util.find_spec("wandb") is None:
+            raise ConfigError(
+                f"telemetry.wandb_project is {project!r}, but Weights & Biases is not installed: "
+                "install the extra `swarm[wandb]`, or leave the field out"
+            )
+        self._out_dir = out_dir
+        self._project = project
+        self._mode = mode
+        self._log: Callable[[dict[str, float]], None] | None = None
+        self._finish: Callable[[], None] | None = None
+
+    def write(self, event: Event) -> None:
+        """Open the run at the node's start, then log every round and evaluation."""
+        if isinstance(event, StartEvent):
+            self.close()
+            self._open(event)
+        elif isinstance(event, RoundEvent | EvaluationEvent) and self._log is not None:
+            self._log({"round": event.round, **scalars(event)})
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._finish is not None:
+            self._finish()
+        self._log = self._finish = None
+
+    def _open(self, event: StartEvent) -> None:
+        import wandb
+
+        run = wandb.init(
+            project=self._project,
+            mode=self._mode,
+            dir=str(self._out_dir),
+            name=event.name or event.peer_id,
+            group=event.run_id,
+            config={"peer_id": event.peer_id, "resumed_from": event.resumed_from, **event.config},
+            # The terminal belongs to the live view, and a missing login must fail instead of asking.
+            settings=wandb.Settings(silent=True, console="off", login_timeout=1),
+        )
+        # Rounds repeat after a resume, which W&B's own step counter refuses: the round is an ordinary axis instead.
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        self._log = run.log
+        self._finish = run.finish
+
+
+def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
+    """The event's figures by metric name, named after the stages of the round; unknown ones are left out."""
+    figures: dict[str, float | None]
+    if isinstance(event, EvaluationEvent):
+        figures = {"evaluate/accuracy": event.accuracy}
+        for task, (correct, asked) in event.tasks.items():
+            figures[f"evaluate/{task}"] = correct / asked if asked else None
+    else:
+        groups = event.groups
+        figures = {
+            "generate/reward": event.reward,
+            "generate/groups": groups["generated"],
+            "generate/tokens": event.tokens_generated,
+            "generate/tokens_per_s": event.tokens_per_s,
+            "share/groups": groups["shared"],
+            "receive/groups": groups["received"],
+            "pool/groups": event.pool,
+            "pool/pending": event.pending,
+            "mix/local": groups["used_local"],
+            "mix/external": groups["used_external"],
+            "mix/local_shortfall": event.local_shortfall,
+            "mix/external_shortfall": event.external_shortfall,
+            "mix/filled": event.filled,
+            "peers/connected": event.peers,
+        }
+        figures |= {f"filter/{outcome}": n for outcome, n in groups.get("local", {}).items()}
+        figures |= {f"drop/{reason}": n for reason, n in groups["dropped"].items()}
+        figures |= {f"time/{stage}_s": seconds for stage, seconds in event.timings.items()}
+        if event.update is not None:
+            figures |= {
+                "update/loss": event.update.loss,
+                "update/grad_norm": event.update.grad_norm,
+                "update/clip_fraction": event.update.clip_fraction,
+                "update/num_sequences": event.update.num_sequences,
+                "update/num_tokens": event.update.num_tokens,
+                "update/skipped": event.update.skipped,
+            }
+    return {name: float(value) for name, value in figures.items() if value is not None}

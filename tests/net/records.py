@@ -1,0 +1,57 @@
+"""Records and nodes for the network's tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from swarm.net.config import NetworkSettings
+from swarm.net.identity import Identity
+from swarm.net.wire import make_run_id, seal_manifest
+from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunManifest, Sampling
+
+T = TypeVar("T")
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+
+def make_manifest(founder: Identity, name: str = "demo") -> RunManifest:
+    return RunManifest(make_run_id(name, founder.peer_id), founder.peer_id, 1.0, (), 4, 1, 1, 1_000_000, 1_000)
+
+
+def sealed_manifest(founder: Identity, name: str = "demo") -> bytes:
+    return seal_manifest(founder, make_manifest(founder, name))
+
+
+def make_group(run_id: str = "", peer_id: str = "", sequence: int = 0) -> RolloutGroup:
+    return RolloutGroup(
+        run_id=run_id,
+        peer_id=peer_id,
+        sequence=sequence,
+        created_at=1_000.0,
+        policy=PolicyId("tiny", "abc", 3),
+        sampling=Sampling(),
+        question=ProceduralRef("gcd", "reasoning_gym==0.1.25", "d", 1, 2, "q"),
+        completions=(Completion("four", "stop", (1, 2), (-0.5, -0.25)), Completion("five", "length")),
+        rewards=(1.0, 0.0),
+    )
+
+
+def make_identity(folder: Path, name: str) -> Identity:
+    return Identity.load_or_create(folder / f"{name}.key")
+
+
+def fast_settings(bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> NetworkSettings:
+    return NetworkSettings(
+        bootstrap=bootstrap, listen=listen, nat_port_map=False, retry_s=0.5, announce_every_s=2.0
+    )
+
+
+def until(probe: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+    """The first true value of `probe`; fails the test when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := probe()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+    return value

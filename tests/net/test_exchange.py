@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from swarm.net import exchange as exchange_module
+from swarm.net.exchange import Exchange
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.wire import Limits, make_run_id, seal
+from tests.net.records import make_group, sealed_manifest
+
+
+class Pair:
+    """Two nodes of one run in one process."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        hub = MemoryHub()
+        self.alice, self.bob = Identity.generate(), Identity.generate()
+        self.run_id = make_run_id("demo", self.alice.peer_id)
+        self.near = MemoryTransport(hub, self.alice.peer_id, sealed_manifest(self.alice))
+        self.far = MemoryTransport(hub, self.bob.peer_id)
+        for transport in (self.near, self.far):
+            transport.start()
+        self.sender = Exchange(self.near, self.alice, limits, clock=lambda: 1_000.0)
+        self.receiver = Exchange(self.far, self.bob, limits, clock=lambda: 1_000.0)
+
+
+def test_a_group_arrives_stamped_and_once() -> None:
+    pair = Pair()
+    published = pair.sender.share(make_group())
+    assert published is not None
+    assert (published.run_id, published.peer_id) == (pair.run_id, pair.alice.peer_id)
+    groups, refused = pair.receiver.receive()
+    assert [group for _, group in groups] == [published] and refused == {}
+    assert pair.receiver.receive() == ([], {})
+    assert pair.receiver.status().connected == (pair.alice.peer_id,)
+
+
+def test_without_a_run_nothing_is_shared() -> None:
+    transport = MemoryTransport(MemoryHub(), "x")
+    transport.start()
+    exchange = Exchange(transport, Identity.generate())
+    assert exchange.share(make_group()) is None
+    assert exchange.receive() == ([], {})
+
+
+def test_a_group_too_large_for_a_record_is_not_shared() -> None:
+    pair = Pair(Limits(max_record_bytes=100))
+    assert pair.sender.share(make_group()) is None
+    assert pair.far.drain() == []
+
+
+def test_duplicates_and_refusals_are_counted_by_reason() -> None:
+    pair = Pair()
+    group = make_group(pair.run_id, pair.alice.peer_id)
+    good = seal(pair.alice, pair.run_id, "group", group)
+    for record in (good, good, b"junk", seal(pair.alice, pair.run_id, "group", replace(group, rewards=())), b""):
+        pair.near.publish(record)
+    groups, refused = pair.receiver.receive()
+    assert len(groups) == 1
+    assert refused == {"duplicate": 1, "malformed": 2, "limits": 1}
+
+
+def test_own_groups_sent_back_are_dropped_silently() -> None:
+    pair = Pair()
+    pair.near.publish(seal(pair.bob, pair.run_id, "group", make_group(pair.run_id, pair.bob.peer_id)))
+    assert pair.receiver.receive() == ([], {})
+
+
+def test_a_forgery_does_not_shadow_the_genuine_group() -> None:
+    pair = Pair()
+    group = make_group(pair.run_id, pair.alice.peer_id)
+    pair.near.publish(seal(Identity.generate(), pair.run_id, "group", group))
+    pair.near.publish(seal(pair.alice, pair.run_id, "group", group))
+    groups, refused = pair.receiver.receive()
+    assert len(groups) == 1 and refused == {"wrong_peer": 1}
+
+
+def test_memory_of_what_was_seen_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(exchange_module, "SEEN_GROUPS", 2)
+    pair = Pair()
+    for sequence in (0, 1, 2, 0):
+        pair.sender.share(make_group(sequence=sequence))
+    groups, refused = pair.receiver.receive()
+    assert [group.sequence for _, group in groups] == [0, 1, 2, 0] and refused == {}

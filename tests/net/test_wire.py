@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from swarm.errors import RejectedGroup
+from swarm.net.identity import Identity
+from swarm.net.wire import (
+    Envelope,
+    Limits,
+    make_run_id,
+    open_group,
+    open_manifest,
+    open_peer_record,
+    seal,
+    seal_manifest,
+    seal_peer_record,
+)
+from swarm.types import Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec
+from tests.net.records import make_group, make_manifest
+
+ALICE = Identity.generate()
+RUN = make_run_id("demo", ALICE.peer_id)
+GROUP = make_group(RUN, ALICE.peer_id)
+SEALED = seal(ALICE, RUN, "group", GROUP)
+NOW = 1_000.0
+
+
+def reason(record: bytes, limits: Limits | None = None) -> str:
+    with pytest.raises(RejectedGroup) as refusal:
+        open_group(record, RUN, limits or Limits(), now=NOW)
+    return refusal.value.reason
+
+
+def resign(identity: Identity, payload: bytes, **changes: object) -> bytes:
+    """An envelope with a good signature over whatever payload."""
+    fields = {"schema_version": 1, "run_id": RUN, "peer_id": identity.peer_id, "kind": "group"} | changes
+    unsigned = msgspec.convert({**fields, "payload": payload, "signature": b""}, Envelope)
+    return msgspec.msgpack.encode(replace(unsigned, signature=identity.sign(unsigned.signed_bytes())))
+
+
+def test_round_trip_and_content_id() -> None:
+    content_id, group = open_group(SEALED, RUN, Limits(), now=NOW)
+    assert group == GROUP and len(content_id) == 32
+    assert open_group(seal(ALICE, RUN, "group", GROUP), RUN, Limits(), now=NOW)[0] == content_id
+    other = seal(ALICE, RUN, "group", replace(GROUP, sequence=1))
+    assert open_group(other, RUN, Limits(), now=NOW)[0] != content_id
+
+
+def test_the_content_id_does_not_depend_on_how_the_sender_encoded() -> None:
+    fields = msgspec.to_builtins(GROUP)
+    shuffled = msgspec.msgpack.encode(dict(reversed(fields.items())))
+    record = resign(ALICE, zstandard.compress(shuffled, level=9))
+    assert open_group(record, RUN, Limits(), now=NOW) == open_group(SEALED, RUN, Limits(), now=NOW)
+
+
+def test_oversized() -> None:
+    assert reason(SEALED, Limits(max_record_bytes=len(SEALED) - 1)) == "oversized"
+
+
+def test_schema_version_is_read_before_the_rest() -> None:
+    assert reason(msgspec.msgpack.encode({"schema_version": 2, "new_field": 1})) == "schema_version"
+    assert reason(seal(ALICE, RUN, "group", replace(GROUP, schema_version=2))) == "schema_version"
+
+
+def test_wrong_run() -> None:
+    assert reason(seal(ALICE, "other", "group", replace(GROUP, run_id="other"))) == "wrong_run"
+    assert reason(seal(ALICE, RUN, "group", replace(GROUP, run_id="other"))) == "wrong_run"
+
+
+def test_wrong_peer_and_bad_signature() -> None:
+    mallory = Identity.generate()
+    assert reason(seal(mallory, RUN, "group", GROUP)) == "wrong_peer"
+    forged = msgspec.msgpack.decode(seal(mallory, RUN, "group", GROUP), type=Envelope)
+    assert reason(msgspec.msgpack.encode(replace(forged, peer_id=ALICE.peer_id))) == "bad_signature"
+
+
+@pytest.mark.parametrize(
+    "change", [{"payload": b"x"}, {"schema_version": 1, "signature": b""}, {"peer_id": "12D3KooW"}, {"peer_id": ""}]
+)
+def test_every_field_is_signed(change: dict[str, object]) -> None:
+    envelope = msgspec.msgpack.decode(SEALED, type=Envelope)
+    assert reason(msgspec.msgpack.encode(msgspec.to_builtins(envelope, builtin_types=(bytes,)) | change)) == (
+        "bad_signature"
+    )
+
+
+def test_a_manifest_cannot_pass_for_a_group() -> None:
+    assert reason(seal_manifest(ALICE, make_manifest(ALICE))) == "malformed"
+
+
+def test_clock() -> None:
+    assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW + 601))) == "clock"
+    assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=math.nan))) == "clock"
+    open_group(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW + 599)), RUN, Limits(), now=NOW)
+
+
+TEXT = Completion("x", "stop")
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        replace(GROUP, completions=(), rewards=()),
+        replace(GROUP, completions=(TEXT,) * 257, rewards=(0.0,) * 257),
+        replace(GROUP, rewards=(1.0,)),
+        replace(GROUP, rewards=(1.0, math.inf)),
+        replace(GROUP, completions=(TEXT, Completion("x" * 65_537, "stop"))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1, 2), (-1.0,)))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (), (-1.0,)))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), (math.nan,)))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (-1,), (-1.0,)))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,) * 65_537))),
+        replace(GROUP, sequence=-1),
+        replace(GROUP, sequence=2**63),
+        replace(GROUP, policy=replace(GROUP.policy, model="m" * 257)),
+        replace(GROUP, question=replace(GROUP.question, task="t" * 257)),
+        replace(GROUP, question=replace(GROUP.question, seed=-1)),
+        replace(GROUP, sampling=replace(GROUP.sampling, temperature=math.inf)),
+    ],
+)
+def test_limits(group: RolloutGroup) -> None:
+    assert reason(seal(ALICE, RUN, "group", group)) == "limits"
+
+
+def test_token_ids_without_logprobs_are_fine() -> None:
+    group = replace(GROUP, completions=(TEXT, Completion("x", "stop", (1, 2))))
+    assert open_group(seal(ALICE, RUN, "group", group), RUN, Limits(), now=NOW)[1] == group
+
+
+def test_a_decompression_bomb_is_refused_without_being_inflated() -> None:
+    zeros = bytes(2**28)
+    bomb = resign(ALICE, zstandard.compress(zeros))
+    streamed = zstandard.ZstdCompressor().compressobj()
+    unsized = resign(ALICE, streamed.compress(zeros) + streamed.flush())
+    del zeros
+    assert len(bomb) < 100_000
+    tracemalloc.start()
+    assert reason(bomb) == "oversized"
+    assert reason(unsized) == "malformed"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_a_frame_that_lies_about_its_size_is_malformed() -> None:
+    frame = bytearray(zstandard.compress(b"\x80" * 200))
+    assert zstandard.frame_content_size(bytes(frame)) == 200
+    frame[5] = 10
+    assert reason(resign(ALICE, bytes(frame))) == "malformed"
+    assert reason(resign(ALICE, zstandard.compress(b"x") + b"junk")) == "malformed"
+
+
+def test_deep_nesting_is_malformed() -> None:
+    deep = b"\x91" * 100_000
+    assert reason(deep) == "malformed"
+    assert reason(resign(ALICE, zstandard.compress(deep))) == "malformed"
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused(record: bytes) -> None:
+    reason(record)
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_signed_payloads_are_refused(payload: bytes) -> None:
+    assert reason(resign(ALICE, payload)) == "malformed"
+    assert reason(resign(ALICE, zstandard.compress(payload))) == "malformed"
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_mutated_records_are_refused(data: st.DataObject) -> None:
+    mutated = bytearray(SEALED)
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(mutated) - 1))
+        mutated[position] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(mutated)))
+    for record in (bytes(mutated), bytes(mutated[:cut])):
+        if record != SEALED:
+            reason(record)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_mutated_payloads_under_a_good_signature_only_ever_raise_refusals(data: st.DataObject) -> None:
+    payload = bytearray(msgspec.msgpack.encode(GROUP))
+    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        open_group(resign(ALICE, zstandard.compress(bytes(payload))), RUN, Limits(), now=NOW)
+    except RejectedGroup as refusal:
+        assert refusal.reason in {"malformed", "schema_version", "wrong_run", "wrong_peer", "clock", "limits"}
+
+
+def test_run_ids_name_their_owner() -> None:
+    name, _, digest = RUN.rpartition("-")
+    assert name == "demo" and len(digest) == 20
+    assert make_run_id("demo", Identity.generate().peer_id) != RUN
+    for bad in ("", "Demo", "a b", "x" * 41, "a/b"):
+        with pytest.raises(ValueError, match="run's name"):
+            make_run_id(bad, ALICE.peer_id)
+
+
+def refused(record: bytes, run_id: str | None = None) -> str:
+    with pytest.raises(RejectedGroup) as refusal:
+        open_manifest(record, run_id)
+    return refusal.value.reason
+
+
+def test_manifest() -> None:
+    manifest = make_manifest(ALICE)
+    spec = TaskSpec("gcd", "reasoning_gym", 1.0, {"max": 3, "nested": {"list": [1.5, None, True]}})
+    manifest = replace(manifest, tasks=(spec,))
+    assert open_manifest(seal_manifest(ALICE, manifest), RUN) == manifest
+    assert refused(seal_manifest(ALICE, manifest), "other") == "wrong_run"
+
+
+def test_forged_manifests() -> None:
+    mallory = Identity.generate()
+    theirs = make_manifest(ALICE)
+    assert refused(seal_manifest(mallory, theirs)) == "wrong_peer"
+    assert refused(seal_manifest(mallory, replace(theirs, founder=mallory.peer_id))) == "wrong_run"
+    assert refused(seal_manifest(ALICE, replace(theirs, run_id="demo"))) == "wrong_run"
+    forged = msgspec.msgpack.decode(seal_manifest(mallory, theirs), type=Envelope)
+    assert refused(msgspec.msgpack.encode(replace(forged, peer_id=ALICE.peer_id))) == "bad_signature"
+
+
+def test_manifest_limits() -> None:
+    deep: object = 1
+    for _ in range(400):
+        deep = [deep]
+    manifest = make_manifest(ALICE)
+    task = TaskSpec("t", "k", 1.0, {})
+    for bad in (
+        replace(manifest, group_size=0),
+        replace(manifest, external=-1),
+        replace(manifest, tasks=(task,) * 257),
+        replace(manifest, tasks=(replace(task, weight=math.nan),)),
+        replace(manifest, tasks=(replace(task, settings={"x": math.inf}),)),
+        replace(manifest, tasks=(replace(task, settings={"x": msgspec.msgpack.Ext(1, b"")}),)),
+    ):
+        assert refused(seal_manifest(ALICE, bad)) == "limits"
+    try:
+        open_manifest(seal_manifest(ALICE, replace(manifest, tasks=(replace(task, settings={"x": deep}),))))
+    except RejectedGroup as refusal:
+        assert refusal.reason in {"limits", "malformed"}
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_manifests_and_peer_records_are_refused(record: bytes) -> None:
+    refused(record)
+    refused(resign(ALICE, zstandard.compress(record), kind="manifest"))
+    for sealed in (record, resign(ALICE, zstandard.compress(record), kind="peer")):
+        with pytest.raises(RejectedGroup):
+            open_peer_record(sealed, RUN, now=NOW)
+
+
+def test_peer_record() -> None:
+    record = PeerRecord(RUN, ALICE.peer_id, ("/ip4/1.2.3.4/tcp/1/p2p/x",), "tiny", ("gcd",), "peer", "0", NOW + 60)
+    assert open_peer_record(seal_peer_record(ALICE, record), RUN, now=NOW) == record
+    bad: list[tuple[Identity, PeerRecord, str]] = [
+        (ALICE, replace(record, expires_at=NOW - 1), "clock"),
+        (ALICE, replace(record, expires_at=NOW + 10_000), "clock"),
+        (ALICE, replace(record, expires_at=math.nan), "clock"),
+        (ALICE, replace(record, run_id="other"), "wrong_run"),
+        (ALICE, replace(record, multiaddrs=("/a",) * 17), "limits"),
+        (ALICE, replace(record, model="".join(map(chr, range(200, 3_000)))), "oversized"),
+        (Identity.generate(), record, "wrong_peer"),
+    ]
+    for identity, forged, expected in bad:
+        with pytest.raises(RejectedGroup) as refusal:
+            open_peer_record(seal_peer_record(identity, forged), RUN, now=NOW)
+        assert refusal.value.reason == expected
+
+
+def test_manifest_type_is_what_opens() -> None:
+    assert isinstance(open_manifest(seal_manifest(ALICE, make_manifest(ALICE))), RunManifest)

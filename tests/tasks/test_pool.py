@@ -1,0 +1,237 @@
+"""What happens to the pool when tasks hang, crash, or cannot be set up, and when its process dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from swarm.errors import TaskError
+from swarm.tasks.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
+from swarm.tasks.hf_datasets import DatasetSource
+from swarm.tasks.pool import VerificationPool
+from swarm.tasks.tiny import TINY_TASKS
+from swarm.types import Grade, Rejection, TaskRef
+
+FAST = VerificationSettings(time_limit_s=1.0)
+GCD = TINY_TASKS[2]
+
+
+def eventually(condition: Callable[[], bool], limit_s: float = 15.0) -> bool:
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetTask, TaskRef]:
+    """A task whose every row makes a regular expression run for ever, holding the interpreter; and a reference to it."""
+    path = tmp_path_factory.mktemp("hanging") / "rows.jsonl"
+    path.write_text(json.dumps({"question": "?", "answer": "a" * 60 + "!"}))
+    fine = DatasetTask(kind="dataset", name="hanging", path=str(path))
+    return fine.model_copy(update={"answer_pattern": "^(a+)+$"}), DatasetSource(fine).question(1, 1).ref
+
+
+@pytest.fixture
+def pool(hanging: tuple[DatasetTask, TaskRef]) -> Iterator[VerificationPool]:
+    with closing(VerificationPool([GCD, hanging[0]], FAST)) as made:
+        yield made
+
+
+def gcd_ref(pool: VerificationPool) -> TaskRef:
+    return next(question.ref for question in pool.draw(1, 0, 3) if question.ref.task == "gcd")
+
+
+def test_a_hanging_group_costs_a_worker_and_nothing_else(
+    pool: VerificationPool, hanging: tuple[DatasetTask, TaskRef]
+) -> None:
+    fine = gcd_ref(pool)
+    before = pool.worker_pids()
+    timeouts = pool.counters()["timeouts"]
+    results = pool.grade([(fine, ["x"]), (hanging[1], ["x"]), (fine, ["x"])])
+    assert [type(result) for result in results] == [Grade, Rejection, Grade]
+    assert isinstance(results[1], Rejection) and results[1].reason == "verifier_timeout"
+    assert pool.counters()["timeouts"] == timeouts + 1
+    assert not psutil.pid_exists(before[0]) and pool.worker_pids() != before
+
+
+def test_a_question_that_hangs_gives_way_to_the_next_task(pool: VerificationPool) -> None:
+    assert [question.ref.task for question in pool.draw(1, 0, 3)] == ["gcd"] * 3
+
+
+def test_when_every_task_hangs_drawing_is_an_error(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    with closing(VerificationPool([hanging[0]], FAST)) as pool, pytest.raises(TaskError, match="every task timed out"):
+        pool.draw(1, 0, 1)
+
+
+def test_a_worker_that_dies_costs_its_job(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    with closing(VerificationPool([GCD, hanging[0]], VerificationSettings(time_limit_s=60))) as pool:
+        pool.grade([])
+        pool.submit("poison", hanging[1], ["x"])
+        assert eventually(lambda: psutil.Process(pool.worker_pids()[0]).cpu_times().user > 2.5)
+        os.kill(pool.worker_pids()[0], signal.SIGSEGV)
+        results: list[tuple[str, Grade | Rejection]] = []
+        assert eventually(lambda: bool(results.extend(pool.collect()) or results))
+        key, result = results[0]
+        assert key == "poison" and isinstance(result, Rejection) and result.reason == "verifier_crash"
+        assert pool.counters()["crashes"] == 1
+        assert pool.draw(1, 0, 1)[0].ref.task in ("gcd", "hanging")
+
+
+def test_an_idle_worker_that_dies_is_replaced() -> None:
+    with closing(VerificationPool([GCD], FAST)) as pool:
+        pool.draw(1, 0, 1)
+        os.kill(pool.worker_pids()[0], signal.SIGKILL)
+        assert len(pool.draw(1, 1, 4)) == 4
+
+
+def test_own_groups_go_before_submitted_ones_and_the_oldest_overflow() -> None:
+    settings = VerificationSettings(queue_groups=50)
+    with closing(VerificationPool([GCD], settings)) as pool:
+        ref = pool.draw(1, 0, 1)[0].ref
+        began = time.monotonic()
+        for number in range(400):
+            pool.submit(str(number), ref, ["<answer>1</answer>"] * 200)
+        submitting = time.monotonic() - began
+        pool.grade([(ref, ["x"])])
+        early = dict(pool.collect())
+        assert submitting < 1.0
+        graded = [key for key, result in early.items() if isinstance(result, Grade)]
+        dropped = [key for key, result in early.items() if isinstance(result, Rejection)]
+        assert len(graded) + len(dropped) < 400, "the own group did not wait for the queue"
+        assert {early[key].reason for key in dropped} == {"verifier_overflow"}  # type: ignore[union-attr]
+        rest: dict[str, Grade | Rejection] = {}
+        assert eventually(lambda: bool(rest.update(pool.collect()) or len(rest) + len(early) == 400))
+        assert pool.counters()["overflows"] == len(dropped)
+        assert isinstance(rest["399"], Grade)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (ReasoningGymTask(name="gcdd"), "no data set 'gcdd'"),
+        (ReasoningGymTask(name="gcd", options={"max": 1}), "no option 'max'"),
+        (DatasetTask(kind="dataset", name="sums", path="/nowhere.jsonl"), "no such file"),
+    ],
+)
+def test_tasks_that_cannot_be_set_up_are_said_at_once_with_the_workers_words(task: TaskConfig, message: str) -> None:
+    with closing(VerificationPool([task], FAST)) as pool:
+        with pytest.raises(TaskError, match=message):
+            pool.draw(1, 0, 1)
+        with pytest.raises(TaskError, match=message):
+            pool.collect()
+        assert pool.counters()["restarts"] == 0
+
+
+def test_workers_that_die_at_every_start_end_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with closing(VerificationPool([GCD], FAST)) as pool:
+        with pytest.raises(TaskError, match="do not start"):
+            pool.draw(1, 0, 1)
+        assert pool.counters()["restarts"] == 2
+
+
+def test_memory_of_a_worker_is_limited() -> None:
+    settings = VerificationSettings(time_limit_s=20, memory_limit_bytes=2**29)
+    with closing(VerificationPool([ReasoningGymTask(name="countdown")], settings)) as pool:
+        ref = pool.draw(1, 0, 1)[0].ref
+        (result,) = pool.grade([(ref, ["<answer>2**(9**10)*2**(9**10)</answer>"])])
+        assert isinstance(result, Rejection) or result.rewards == (0.0,)
+        assert psutil.Process(pool.worker_pids()[0]).rlimit(psutil.RLIMIT_DATA)[0] == 2**29
+
+
+def test_closing_is_quick_and_leaves_nothing(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    pool = VerificationPool([GCD, hanging[0]], VerificationSettings(workers=2, time_limit_s=60))
+    gcd_ref_or_none = [q for q in pool.draw(1, 0, 0)]
+    assert gcd_ref_or_none == []
+    pids = pool.worker_pids()
+    pool.submit("poison", hanging[1], ["x"])
+    outcomes: list[str] = []
+
+    def wait_for_ever() -> None:
+        try:
+            pool.grade([(hanging[1], ["x"])])
+        except TaskError as error:
+            outcomes.append(str(error))
+
+    waiting = threading.Thread(target=wait_for_ever)
+    waiting.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 1.0
+    waiting.join(5)
+    assert outcomes == ["the verification pool is closed"]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert "verification" not in {thread.name for thread in threading.enumerate()}
+    pool.close()
+    with pytest.raises(TaskError, match="is closed"):
+        pool.draw(1, 0, 1)
+
+
+def test_a_terminals_interrupt_does_not_reach_workers() -> None:
+    with closing(VerificationPool([GCD], FAST)) as pool:
+        pool.draw(1, 0, 1)
+        (pid,) = pool.worker_pids()
+        assert os.getpgid(pid) != os.getpgid(0)
+        os.kill(pid, signal.SIGINT)
+        assert len(pool.draw(1, 1, 1)) == 1
+        assert pool.worker_pids() == (pid,)
+
+
+def test_a_worker_is_single_threaded_and_loads_no_torch() -> None:
+    with closing(VerificationPool([GCD], FAST)) as pool:
+        pool.draw(1, 0, 1)
+        worker = psutil.Process(pool.worker_pids()[0])
+        assert worker.num_threads() == 1
+        assert not [mapped.path for mapped in worker.memory_maps() if "torch" in mapped.path]
+
+
+PARENT = """
+import sys, time, msgspec
+from swarm.tasks.config import TASK_LIST, VerificationSettings
+from swarm.tasks.pool import VerificationPool
+from swarm.types import TaskRef
+if __name__ == "__main__":
+    pool = VerificationPool(TASK_LIST.validate_json(sys.argv[1]), VerificationSettings(time_limit_s=2))
+    while not pool.draw(1, 0, 1):
+        pass
+    if sys.argv[2]:
+        pool.submit("poison", msgspec.json.decode(sys.argv[2], type=TaskRef), ["x"])
+        time.sleep(0.5)
+    print(pool.worker_pids()[0], flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_workers_end_with_a_parent_that_was_killed(hangs: bool, hanging: tuple[DatasetTask, TaskRef]) -> None:
+    tasks = json.dumps([GCD.model_dump(mode="json"), {**hanging[0].model_dump(mode="json"), "weight": 1e-9}])
+    poison = msgspec.json.encode(hanging[1]).decode() if hangs else ""
+    with subprocess.Popen([sys.executable, "-c", PARENT, tasks, poison], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert psutil.Process(worker).cmdline()[-2] == "swarm.tasks.worker"
+        parent.kill()
+    assert eventually(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie", 5.0)
+
+
+def test_a_worker_finds_the_same_files_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('shadows the standard library')")
+    monkeypatch.chdir(tmp_path)
+    with closing(VerificationPool([GCD], FAST)) as pool:
+        assert len(pool.draw(1, 0, 1)) == 1

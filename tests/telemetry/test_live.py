@@ -1,0 +1,157 @@
+"""The live view on consoles of several sizes, and the plain lines that stand for it elsewhere."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text, summary_table
+from swarm.telemetry.records import EndEvent, NoteEvent, StartEvent, encode
+
+from . import synthetic
+
+NOW = synthetic.EPOCH + 150
+
+
+@pytest.fixture
+def troubled(tmp_path: Path) -> list[PeerHistory]:
+    """Done, running, restarted, alone, starting, not there yet."""
+    files = [
+        synthetic.peer_events(1, 200, 200),
+        synthetic.peer_events(2, 190, 200, end=None),
+        synthetic.killed_and_resumed(3, 200, 80, 101)[:-3],
+        synthetic.peer_events(4, 190, 200, end=None, alone=True),
+        synthetic.peer_events(5, 0, 200, end=None),
+    ]
+    histories = [PeerHistory.read(synthetic.write(tmp_path / f"peer-{i}", events)) for i, events in enumerate(files, 1)]
+    return [*histories, PeerHistory.read(tmp_path / "peer-6" / "metrics.jsonl")]
+
+
+def rendered(view: LiveView, width: int, height: int = 40) -> list[str]:
+    console = Console(width=width, height=height, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(view)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_it_fits(troubled: list[PeerHistory], width: int) -> None:
+    view = LiveView(troubled, clock=lambda: NOW)
+    view.note("peer-3: its process died with SIGKILL and was started again", "warning")
+    lines = rendered(view, width)
+    assert max(cell_len(line) for line in lines) <= width
+    # Progress, heading, one row a peer, and the last events.
+    assert len(lines) == 1 + 1 + 6 + 3
+    assert [line.split()[0] for line in lines[2:8]] == [f"peer-{i}" for i in range(1, 7)]
+
+
+@pytest.mark.parametrize("width", [100, 140])
+def test_what_a_row_says(troubled: list[PeerHistory], width: int) -> None:
+    lines = rendered(LiveView(troubled, clock=lambda: NOW), width)
+    groups = troubled[0].groups
+    row = lines[2]
+    for text in ("done", "200", str(groups["received"]), f"{groups['used_local']}+{groups['used_external']}", "1800"):
+        assert text in row
+    assert f"{sum(groups['dropped'].values())} zero_adv" in row
+    assert "…" not in lines[1]
+    assert ("alone since" if width == 140 else "alone ") in lines[5]
+
+
+def test_narrow_terminals_keep_what_matters(troubled: list[PeerHistory]) -> None:
+    lines = rendered(LiveView(troubled, clock=lambda: NOW), 80)
+    assert lines[1].split() == [
+        "peer", "state", "round", "reward", "0-0.31", "recv", "used", "dropped", "pool", "peers", "tok/s",
+    ]  # fmt: skip
+
+
+def test_more_peers_than_lines(tmp_path: Path) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path, 32, 5)]
+    lines = rendered(LiveView(histories, clock=lambda: NOW), 100, height=24)
+    assert len(lines) < 24
+    shown = sum(line.startswith("peer-") for line in lines)
+    assert f"and {32 - shown} more peers" in lines
+
+
+def test_a_terminal_without_unicode(troubled: list[PeerHistory]) -> None:
+    raw = io.BytesIO()
+    console = Console(width=80, file=io.TextIOWrapper(raw, encoding="ascii"), force_terminal=True)
+    console.print(LiveView(troubled, clock=lambda: NOW))
+    console.print(summary_table(swarm_summary(troubled, {}, {})))
+    console.file.flush()
+    assert b"peer-6" in raw.getvalue()
+
+
+def test_it_follows_the_files(tmp_path: Path) -> None:
+    """A picture is drawn from what the file holds at that moment; a node that joined alone has no end."""
+    path = synthetic.write(tmp_path / "me", [StartEvent(time=NOW, peer_id="p", name="me")])
+    view = LiveView([PeerHistory(path)], title="swarm join", clock=lambda: NOW)
+    console = Console(width=100, height=30, file=io.StringIO(), force_terminal=True)
+    with view.shown(console):
+        pass
+    assert "starting" in console.file.getvalue()  # type: ignore[attr-defined]
+    with path.open("ab") as file:
+        file.write(encode(synthetic.peer_events(1, 7, None)[8]))
+        file.write(encode(NoteEvent(time=NOW, text="bootstrap unreachable, training alone", level="warning")))
+    lines = rendered(view, 100)
+    assert "7 rounds" in lines[0] and "left" not in lines[0]
+    assert lines[-1].endswith("bootstrap unreachable, training alone")
+
+
+def test_time_left_is_that_of_the_slowest(tmp_path: Path) -> None:
+    histories = [
+        PeerHistory.read(synthetic.write(tmp_path / str(i), synthetic.peer_events(i, rounds, 100, end=end)))
+        for i, (rounds, end) in enumerate([(100, "done"), (40, None), (70, None), (10, "interrupted")], 1)
+    ]
+    progress = Progress.of(histories)
+    # Half a second a round, and 60 to go; the interrupted peer will do no more than its 10.
+    assert (progress.done, progress.total) == (220, 310)
+    assert progress.left_s == pytest.approx(30)
+    assert Progress.of([]) == Progress(0, None, None)
+
+
+def test_states(troubled: list[PeerHistory], tmp_path: Path) -> None:
+    assert [state_text(history, NOW, short=True).split()[0] for history in troubled] == [
+        "done", "running", "restart", "alone", "starting", "waiting",
+    ]  # fmt: skip
+    assert state_text(troubled[1], NOW + 3600) == "silent 1:00:55"
+    failed = synthetic.write(tmp_path / "x", [EndEvent(time=NOW, round=0, reason="error")])
+    assert PeerHistory.read(failed).phase == "waiting"
+    failed = synthetic.write(tmp_path / "x", synthetic.peer_events(num_rounds=1, end="error"))
+    assert state_text(PeerHistory.read(failed), NOW) == "failed"
+
+
+def test_plain_lines(troubled: list[PeerHistory]) -> None:
+    line = plain_line(troubled[1], clock=lambda: NOW)
+    groups = troubled[1].groups
+    assert "\n" not in line and line.startswith("peer-2 | running | round 190/200 | reward 0.2")
+    assert f"received {groups['received']}" in line and f"+ {groups['used_external']} external" in line
+    assert f"zero_advantage {groups['dropped']['zero_advantage']}" in line
+    assert plain_line(troubled[5], clock=lambda: NOW) == "peer-6 | waiting"
+    assert "alone since" in plain_line(troubled[3], clock=lambda: NOW)
+
+
+def test_sparklines() -> None:
+    assert sparkline([0.0, 0.5, 1.0], 10, 1.0) == "▁▅█"
+    assert sparkline([0.0, 0.2, 1.0, 1.0], 2, 1.0) == "▂█"
+    assert sparkline([None, 1.0], 2, 1.0) == " █"
+    assert sparkline([], 5, 1.0) == ""
+    assert sparkline([0.0, 0.0], 2, 0.0) == "▁▁"
+    assert sparkline([2.0], 1, 1.0) == "█"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_summary_table(troubled: list[PeerHistory], width: int) -> None:
+    summary = swarm_summary(troubled, {}, {})
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(summary_table(summary))
+    text = console.export_text()
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    row = next(line for line in text.splitlines() if line.strip().startswith("peer-1"))
+    peer = summary["peers"][0]
+    assert f"{peer['reward_first']:.3f} > {peer['reward_last']:.3f}" in row
+    assert f"{peer['groups']['used_local']}+{peer['groups']['used_external']}" in row
+    assert any(line.strip().startswith("all") for line in text.splitlines())

@@ -1,0 +1,181 @@
+"""The report: complete, true to the files, and in need of nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarm.telemetry import plots
+from swarm.telemetry.history import PeerHistory, SwarmSummary, swarm_summary
+from swarm.telemetry.records import EndEvent, NoteEvent, StartEvent
+from swarm.telemetry.report import page, write_report
+
+from . import synthetic
+
+CONFIG: dict[str, object] = {"seed": 7, "mix": {"local": 4, "fill": "none"}, "out": Path("out"), "tasks": []}
+VERSIONS = {"python": "3.11.9", "swarm": "0.1.0"}
+
+
+class Page(HTMLParser):
+    """What matters of a page: tags, links, text, and tables by their first heading."""
+
+    VOID = {"meta", "br", "hr", "img"}
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.tables: list[list[list[str]]] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == [], "unclosed tags"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self._open.append(tag)
+        self.links += [value or "" for key, value in attrs if key in ("src", "href", "xlink:href", "data", "action")]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        self.text += text
+        if any(tag in ("td", "th") for tag in self._open):
+            self.tables[-1][-1][-1] += text
+
+
+def made(folder: Path, histories: list[PeerHistory]) -> tuple[Page, SwarmSummary]:
+    summary = swarm_summary(histories, CONFIG, VERSIONS)
+    write_report(folder, histories, summary)
+    html = (folder / "report.html").read_text()
+    parsed = Page(html)
+    # Nothing is loaded from anywhere: the only links lead to parts of the page's own pictures.
+    assert all(link.startswith("#") for link in parsed.links)
+    assert not {"script", "link", "iframe", "img", "object"} & set(parsed.tags)
+    assert "@import" not in html and "url(http" not in html
+    assert parsed.tags.count("svg") == 3
+    png = (folder / "report.png").read_bytes()
+    width, height = struct.unpack(">II", png[16:24])
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and width > 800 and height > 500
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.png", "summary.json"]
+    return parsed, summary
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path / "run", 4, 60)]
+    parsed, summary = made(tmp_path / "report", histories)
+    first, last = summary["mean_reward_first"], summary["mean_reward_last"]
+    assert first is not None and last is not None
+    assert f"{first:.3f} → {last:.3f}" in parsed.text and f"×{last / first:.2f}" in parsed.text
+    assert "Incomplete" not in parsed.text
+    assert "unaccounted" not in parsed.text
+    for text in ("mix.local", "none", "python", "3.11.9", "gcd"):
+        assert text in parsed.text
+
+    written = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert written["mean_reward_last"] == last
+    assert written["config"]["out"] == "out" and written["versions"] == VERSIONS
+    assert [peer["peer_id"] for peer in written["peers"]] == [f"12D3KooWpeer{i}" for i in range(1, 5)]
+
+
+def test_the_ledger_table_adds_up(tmp_path: Path) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path / "run", 3, 40)]
+    parsed, _ = made(tmp_path / "report", histories)
+    ledger = next(table for table in parsed.tables if "shared" in table[0])
+    for row in ledger[1:]:
+        received, *fates = [int(cell.replace(",", "")) for cell in row[2:]]
+        assert received == sum(fates) > 0
+    assert [row[0] for row in ledger[1:]] == ["peer-1", "peer-2", "peer-3", "all"]
+
+
+def test_a_group_that_vanished_is_shown(tmp_path: Path) -> None:
+    events = synthetic.peer_events(end=None)
+    last = events[-1]
+    last.groups["received"] += 3  # type: ignore[union-attr]
+    parsed, _ = made(tmp_path / "report", [PeerHistory.read(synthetic.write(tmp_path / "run", events))])
+    ledger = next(table for table in parsed.tables if "shared" in table[0])
+    assert ledger[0][-1] == "+ unaccounted for" and ledger[1][-1] == "3"
+
+
+def test_an_interrupted_run(tmp_path: Path) -> None:
+    paths = [
+        synthetic.write(tmp_path / "peer-1", synthetic.peer_events(1, 30, 50)),
+        synthetic.write(tmp_path / "peer-2", synthetic.peer_events(2, 12, 50, end="interrupted")),
+        synthetic.write(tmp_path / "peer-3", synthetic.peer_events(3, 0, 50, end=None)),
+        tmp_path / "peer-4" / "metrics.jsonl",
+    ]
+    histories = [PeerHistory.read(path) for path in paths]
+    parsed, summary = made(tmp_path / "report", histories)
+    assert "peer-2 was interrupted after 12 rounds" in parsed.text
+    assert "peer-3 did not end in an orderly way" in parsed.text
+    assert "peer-4 never started" in parsed.text
+    assert "before and after training, 1 of 4 peers" in parsed.text
+    # The headline compares the one peer with itself, not with those that were evaluated once.
+    assert f"{summary['peers'][0]['eval_before']:.1%} → {summary['peers'][0]['eval_after']:.1%}" in parsed.text
+
+
+@pytest.mark.parametrize(("num_peers", "num_rounds"), [(0, 0), (1, 0), (1, 1), (32, 12)])
+def test_any_size(tmp_path: Path, num_peers: int, num_rounds: int) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path / "run", num_peers, num_rounds)]
+    parsed, _ = made(tmp_path / "report", histories)
+    for history in histories:
+        assert history.name in parsed.text
+
+
+def test_a_long_run_stays_small(tmp_path: Path) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path, 1, 3000)]
+    assert len(page(histories, swarm_summary(histories, {}, {}))) < 200_000
+
+
+def test_names_and_notes_are_text_not_markup(tmp_path: Path) -> None:
+    evil = '<script src="x">&"\''
+    events = [
+        StartEvent(time=0.0, peer_id=evil, name=evil),
+        NoteEvent(time=0.0, text=evil),
+        EndEvent(time=1.0, round=0, reason="error"),
+        *synthetic.peer_events(end=None)[2:],
+    ]
+    groups = synthetic.peer_events(end=None)[-1].groups  # type: ignore[union-attr]
+    for event in events[3:]:
+        if hasattr(event, "groups"):
+            event.groups["dropped"] = {evil: 1, **groups["dropped"]}
+    histories = [PeerHistory.read(synthetic.write(tmp_path / "run", events))]
+    summary = swarm_summary(histories, {evil: {evil: evil}}, {evil: evil})
+    write_report(tmp_path / "report", histories, summary)
+    parsed = Page((tmp_path / "report" / "report.html").read_text())
+    assert "script" not in parsed.tags and parsed.links == [link for link in parsed.links if link.startswith("#")]
+    assert evil in parsed.text
+
+
+def test_pictures_take_the_pages_colours(tmp_path: Path) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path, 2, 30)]
+    for draw in (plots.draw_rewards, plots.draw_mix, plots.draw_ledger):
+        svg = plots.as_svg(draw, histories, 3.0, "a picture")
+        assert "var(--ink)" in svg and "#0a0b0c" not in svg and 'aria-label="a picture"' in svg
+        assert svg == plots.as_svg(draw, histories, 3.0, "a picture")
+
+
+def test_smoothing_is_a_centred_mean_of_what_is_known() -> None:
+    values = np.array([1.0, 2.0, np.nan, 4.0, 6.0])
+    assert plots.smoothed(values, 3) == pytest.approx(np.array([1.5, 1.5, 3.0, 5.0, 5.0]))
+    assert plots.smoothed(values, 1)[[0, 1, 3, 4]] == pytest.approx([1, 2, 4, 6])
+    assert np.isnan(plots.smoothed(values, 1)[2])

@@ -1,0 +1,163 @@
+"""Every sink for real: a file, a scrape over HTTP, event files read back; and what happens when one breaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from swarm.errors import ConfigError
+from swarm.telemetry.config import TelemetrySettings
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import RoundEvent, encode
+from swarm.telemetry.sinks import MetricsWriter
+
+from . import synthetic
+
+
+def last_round() -> RoundEvent:
+    event = [event for event in synthetic.peer_events() if isinstance(event, RoundEvent)][-1]
+    return event
+
+
+def scrape(port: int) -> dict[tuple[str, str], float]:
+    """(sample, label value) -> value."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    return {
+        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_each_event_is_on_disk_when_write_returns(tmp_path: Path) -> None:
+    events = synthetic.peer_events(num_rounds=3)
+    history = PeerHistory(tmp_path / "out" / "metrics.jsonl")
+    with MetricsWriter(tmp_path / "out", TelemetrySettings()) as writer:
+        for event in events:
+            writer.write(event)
+            assert history.tail() == [event]
+
+
+def test_appending_after_a_kill_loses_the_torn_line_only(tmp_path: Path) -> None:
+    events = synthetic.killed_and_resumed()
+    path = synthetic.write(tmp_path, events[:10], torn=encode(events[10])[:25])
+    with MetricsWriter(tmp_path, TelemetrySettings()) as writer:
+        for event in events[10:]:
+            writer.write(event)
+    history = PeerHistory(path)
+    assert history.tail() == events
+    assert history.ignored_lines == 1
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="choose another output folder"):
+        MetricsWriter(tmp_path / "file" / "out", TelemetrySettings())
+
+
+def test_prometheus_serves_the_ledger(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0)) as writer:
+        assert writer.prometheus_port
+        assert scrape(writer.prometheus_port) == {}
+        for event in synthetic.peer_events():
+            writer.write(event)
+        found = scrape(writer.prometheus_port)
+    event = last_round()
+    assert found["swarm_round", ""] == event.round
+    assert found["swarm_reward", ""] == pytest.approx(event.reward)
+    for kind in ("generated", "shared", "received", "used_local", "used_external"):
+        assert found["swarm_groups_total", kind] == event.groups[kind]
+    for reason, n in event.groups["dropped"].items():
+        assert found["swarm_dropped_total", reason] == n
+    assert found["swarm_tokens_generated_total", ""] == event.tokens_generated
+    assert found["swarm_stage_seconds", "update"] == 0.2
+    assert found["swarm_accuracy", ""] == pytest.approx(0.25, abs=0.02)
+    with pytest.raises(OSError):
+        scrape(writer.prometheus_port)
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path / "a", TelemetrySettings(prometheus_port=0)) as first:
+        taken = TelemetrySettings(prometheus_port=first.prometheus_port)
+        with pytest.raises(ConfigError, match=f"telemetry.prometheus_port.*:{first.prometheus_port}"):
+            MetricsWriter(tmp_path / "b", taken)
+
+
+def test_tensorboard_files_read_back_without_the_rounds_a_resume_repeats(tmp_path: Path) -> None:
+    events = synthetic.killed_and_resumed(num_rounds=40, checkpoint=20, lost=30)
+    with MetricsWriter(tmp_path, TelemetrySettings(tensorboard=True)) as writer:
+        for event in events:
+            writer.write(event)
+    read = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
+    read.Reload()
+    rewards = read.Scalars("generate/reward")
+    assert [scalar.step for scalar in rewards] == list(range(1, 41))
+    expected = PeerHistory.read(tmp_path / "metrics.jsonl").series()
+    assert [scalar.value for scalar in rewards] == pytest.approx([event.reward for event in expected])
+    assert [scalar.step for scalar in read.Scalars("evaluate/gcd")] == [0, 40]
+    assert {"mix/external", "drop/zero_advantage", "filter/zero_advantage", "update/loss", "time/generate_s"} <= set(
+        read.Tags()["scalars"]
+    )
+
+
+def test_a_missing_wandb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
+    with pytest.raises(ConfigError, match=r"swarm\[wandb\]"):
+        MetricsWriter(tmp_path, TelemetrySettings(wandb_project="p"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra `wandb` is not installed")
+def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
+    """In a process of its own: the client finishes its file when the process ends."""
+    path = synthetic.write(tmp_path / "source", synthetic.peer_events(num_rounds=3))
+    code = (
+        "import pathlib, sys\n"
+        "from swarm.telemetry.config import TelemetrySettings\n"
+        "from swarm.telemetry.history import PeerHistory\n"
+        "from swarm.telemetry.sinks import MetricsWriter\n"
+        "source, out = map(pathlib.Path, sys.argv[1:])\n"
+        "with MetricsWriter(out, TelemetrySettings(wandb_project='p')) as writer:\n"
+        "    for event in PeerHistory(source).tail():\n"
+        "        writer.write(event)\n"
+    )
+    command = [sys.executable, "-c", code, str(path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+    (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"generate/reward" in run.read_bytes()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_reported_once_and_leaves_the_other_sinks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0)) as writer:
+        for event in synthetic.peer_events(num_rounds=3):
+            writer.write(event)
+        assert writer.prometheus_port
+        assert scrape(writer.prometheus_port)["swarm_round", ""] == 3
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 1 and "jsonl failed and is switched off" in errors[0].getMessage()
+
+
+def test_importing_telemetry_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "import swarm.telemetry.config, swarm.telemetry.history, swarm.telemetry.ledger, swarm.telemetry.live\n"
+        "import swarm.telemetry.plots, swarm.telemetry.records, swarm.telemetry.report, swarm.telemetry.sinks\n"
+        "heavy = {'torch', 'matplotlib', 'rich', 'prometheus_client', 'tensorboard', 'wandb'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
