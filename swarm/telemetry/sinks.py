@@ -258,12 +258,21 @@ class WandbSink:
     """A Weights & Biases run in the output folder; offline unless configured otherwise."""
 
     def __init__(self, out_dir: Path, project: str, mode: Literal["online", "offline"]) -> None:
-        """Raises `ConfigError` where the package is missing."""
+        """Raises `ConfigError` where the package is missing, or a login that mode `online` needs."""
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError(
                 f"telemetry.wandb_project is {project!r}, but Weights & Biases is not installed: "
                 "install the extra `swarm[wandb]`, or leave the field out"
             )
+        if mode == "online":
+            import wandb
+
+            # Its client would stop and ask on the terminal, in the middle of a run.
+            if wandb.api.api_key is None:
+                raise ConfigError(
+                    "telemetry.wandb_mode is 'online', but this machine has no Weights & Biases login: "
+                    "run `wandb login` first, or set it to 'offline'"
+                )
         self._out_dir = out_dir
         self._project = project
         self._mode = mode
@@ -294,8 +303,8 @@ class WandbSink:
             name=event.name or event.peer_id,
             group=event.run_id,
             config={"peer_id": event.peer_id, "resumed_from": event.resumed_from, **event.config},
-            # The terminal belongs to the live view, and a missing login must fail instead of asking.
-            settings=wandb.Settings(silent=True, console="off", login_timeout=1),
+            # The terminal belongs to the live view.
+            settings=wandb.Settings(silent=True, console="off"),
         )
         # Rounds repeat after a resume, which W&B's own step counter refuses: the round is an ordinary axis instead.
         run.define_metric("round")

@@ -24,7 +24,7 @@ from swarm.net.wire import (
     seal_peer_record,
 )
 from swarm.types import Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec
-from tests.net.records import make_group, make_manifest
+from .records import make_group, make_manifest
 
 ALICE = Identity.generate()
 RUN = make_run_id("demo", ALICE.peer_id)

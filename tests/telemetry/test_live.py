@@ -11,7 +11,7 @@ from rich.console import Console
 
 from swarm.telemetry.history import PeerHistory, swarm_summary
 from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text, summary_table
-from swarm.telemetry.records import EndEvent, NoteEvent, StartEvent, encode
+from swarm.telemetry.records import NoteEvent, StartEvent, encode
 
 from . import synthetic
 
@@ -118,8 +118,6 @@ def test_states(troubled: list[PeerHistory], tmp_path: Path) -> None:
         "done", "running", "restart", "alone", "starting", "waiting",
     ]  # fmt: skip
     assert state_text(troubled[1], NOW + 3600) == "silent 1:00:55"
-    failed = synthetic.write(tmp_path / "x", [EndEvent(time=NOW, round=0, reason="error")])
-    assert PeerHistory.read(failed).phase == "waiting"
     failed = synthetic.write(tmp_path / "x", synthetic.peer_events(num_rounds=1, end="error"))
     assert state_text(PeerHistory.read(failed), NOW) == "failed"
 

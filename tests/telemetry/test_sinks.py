@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import subprocess
 import sys
 import urllib.request
@@ -23,8 +24,7 @@ from . import synthetic
 
 
 def last_round() -> RoundEvent:
-    event = [event for event in synthetic.peer_events() if isinstance(event, RoundEvent)][-1]
-    return event
+    return [event for event in synthetic.peer_events() if isinstance(event, RoundEvent)][-1]
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
@@ -135,6 +135,20 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     assert done.stdout + done.stderr == ""
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     assert b"generate/reward" in run.read_bytes()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra `wandb` is not installed")
+def test_wandb_online_without_a_login_is_refused_instead_of_asking(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys\n"
+        "from swarm.telemetry.config import TelemetrySettings\n"
+        "from swarm.telemetry.sinks import MetricsWriter\n"
+        "MetricsWriter(pathlib.Path(sys.argv[1]), TelemetrySettings(wandb_project='p', wandb_mode='online'))\n"
+    )
+    nobody = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "PATH": os.defpath}
+    command = [sys.executable, "-c", code, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=nobody, stdin=subprocess.DEVNULL, timeout=60)
+    assert "ConfigError: telemetry.wandb_mode is 'online'" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -1,0 +1,32 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test check install install-dev clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/swarm demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+install: $(VENV)/.installed
+
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml .ci/constraints.txt .ci/install
+	@PYTHON=$(PYTHON) bash .ci/install $(VENV)
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@bash .ci/install $(VENV) dev
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

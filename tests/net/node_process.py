@@ -1,0 +1,29 @@
+"""A node in a process of its own, for tests that kill it: prints its address and daemon, then echoes what arrives."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.wire import seal_manifest
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from net.records import fast_settings, make_identity, make_manifest
+
+    identity = make_identity(Path(sys.argv[1]), "process")
+    node = HivemindTransport(
+        fast_settings(listen=(sys.argv[2],)), identity, seal_manifest(identity, make_manifest(identity))
+    )
+    node.start()
+    print(node.multiaddrs()[0], flush=True)
+    try:
+        while True:
+            for record in node.drain():
+                node.publish(b"echo " + record)
+            time.sleep(0.02)
+    except KeyboardInterrupt:
+        node.close()
+        sys.exit(130)

@@ -1,0 +1,270 @@
+"""The hivemind transport on real daemons: discovery, crashes, late bootstraps, forgeries."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.errors import ConfigError, PeerUnreachable, TransportError
+from swarm.net import hivemind as hivemind_module
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.identity import Identity
+from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
+from swarm.net.state import Profile
+
+from .records import LOOPBACK, fast_settings, make_identity, make_manifest, sealed_manifest, until
+
+pytestmark = pytest.mark.network
+
+Start = Callable[..., HivemindTransport]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts nodes by name; the one named `founder` brings the run. Closes them, and checks that nothing is left."""
+    nodes: list[HivemindTransport] = []
+
+    def start_one(
+        name: str, bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK
+    ) -> HivemindTransport:
+        identity = make_identity(tmp_path, name)
+        manifest = sealed_manifest(identity) if name == "founder" else None
+        node = HivemindTransport(fast_settings(bootstrap, listen), identity, manifest, Profile(model=name))
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield start_one
+    for node in nodes:
+        node.close()
+    assert daemons() == []
+    assert [thread.name for thread in threading.enumerate() if thread.name == "swarm-network"] == []
+
+
+def daemons(pid: int | None = None) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children() if child.name() == "p2pd"]
+
+
+def exchange(sender: HivemindTransport, receiver: HivemindTransport, record: bytes) -> None:
+    """Publish once; the record must arrive."""
+    sender.publish(record)
+    until(lambda: record in receiver.drain(), f"{record!r} arrives")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_importing_the_module_loads_neither_hivemind_nor_torch() -> None:
+    code = "import sys, swarm.net.hivemind, swarm.net.manifest; print({'hivemind', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None:
+    import inspect
+    from importlib.metadata import version
+
+    from hivemind.p2p import P2P
+    from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+    from hivemind.proto.p2pd_pb2 import PSMessage, PSRequest
+
+    advice = "swarm/net/daemon.py was written against hivemind 1.1.12: check it against this version, then this test"
+    assert version("hivemind") == "1.1.12", advice
+    assert "_read_task" in inspect.getsource(ControlClient._ensure_persistent_conn), advice
+    assert list(inspect.signature(ControlClient.call_unary_handler).parameters)[1:] == ["peer_id", "proto", "data"]
+    assert list(inspect.signature(ControlClient.add_unary_handler).parameters)[1:3] == ["proto", "handler"]
+    assert "_client" in inspect.getsource(P2P.replicate), advice
+    assert {"from", "data"} <= set(PSMessage.DESCRIPTOR.fields_by_name), advice
+    assert PSRequest.Type.items() == [("GET_TOPICS", 0), ("LIST_PEERS", 1), ("PUBLISH", 2), ("SUBSCRIBE", 3)], advice
+
+
+def test_a_node_that_knows_one_finds_the_other_through_the_dht(start: Start) -> None:
+    a = start("founder")
+    b = start("b", a.multiaddrs())
+    c = start("c", a.multiaddrs())
+    everyone = {a.peer_id, b.peer_id, c.peer_id}
+    for node in (a, b, c):
+        until(lambda node=node: set(node.status().connected) == everyone - {node.peer_id}, "a full mesh")
+    until(lambda: {record.model for record in c.peers()} == {"founder", "b"}, "both records are read")
+    for record in c.peers():
+        assert record.multiaddrs and record.run_id == make_manifest_id(a)
+    # Without the node that introduced them the two still hear each other.
+    a.close()
+    until(lambda: b.status().connected == (c.peer_id,), "the first node's departure is seen")
+    exchange(b, c, b"without a")
+    exchange(c, b, b"back")
+
+
+def make_manifest_id(founder: HivemindTransport) -> str:
+    manifest = founder.manifest()
+    assert manifest is not None
+    return manifest.run_id
+
+
+def test_messages_flow_again_after_the_daemon_is_killed(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    a = start("founder")
+    (daemon,) = daemons()
+    b = start("b", a.multiaddrs())
+    addresses = a.multiaddrs()
+    until(lambda: a.status().connected and b.status().connected, "both connect")
+    exchange(a, b, b"before")
+    daemon.kill()
+    until(lambda: a.counters().get("daemon_restarts") == 1, "the daemon's death is noticed")
+    a.publish(b"during")
+    until(lambda: b"during" in b.drain(), "what was published meanwhile arrives")
+    until(lambda: a.status().connected == (b.peer_id,), "connected again")
+    assert a.multiaddrs() == addresses
+    exchange(b, a, b"after")
+    assert "exited with -9" in caplog.text
+    a.serve("/test/ping", lambda remote, request: b"pong")
+    until(lambda: b.request(a.peer_id, MANIFEST_PROTOCOL, b"", 5.0), "requests are answered again")
+
+
+def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = start("founder")
+    from swarm.net import daemon as daemon_module
+
+    monkeypatch.setattr(hivemind_module, "MAX_RESTARTS_IN_A_ROW", 2)
+    monkeypatch.setattr(daemon_module, "binary_path", lambda: Path("/bin/false"))
+    daemons()[0].kill()
+
+    def failed() -> bool:
+        try:
+            a.drain()
+        except TransportError as error:
+            return "3 times in a row" in str(error)
+        return False
+
+    until(failed, "the transport gives up")
+    with pytest.raises(TransportError, match="in a row"):
+        a.publish(b"x")
+    with pytest.raises(TransportError, match="in a row"):
+        a.request(a.peer_id, "/x", b"", 1.0)
+
+
+def test_a_daemon_that_cannot_start_is_an_error_of_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.net import daemon as daemon_module
+
+    monkeypatch.setattr(daemon_module, "binary_path", lambda: Path("/bin/false"))
+    with pytest.raises(TransportError, match="did not start"):
+        start("founder")
+
+
+def test_a_bootstrap_that_appears_later_is_joined_without_help(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    founder = make_identity(tmp_path, "founder")
+    founder.close()
+    address = f"/ip4/127.0.0.1/tcp/{port}"
+    b = start("b", (f"{address}/p2p/{founder.peer_id}",))
+    until(lambda: "no bootstrap reachable" in b.status().detail, "the failure is told")
+    assert f"{address}: connection refused; next try in" in b.status().detail
+    assert b.status().alone_since is not None
+    b.publish(b"lost")
+    assert b.counters()["no_run"] == 1
+    a = start("founder", listen=(address,))
+    until(lambda: b.status().connected == (a.peer_id,), "the bootstrap is joined")
+    until(b.manifest, "the run is learned")
+    exchange(b, a, b"found you")
+    assert "connected to 1 peers" in b.status().detail
+
+
+def test_manifest_can_be_fetched_without_a_node(start: Start) -> None:
+    a = start("founder")
+    port = free_port()
+    dead = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}"
+    manifest, sealed = fetch_manifest([dead, *a.multiaddrs()], 20.0)
+    assert manifest == a.manifest() and sealed == a.sealed_manifest()
+    with pytest.raises(PeerUnreachable, match="expected the run 'other'"):
+        fetch_manifest(a.multiaddrs(), 20.0, run_id="other")
+    with pytest.raises(PeerUnreachable) as nobody:
+        fetch_manifest([dead, "/dns4/no-such-host.invalid/tcp/1/p2p/" + a.peer_id], 5.0)
+    assert f"/ip4/127.0.0.1/tcp/{port}: connection refused" in str(nobody.value)
+    assert "no-such-host.invalid/tcp/1: unknown host" in str(nobody.value)
+    with pytest.raises(ConfigError):
+        fetch_manifest(["localhost:1234"], 5.0)
+    # Something listens, but is not the peer it is said to be.
+    impostor = a.multiaddrs()[0].replace(a.peer_id, Identity.generate().peer_id)
+    with pytest.raises(PeerUnreachable, match=r"127\.0\.0\.1"):
+        fetch_manifest([impostor], 10.0)
+
+
+def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    liar = start("liar")
+    victim = make_identity(tmp_path, "victim")
+    forged = sealed_manifest(make_identity(tmp_path, "mallory"), "demo")
+    from swarm.net import wire
+    from swarm.types import RunManifest
+
+    # The liar signs a manifest under the victim's run id, and serves it as its own.
+    stolen: RunManifest = make_manifest(victim)
+    forged = wire.seal_manifest(make_identity(tmp_path, "mallory2"), stolen)
+    monkeypatch.setattr(liar._state, "sealed", forged)
+    node = start("node", liar.multiaddrs())
+    until(lambda: node.counters().get("refused_manifests"), "the forgery is counted")
+    assert node.manifest() is None
+    with pytest.raises(PeerUnreachable, match="manifest was refused: wrong_peer"):
+        fetch_manifest(liar.multiaddrs(), 20.0)
+
+
+@contextmanager
+def node_process(folder: Path, listen: str = LOOPBACK[0]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    script = Path(__file__).with_name("node_process.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(folder), listen], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_node_leaves_no_daemon_and_can_come_back(start: Start, tmp_path: Path) -> None:
+    with node_process(tmp_path) as (process, address):
+        (daemon,) = daemons(process.pid)
+        b = start("b", (address,))
+        until(lambda: b.status().connected, "the two connect")
+        b.publish(b"hello")
+        until(lambda: b"echo hello" in b.drain(), "the node answers")
+        process.kill()
+        killed = time.monotonic()
+        until(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "its daemon goes", 10.0)
+        assert time.monotonic() - killed < 5
+    until(lambda: not b.status().connected, "its loss is seen")
+    with node_process(tmp_path, address.rpartition("/p2p/")[0]) as (_, again):
+        assert again == address
+        until(lambda: b.status().connected, "the node is found again where it was")
+        b.publish(b"again")
+        until(lambda: b"echo again" in b.drain(), "the node answers again")
+
+
+def test_ctrl_c_reaches_the_whole_process_group_and_ends_cleanly(tmp_path: Path) -> None:
+    with node_process(tmp_path) as (process, _):
+        (daemon,) = daemons(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(5.0) == 130
+        until(lambda: not daemon.is_running(), "the daemon goes", 3.0)
+
+
+def test_an_identity_without_a_file_and_a_second_start_are_refused(start: Start) -> None:
+    with pytest.raises(TransportError, match="file"):
+        HivemindTransport(fast_settings(), Identity.generate())
+    node = start("founder")
+    with pytest.raises(TransportError, match="once"):
+        node.start()

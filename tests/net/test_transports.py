@@ -1,0 +1,152 @@
+"""The contract of `Transport`, on every implementation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+
+from .records import fast_settings, make_identity, make_manifest, sealed_manifest, until
+
+AnyTransport = MemoryTransport | HivemindTransport
+
+
+class Network:
+    """Makes nodes that can find each other; closes them at the end."""
+
+    def __init__(self, make: Callable[[Identity, bytes | None], AnyTransport], folder: Path) -> None:
+        self._make = make
+        self._folder = folder
+        self.nodes: list[AnyTransport] = []
+
+    def identity(self, name: str) -> Identity:
+        return make_identity(self._folder, name)
+
+    def node(self, identity: Identity, manifest: bytes | None = None) -> AnyTransport:
+        node = self._make(identity, manifest)
+        self.nodes.append(node)
+        return node
+
+
+@pytest.fixture(params=["memory", pytest.param("hivemind", marks=pytest.mark.network)])
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
+    hub = MemoryHub()
+
+    def memory(identity: Identity, manifest: bytes | None) -> AnyTransport:
+        return MemoryTransport(hub, identity.peer_id, manifest)
+
+    def hivemind(identity: Identity, manifest: bytes | None) -> AnyTransport:
+        bootstrap = tuple(address for node in network.nodes for address in node.multiaddrs())
+        return HivemindTransport(fast_settings(bootstrap), identity, manifest)
+
+    network = Network(memory if request.param == "memory" else hivemind, tmp_path)
+    yield network
+    for node in network.nodes:
+        node.close()
+
+
+@pytest.fixture
+def pair(network: Network) -> tuple[AnyTransport, AnyTransport]:
+    """Two nodes; the second learned the run from the first, and both see each other."""
+    founder = network.identity("founder")
+    first = network.node(founder, sealed_manifest(founder))
+    first.serve("/test/echo", lambda remote, request: remote.encode() + b" said " + request)
+    first.serve("/test/fail", lambda remote, request: request[1_000:2_000] + bytes((request[0] + 256,)))
+    first.start()
+    second = network.node(network.identity("joiner"))
+    second.start()
+    until(second.manifest, "the joiner learns the run")
+    until(lambda: first.status().connected and second.status().connected, "both see each other")
+    return first, second
+
+
+def arrive(node: AnyTransport, count: int) -> list[bytes]:
+    records: list[bytes] = []
+    until(lambda: records.extend(node.drain()) or len(records) >= count, f"{count} records arrive")
+    return records
+
+
+def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    # One test, not ten: starting daemons is what takes the time.
+    first, second = pair
+    assert first.status().connected == (second.peer_id,) and second.status().connected == (first.peer_id,)
+    assert first.status().alone_since is None
+    assert first.status().run_id == second.status().run_id == second.manifest().run_id  # type: ignore[union-attr]
+    assert second.sealed_manifest() == first.sealed_manifest()
+
+    sent = [b"record %d" % i for i in range(20)]
+    for record in sent:
+        first.publish(record)
+    assert arrive(second, 20) == sent
+    second.publish(bytes(900_000))
+    assert arrive(first, 1) == [bytes(900_000)]
+    assert first.drain() == [] and second.drain() == []
+    assert first.counters()["published"] == 20 and first.counters()["delivered"] == 1
+
+    assert second.request(first.peer_id, "/test/echo", b"hi", 5.0) == second.peer_id.encode() + b" said hi"
+    second.serve("/test/late", lambda remote, request: request[::-1])
+
+    def ask_late() -> bytes | None:
+        try:
+            return first.request(second.peer_id, "/test/late", b"abc", 5.0)
+        except PeerUnreachable:
+            return None
+
+    assert until(ask_late, "a handler added after start answers") == b"cba"
+
+    with pytest.raises(PeerUnreachable):
+        second.request(first.peer_id, "/test/nobody-serves-this", b"", 5.0)
+    with pytest.raises(PeerUnreachable):
+        second.request(first.peer_id, "/test/fail", b"\xff", 5.0)
+    assert first.counters()["handler_errors"] == 1
+    with pytest.raises(PeerUnreachable):
+        second.request(Identity.generate().peer_id, "/test/echo", b"", 5.0)
+    with pytest.raises(PeerUnreachable):
+        second.request("not a peer id", "/test/echo", b"", 5.0)
+
+    for address in first.multiaddrs():
+        assert address.endswith(f"/p2p/{first.peer_id}")
+    assert first.multiaddrs()
+
+    for _ in range(2):
+        began = time.monotonic()
+        second.close()
+        assert time.monotonic() - began < 2
+    with pytest.raises(TransportError):
+        second.publish(b"x")
+    with pytest.raises(TransportError):
+        second.drain()
+    until(lambda: first.status().connected == (), "the other's departure is seen")
+    assert first.status().alone_since is not None
+
+
+def test_alone_and_without_a_run_records_are_dropped_and_counted(network: Network) -> None:
+    founder = network.identity("founder")
+    node = network.node(network.identity("node"))
+    with pytest.raises(TransportError):
+        node.publish(b"before start")
+    node.start()
+    status = node.status()
+    assert status.run_id is None and status.connected == () and status.alone_since is not None
+    node.publish(b"x")
+    assert node.counters()["no_run"] == 1
+    with pytest.raises(TransportError, match="refused"):
+        node.set_manifest(b"junk")
+    node.set_manifest(sealed_manifest(founder))
+    assert node.manifest() == make_manifest(founder) and node.status().run_id == make_manifest(founder).run_id
+    with pytest.raises(TransportError, match="wrong_run"):
+        node.set_manifest(sealed_manifest(founder, "other"))
+    assert node.manifest() == make_manifest(founder)
+    node.publish(b"y")
+    assert node.counters()["no_run"] == 1
+
+
+def test_a_transport_never_started_can_be_closed(network: Network) -> None:
+    network.node(network.identity("node")).close()
