@@ -81,7 +81,12 @@ def _rows(result: Evaluation) -> list[tuple[str, int, int]]:
 
 def _as_dict(result: Evaluation) -> dict[str, object]:
     return {
-        task: {"correct": correct, "asked": asked, "accuracy": correct / asked, "interval": wilson_interval(correct, asked)}
+        task: {
+            "correct": correct,
+            "asked": asked,
+            "accuracy": correct / asked,
+            "interval": wilson_interval(correct, asked),
+        }
         for task, correct, asked in _rows(result)
     }
 

@@ -24,7 +24,7 @@ FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="swarm",
-    help="Decentralized, collaborative RL post-training: train your own policy, share what it tried, learn from others.",
+    help="Collaborative RL post-training without a centre: train your own policy, share what it tried, learn from all.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -124,7 +124,9 @@ def tasks(
 def evaluate(
     context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a peer's directory, or a model directory.")],
-    config: Annotated[Path | None, typer.Option(help="Configuration with tasks and sampling; default: its own.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration with tasks and sampling; default: its own.")
+    ] = None,
     questions: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 900,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -131,7 +131,9 @@ class _NetworkWatch:
         """Note when the node finds itself alone, why, and when it is alone no longer."""
         alone = status.alone_since is not None
         if alone != self._alone and (alone or self._alone is not None):
-            self._node.note(f"training alone: {status.detail}" if alone else status.detail, "warning" if alone else "info")
+            self._node.note(
+                f"training alone: {status.detail}" if alone else status.detail, "warning" if alone else "info"
+            )
         elif alone and _without_numbers(status.detail) != _without_numbers(self._detail):
             self._node.note(f"still alone: {status.detail}", "warning")
         self._alone, self._detail = alone, status.detail
@@ -199,6 +201,4 @@ def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
 
 
 def _profile(config: NodeConfig) -> Profile:
-    return Profile(
-        model=config.policy.model, tasks=tuple(task.name for task in config.tasks), version=version("swarm")
-    )
+    return Profile(model=config.policy.model, tasks=tuple(task.name for task in config.tasks), version=version("swarm"))

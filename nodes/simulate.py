@@ -24,7 +24,7 @@ from nodes.children import Child, stop_all
 from nodes.peer import EXIT_DONE, EXIT_FAILED, policy_progress
 from nodes.stop import EXIT_INTERRUPTED, StopRequest
 from nodes.training import versions
-from swarm.config import load_config
+from swarm.config import Values, load_config
 from swarm.errors import ConfigError, Interrupted, TransportError
 from swarm.policy.tiny import ensure_tiny
 from swarm.telemetry.history import PeerHistory, swarm_summary
@@ -83,7 +83,7 @@ def demo(options: DemoOptions, console: Console) -> int:
 
 def _write_config(options: DemoOptions) -> None:
     """The configuration that all peers share. A directory that holds it already is gone on with."""
-    values = {
+    values: Values = {
         "run_name": "demo",
         "rounds": options.rounds,
         "mix": {"local": options.local, "external": options.external},

@@ -34,7 +34,9 @@ def _describe(entry: CatalogueEntry) -> Text:
     if entry.error:
         text.append(f"  no example: {entry.error}\n", style="yellow")
     else:
-        text.append(f"  {_shortened(entry.question)}\n").append(f"  answer: {_shortened(entry.answer or '-')}\n", "green")
+        text.append(f"  {_shortened(entry.question)}\n").append(
+            f"  answer: {_shortened(entry.answer or '-')}\n", "green"
+        )
     options = ", ".join(f"{name}={value}" for name, value in entry.options.items())
     return text.append(f"  options: {options}\n", style="dim")
 

@@ -55,6 +55,7 @@ class TrainingNode:
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`."""
         self._config = config
         self._identity = identity
         self._transport = transport

@@ -225,7 +225,9 @@ def _check_path(path: str, origin: str) -> bool:
             raise ConfigError(f"{path} (from {origin}): {'.'.join(parts[: depth + 1])} has no fields")
         else:
             return get_origin(annotation) in (tuple, list)
-    raise ConfigError(f"{path} (from {origin}): this is a group of fields; name one of them: {', '.join(model.model_fields)}")
+    raise ConfigError(
+        f"{path} (from {origin}): this is a group of fields; name one of them: {', '.join(model.model_fields)}"
+    )
 
 
 def _merge(target: Values, values: Values, origin: str, origins: dict[str, str], prefix: str) -> None:

@@ -22,6 +22,7 @@ class RejectedGroup(SwarmError):
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
+        """`reason` is a short stable key, `detail` is for people."""
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from swarm.settings import Settings
 from swarm.types import GradedGroup
 
-
 T = TypeVar("T")
 
 

@@ -15,7 +15,7 @@ from swarm.types import GradedGroup
 class PoolSettings(Settings):
     """How long received groups stay available."""
 
-    max_groups: int = Field(512, ge=1)
+    max_groups: int = Field(128, ge=1)
     max_age_s: float = Field(600.0, gt=0)
     """Groups older than this at the receiver are dropped as `expired`."""
     max_uses: int = Field(1, ge=1)
@@ -38,13 +38,16 @@ class Pool:
     """Oldest first; every departure other than use is returned as a reason, for the ledger."""
 
     def __init__(self, settings: PoolSettings) -> None:
+        """An empty pool."""
         self._settings = settings
         self._groups: dict[str, PooledGroup] = {}
 
     def __len__(self) -> int:
+        """Groups available, used ones included."""
         return len(self._groups)
 
     def __contains__(self, content_id: str) -> bool:
+        """Whether a group is available."""
         return content_id in self._groups
 
     def add(self, content_id: str, graded: GradedGroup, now: float) -> Counter[str]:
@@ -78,7 +81,7 @@ class Pool:
         return [(pooled.content_id, pooled.graded) for pooled in self._groups.values()]
 
     def use(self, content_ids: Iterable[str]) -> int:
-        """Mark groups as used in an update; those at their limit leave. Returns how many were used for the first time."""
+        """Mark groups as used in an update; those at their limit leave. Returns how many had not been used before."""
         first = 0
         for content_id in content_ids:
             pooled = self._groups[content_id]

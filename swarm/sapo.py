@@ -93,6 +93,7 @@ class SapoNode:
         ledger: Ledger,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """A node that has done nothing yet. `policy_id.version` is taken from the updater each round."""
         self.round = 0
         """Rounds finished."""
         self.position = 0
@@ -184,7 +185,9 @@ class SapoNode:
             sampling_seed = int(np.random.SeedSequence([self._seed, self.position]).generate_state(1)[0])
             answers = self._engine.generate(prompts, self._group_size, self._sampling, sampling_seed)
         with stages("grade"):
-            verdicts = self._verifier.grade([(q.ref, [c.text for c in a]) for q, a in zip(questions, answers, strict=True)])
+            verdicts = self._verifier.grade(
+                [(q.ref, [c.text for c in a]) for q, a in zip(questions, answers, strict=True)]
+            )
         self.position += len(questions)
         self.ledger.generated(len(questions))
         groups = []
@@ -194,7 +197,9 @@ class SapoNode:
             elif isinstance(verdict, Rejection):
                 self.ledger.local(verdict.reason)
             else:
-                groups.append(GradedGroup(self._group(question.ref, completions, verdict), verdict.prompt, verdict.rewards))
+                groups.append(
+                    GradedGroup(self._group(question.ref, completions, verdict), verdict.prompt, verdict.rewards)
+                )
         return groups
 
     def _group(self, ref: TaskRef, completions: tuple[Completion, ...], grade: Grade) -> RolloutGroup:

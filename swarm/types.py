@@ -60,7 +60,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Completion(Struct, frozen=True, forbid_unknown_fields=True):
-    """One answer. `text` is what the swarm shares; ids and log-probabilities serve receivers with the same tokenizer."""
+    """One answer. `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer."""
 
     text: str
     finish_reason: Literal["stop", "length"]

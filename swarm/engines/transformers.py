@@ -27,9 +27,7 @@ class _Sequence:
 class TransformersEngine:
     """Batched sampling: each prompt is read once for all its completions, finished rows leave the batch."""
 
-    def __init__(
-        self, policy: Policy, max_batch_sequences: int, cancelled: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, policy: Policy, max_batch_sequences: int, cancelled: Callable[[], bool] = lambda: False) -> None:
         """`cancelled` is asked between decode steps; once true, `generate` raises `Interrupted`."""
         self._policy = policy
         self._cancelled = cancelled
@@ -94,7 +92,8 @@ class TransformersEngine:
                 use_cache=True,
                 logits_to_keep=1,
             )
-        return output.logits[:, -1].float()
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
 
     def _append(self, sequences: list[_Sequence], active: list[int], tokens: Tensor, logprobs: Tensor) -> list[int]:
         """Record one sampled token a row; the rows that go on."""

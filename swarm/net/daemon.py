@@ -41,6 +41,7 @@ MAX_REPLY_BYTES = 2 * 2**20
 """Replies near the control protocol's 4 MiB break hivemind's reader for good."""
 CONTROL_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.0
+HANG_UP_GRACE_S = 0.5
 
 
 def binary_path() -> Path:
@@ -131,6 +132,7 @@ class Daemon:
             self._output.append(line)
             if line.startswith("Peer ID:"):
                 break
+        self._output.clear()
         self._reader = asyncio.create_task(self._read_output(output))
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
 
@@ -166,6 +168,8 @@ class Daemon:
         exited = asyncio.create_task(self._process.wait())
         try:
             await asyncio.wait({hung_up, exited}, return_when=asyncio.FIRST_COMPLETED)
+            # A dying daemon hangs up first.
+            await asyncio.wait({exited}, timeout=HANG_UP_GRACE_S)
         finally:
             exited.cancel()
         if self._process.returncode is None:

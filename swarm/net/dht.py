@@ -15,10 +15,11 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.serializer import MSGPackSerializer
+from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
 from swarm.net.identity import Identity
-from swarm.net.wire import open_peer_record, seal_peer_record
+from swarm.net.wire import MAX_PEER_RECORD_BYTES, open_peer_record, seal_peer_record
 from swarm.types import PeerRecord
 
 RPC_TIMEOUT_S = 3.0
@@ -89,9 +90,11 @@ class PeerDirectory:
 
     async def announce(self, identity: Identity, record: PeerRecord) -> bool:
         """Store our own record; whether some node took it."""
-        stored = await self._node.store(
-            _key(self._run_id), seal_peer_record(identity, record), record.expires_at, subkey=record.peer_id
-        )
+        sealed = seal_peer_record(identity, record)
+        if len(sealed) > MAX_PEER_RECORD_BYTES:
+            # Where a peer is matters more than what it does.
+            sealed = seal_peer_record(identity, replace(record, tasks=()))
+        stored = await self._node.store(_key(self._run_id), sealed, record.expires_at, subkey=record.peer_id)
         return bool(stored)
 
     async def read(self) -> list[PeerRecord]:

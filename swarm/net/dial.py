@@ -59,17 +59,18 @@ async def probe(address: str) -> str | None:
 
 
 class Backoff:
-    """When to try again what has failed: first after `first_s`, then twice as long each time, up to a minute."""
+    """When to try again what has failed: first after `first_s`, then twice as long each time, up to `longest_s`."""
 
-    def __init__(self, first_s: float) -> None:
-        """`first_s` is the pause after the first failure."""
+    def __init__(self, first_s: float, longest_s: float = MAX_PAUSE_S) -> None:
+        """`first_s` is the pause after the first failure, whatever `longest_s` says."""
         self._first_s = first_s
+        self._longest_s = max(first_s, longest_s)
         self._pauses: dict[str, tuple[float, float]] = {}
 
     def failed(self, name: str, now: float) -> None:
         """Note a failure."""
         pause_s, _ = self._pauses.get(name, (self._first_s / 2, 0.0))
-        pause_s = min(2 * pause_s, max(MAX_PAUSE_S, self._first_s))
+        pause_s = min(2 * pause_s, self._longest_s)
         self._pauses[name] = (pause_s, now + pause_s)
 
     def succeeded(self, name: str) -> None:

@@ -151,7 +151,7 @@ class HivemindTransport:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts."""
+        """Cumulative counts: `published`, `delivered`, drops by reason, and what went wrong and was repaired."""
         drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
         return {**self._state.counters.snapshot(), **drops}
 
@@ -176,11 +176,10 @@ class HivemindTransport:
             loop.call_soon_threadsafe(session.wake)
 
     def _run_loop(self) -> None:
+        self._loop = loop = asyncio.new_event_loop()
+        loop.set_exception_handler(self._note_stray_error)
         try:
-            with asyncio.Runner() as runner:
-                self._loop = runner.get_loop()
-                self._loop.set_exception_handler(self._note_stray_error)
-                runner.run(self._live())
+            loop.run_until_complete(self._live())
         except asyncio.CancelledError:
             logger.debug("network thread closed")
         except Exception as error:
@@ -190,6 +189,9 @@ class HivemindTransport:
         finally:
             self._session = None
             self._settled.set()
+            # Not `asyncio.run`, which would wait here for name look-ups that nobody needs any more.
+            loop.run_until_complete(_end_strays())
+            loop.close()
 
     def _note_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         # hivemind leaves tasks behind whose errors nobody awaits, mostly when a daemon dies under them.
@@ -200,7 +202,7 @@ class HivemindTransport:
         """Keep a daemon running and a session on it, until cancelled or failed too often."""
         self._main = asyncio.current_task()
         failures = 0
-        while True:
+        while not self._closed:
             born = time.monotonic()
             reason = await self._live_once(START_TIMEOUTS_S[min(failures, len(START_TIMEOUTS_S) - 1)])
             if time.monotonic() - born > STEADY_AFTER_S:
@@ -248,6 +250,13 @@ class HivemindTransport:
             self._session = None
             await self._daemon.stop()
             self._daemon = None
+
+
+async def _end_strays() -> None:
+    strays = asyncio.all_tasks() - {asyncio.current_task()}
+    for stray in strays:
+        stray.cancel()
+    await asyncio.gather(*strays, return_exceptions=True)
 
 
 def _with_port(listen: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -36,7 +37,7 @@ BYTES_PER_S = 6e6
 
 SETTLE_S = 1.0
 """A message published within a heartbeat of the first peer's arrival can miss it."""
-EPITAPH_S = 0.2
+EPITAPH_S = 1.0
 
 
 class Session:
@@ -47,7 +48,7 @@ class Session:
         self._state = state
         self._daemon = daemon
         self._dialling = Backoff(state.settings.retry_s)
-        self._asking = Backoff(state.settings.retry_s)
+        self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
         self._failures: dict[str, str] = {}
         self._run_known = asyncio.Event()
         self._peers_changed = asyncio.Event()
@@ -58,12 +59,11 @@ class Session:
         """Everything above, until the daemon is gone; says how that showed."""
         reasons = ["it ended"]
         try:
-            await self._daemon.answer(MANIFEST_PROTOCOL, lambda remote, request: self._state.sealed or b"")
-            await self.serve()
-            loops = (self._watch, self._dial, self._observe, self._join, self._hear, self._tell, self._discover)
-            async with asyncio.TaskGroup() as group:
-                for loop in loops:
-                    group.create_task(loop())
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._watch())
+                loops.create_task(self._answer())
+                for loop in (self._dial, self._observe, self._join, self._hear, self._tell, self._discover):
+                    loops.create_task(loop())
         except* TransportError as errors:
             reasons = [str(error) for error in errors.exceptions]
         # When a daemon dies everything fails at once: its exit code says more than whichever loop noticed first.
@@ -91,6 +91,10 @@ class Session:
     async def _watch(self) -> None:
         raise TransportError(await self._daemon.wait_closed())
 
+    async def _answer(self) -> None:
+        await self._daemon.answer(MANIFEST_PROTOCOL, lambda remote, request: self._state.sealed or b"")
+        await self.serve()
+
     async def _observe(self) -> None:
         while True:
             await self._look()
@@ -110,7 +114,7 @@ class Session:
 
     async def _dial(self) -> None:
         while True:
-            now = self._state.clock()
+            now = time.monotonic()
             due = [peer_id for peer_id in self._wanted() if self._dialling.wait_s(peer_id, now) <= 0]
             results = await asyncio.gather(*map(self._dial_one, due[:MAX_DIALS_AT_ONCE]))
             if any(results):
@@ -137,7 +141,7 @@ class Session:
             logger.debug("dial failed: %s", error)
             self._state.counters.add("dial_failures")
             self._failures[peer_id] = str(error)
-            self._dialling.failed(peer_id, self._state.clock())
+            self._dialling.failed(peer_id, time.monotonic())
             return False
         self._failures.pop(peer_id, None)
         self._dialling.succeeded(peer_id)
@@ -152,13 +156,13 @@ class Session:
             return f"connected to {len(state.connected)} peers, none seen in the run yet"
         if not missing:
             return "waiting for peers" if not state.bootstrap else "dialling the bootstraps"
-        wait_s = min(self._dialling.wait_s(peer_id, state.clock()) for peer_id in missing)
+        wait_s = min(self._dialling.wait_s(peer_id, time.monotonic()) for peer_id in missing)
         reasons = "; ".join(self._failures[peer_id] for peer_id in missing)
         return f"no bootstrap reachable: {reasons}; next try in {wait_s:.0f} s"
 
     async def _join(self) -> None:
         while self._state.manifest is None:
-            now = self._state.clock()
+            now = time.monotonic()
             # Bootstraps first: they are the ones the user trusts to say which run this is.
             for peer_id in sorted(self._state.connected, key=lambda peer_id: peer_id not in self._state.bootstrap):
                 if self._state.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
@@ -180,7 +184,7 @@ class Session:
         except RejectedGroup as refusal:
             self._state.counters.add("refused_manifests")
             logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
-        self._asking.failed(peer_id, self._state.clock())
+        self._asking.failed(peer_id, time.monotonic())
 
     async def _hear(self) -> None:
         await self._run_known.wait()
@@ -222,7 +226,8 @@ class Session:
                 if directory is None:
                     directory = await PeerDirectory.create(self._daemon.p2p, state.manifest.run_id, state.clock)
                 met = (met & state.in_run) | await directory.meet(state.in_run - met)
-                await directory.announce(state.identity, state.own_record())
+                if not await directory.announce(state.identity, state.own_record()):
+                    state.counters.add("announcements_refused")
                 state.learn(await directory.read())
             except Exception:
                 # hivemind's DHT raises whatever its peers' answers make of it; the next round starts afresh.

@@ -17,6 +17,7 @@ from swarm.net.wire import MAX_MULTIADDRS, MAX_PEER_RECORD_LIFE_S, open_manifest
 from swarm.protocols import RequestHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 OUTBOX_RECORDS = 64
 OUTBOX_BYTES = 16 * 2**20
 MAX_KNOWN_PEERS = 1_024
@@ -119,11 +120,13 @@ class NodeState:
     def own_record(self) -> PeerRecord:
         """This node's entry in the directory, good for three renewals."""
         assert self.manifest is not None
+        # An address of this machine only means nothing to others, unless they are on it too: then any will do.
+        outward = tuple(address for address in self.multiaddrs() if not address.startswith(LOOPBACK))
         life_s = min(3 * self.settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
             self.manifest.run_id,
             self.identity.peer_id,
-            self.multiaddrs()[: MAX_MULTIADDRS // 2],
+            (outward or self.multiaddrs())[: MAX_MULTIADDRS // 2],
             self.profile.model,
             self.profile.tasks,
             self.profile.role,

@@ -58,6 +58,7 @@ class CheckpointStore:
     """The checkpoints of one node, newest last; keeps the last few."""
 
     def __init__(self, root: Path, keep: int = 2) -> None:
+        """Checkpoints below `root`, which need not exist yet."""
         self.root = root
         self._keep = keep
 
@@ -153,4 +154,3 @@ def _sync(path: Path) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
-

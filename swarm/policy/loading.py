@@ -35,6 +35,7 @@ class Policy:
         system_prompt: str | None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        """Raises `PolicyError` when model and tokenizer cannot work together."""
         if tokenizer.eos_token_id is None:
             raise PolicyError(f"the tokenizer of {name} has no end-of-sequence token; a completion could never end")
         if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
@@ -54,7 +55,7 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.model.parameters()).device
+        return torch.device(self.model.device)
 
     @property
     def max_positions(self) -> int:
@@ -160,7 +161,7 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End tokens: the tokenizer's, and those the model's generation config adds (chat models end turns with another)."""
+    """The tokenizer's end token and those of the generation config: chat models end their turns with another."""
     generation = getattr(model, "generation_config", None)
     extra = getattr(generation, "eos_token_id", None)
     ids = extra if isinstance(extra, list) else [extra]

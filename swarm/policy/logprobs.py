@@ -16,7 +16,7 @@ def completion_logprobs(
     """Log-probabilities [B, T] of each completion token given what precedes it; 0 beyond a completion's end.
 
     T is the longest completion. The output head runs on completion positions only; logits are divided by
-    `temperature`, the softmax is float32.
+    `temperature`, the softmax is at least float32.
     """
     prompt_ids, prompt_mask = pad(prompts, policy.pad_id, left=True)
     completion_ids, mask = pad(completions, policy.pad_id)
@@ -30,10 +30,11 @@ def completion_logprobs(
             logits_to_keep=completion_ids.shape[1] + 1,
             use_cache=False,
         ).logits[:, :-1]  # [B, T, V]
-    scaled = logits.float() / temperature
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     targets = completion_ids.to(policy.device)
     chosen = scaled.gather(-1, targets[..., None]).squeeze(-1)
-    return (chosen - scaled.logsumexp(dim=-1)) * mask.to(policy.device)
+    logprobs: Tensor = (chosen - scaled.logsumexp(dim=-1)) * mask.to(policy.device)
+    return logprobs
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> tuple[Tensor, Tensor]:

@@ -28,10 +28,44 @@ SPECIAL = ("<pad>", "<eos>")
 TAGS = ("<answer>", "</answer>", "<think>", "</think>")
 
 ANIMALS = (
-    "ant bee beetle bird butterfly cat chicken cockroach cow crab cricket deer dog duck elephant firefly flatworm "
-    "giraffe grasshopper horse human insect jellyfish leech lion lobster praying_mantis scorpion sea_slug sheep shrimp "
-    "snake spider starfish tiger wasp woodlouse"
-).split()
+    "ant",
+    "bee",
+    "beetle",
+    "bird",
+    "butterfly",
+    "cat",
+    "chicken",
+    "cockroach",
+    "cow",
+    "crab",
+    "cricket",
+    "deer",
+    "dog",
+    "duck",
+    "elephant",
+    "firefly",
+    "flatworm",
+    "giraffe",
+    "grasshopper",
+    "horse",
+    "human",
+    "insect",
+    "jellyfish",
+    "leech",
+    "lion",
+    "lobster",
+    "praying mantis",
+    "scorpion",
+    "sea slug",
+    "sheep",
+    "shrimp",
+    "snake",
+    "spider",
+    "starfish",
+    "tiger",
+    "wasp",
+    "woodlouse",
+)
 
 # The fixed parts of the nine tasks' questions: one token each makes prompts seven times shorter.
 TEMPLATE_PHRASES = (
@@ -92,7 +126,7 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])
-    phrases = sorted({*TEMPLATE_PHRASES, *(" " + animal.replace("_", " ") for animal in ANIMALS)})
+    phrases = sorted({*TEMPLATE_PHRASES, *(f" {animal}" for animal in ANIMALS)})
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*TAGS, *phrases)])
     return tokenizer
 

@@ -41,6 +41,7 @@ class PolicyUpdater:
     """AdamW on one policy; what an update does is independent of how it is cut into micro-batches."""
 
     def __init__(self, policy: Policy, settings: UpdateSettings, mix: MixSettings, temperature: float) -> None:
+        """Train `policy` with its log-probabilities taken at the sampling `temperature`."""
         self.version = 0
         self.nonfinite_in_a_row = 0
         self._policy = policy
@@ -123,12 +124,10 @@ class PolicyUpdater:
         for micro in self._micro_batches(rows):
             output = self._loss(micro)
             weight = output.denominator / len(rows)
-            (output.loss * weight).backward()
+            (output.loss * weight).backward()  # type: ignore[no-untyped-call]
             loss += float(output.loss.detach()) * weight
             clipped += float(output.clipped)
-        grad_norm = float(
-            torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm)
-        )
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm))
         tokens = sum(len(row.completion) for row in rows)
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         if skipped:
@@ -141,7 +140,7 @@ class PolicyUpdater:
     def _loss(self, rows: list[_Row]) -> LossOutput:
         new = self._logprobs(rows)  # [B, T]
         old, mask = _pad_floats([row.old for row in rows], [len(row.completion) for row in rows], new)
-        weights = torch.tensor([row.advantage for row in rows], device=new.device)  # [B]
+        weights = torch.tensor([row.advantage for row in rows], device=new.device, dtype=new.dtype)  # [B]
         return grpo(new, old, weights, mask, self._loss_config)
 
     def _logprobs(self, rows: list[_Row]) -> Tensor:

@@ -24,7 +24,7 @@ _MATHEMATICS = re.compile(r"[A-Za-z0-9\s+\-*/^().,]*")  # no quotes, brackets, u
 _WORD = re.compile(r"\w+")
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z]")
 _FUNCTIONS = frozenset(
-    ("exp", "log", "ln", "sqrt", "Abs", "pi", "erf")
+    ("exp", "log", "ln", "sqrt", "Abs", "pi", "erf", "Integral")
     + ("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh")
 )
 _OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it would be a path

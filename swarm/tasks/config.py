@@ -74,7 +74,7 @@ class VerificationSettings(Settings):
     workers: int = Field(1, ge=1, le=64)
     time_limit_s: float = Field(10.0, gt=0)
     """A worker that spends longer on one group is killed, the group counted as `verifier_timeout`."""
-    memory_limit_bytes: int = Field(4 * 2**30, ge=2**28)
+    memory_limit_bytes: int = Field(4 * 2**30, ge=2**31)
     """Memory of one worker; a completion that makes a scorer allocate more gets reward 0, or its group
     `verifier_crash`. Memory-mapped rows of data sets do not count."""
     queue_groups: int = Field(256, ge=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -50,19 +51,17 @@ class DatasetSource:
     The row asked for (seed, index) comes from a digest, so streams differ and a question may come twice in one.
     """
 
-    def __init__(self, config: DatasetTask) -> None:
+    def __init__(self, config: DatasetTask, *, counts: Counter[str] | None = None) -> None:
         """Open the data set, which downloads and converts it the first time.
 
         Raises `TaskError` for a missing data set, file, split or column, naming those there are.
         """
         self.name = config.name
-        self.malformed_rows = 0
-        """Times a row was passed over because its prompt or answer was missing, or the answer pattern not found."""
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        """`malformed_rows`: times a row was passed over because its prompt or answer was missing or unreadable."""
         self._config = config
         self._dataset = LOCAL if is_on_disk(config) else config.path
         rows, self._revision = _open(config)
-        if not len(rows):
-            raise TaskError(f"task {config.name!r}: split {config.split!r} of {config.path} has no rows")
         self._prompt = _Template(config.prompt, "prompt", rows.column_names, config.name)
         self._answer = _Template(config.answer, "answer", rows.column_names, config.name)
         self._rows = rows.select_columns(sorted({*self._prompt.columns, *self._answer.columns}))
@@ -79,7 +78,7 @@ class DatasetSource:
             try:
                 prompt, _ = self._read(row)
             except _MalformedRow as error:
-                self.malformed_rows += 1
+                self.counts["malformed_rows"] += 1
                 reason = f"row {row}: {error}"
                 continue
             ref = DatasetRef(

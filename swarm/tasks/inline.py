@@ -38,5 +38,9 @@ class InlineVerifier:
         done, self._done = self._done, []
         return done
 
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts of the mixture and its sources."""
+        return dict(self._mixture.counts)
+
     def close(self) -> None:
         """Nothing to stop."""

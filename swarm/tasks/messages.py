@@ -49,12 +49,16 @@ class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
     """The question asked for."""
 
     question: Question
+    counts: dict[str, int]
+    """What `TaskMixture.counts` gained since the last reply."""
 
 
 class Graded(msgspec.Struct, frozen=True, tag="graded"):
     """Rewards of the group."""
 
     grade: Grade
+    counts: dict[str, int]
+    """As in `Drawn`."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -25,11 +26,13 @@ class TaskMixture:
         """
         if not configs:
             raise TaskError("a run needs at least one task, got none")
+        self.counts: Counter[str] = Counter()
+        """`question_failures`: times a task could not make its question; and what the sources count."""
         self.sources: dict[str, TaskSource] = {}
         for config in configs:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
-            self.sources[config.name] = make_source(config)
+            self.sources[config.name] = make_source(config, self.counts)
         self._names = tuple(self.sources)
         self._bounds = tuple(accumulate(config.weight for config in configs))
 
@@ -47,6 +50,7 @@ class TaskMixture:
             try:
                 return source.question(seed, index)
             except TaskError as error:
+                self.counts["question_failures"] += 1
                 failures.append(str(error))
         raise TaskError(
             f"no task could make question {index} of stream {seed}: {'; '.join(failures) or 'every task timed out'}"
@@ -71,12 +75,12 @@ class TaskMixture:
         return self.sources[ref.task]
 
 
-def make_source(config: TaskConfig) -> TaskSource:
+def make_source(config: TaskConfig, counts: Counter[str]) -> TaskSource:
     """The source a configuration describes; imports only the library it needs. Raises `TaskError`."""
     if isinstance(config, ReasoningGymTask):
         from swarm.tasks.reasoning_gym import ReasoningGymSource
 
-        return ReasoningGymSource(config)
+        return ReasoningGymSource(config, counts=counts)
     from swarm.tasks.hf_datasets import DatasetSource
 
-    return DatasetSource(config)
+    return DatasetSource(config, counts=counts)

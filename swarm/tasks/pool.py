@@ -16,11 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import count
 from multiprocessing.connection import Pipe, wait
 
 from swarm.errors import TaskError
@@ -64,7 +63,9 @@ class _Job:
     """One request and where its outcome goes."""
 
     def __init__(self, request: Draw | GradeGroup, finish: Callable[[Reply], None]) -> None:
-        self.request = request
+        # encoded here, in the caller's thread: what cannot be encoded is the caller's error
+        self.message = encode(request)
+        self.what = f"a group of {request.ref.task}" if isinstance(request, GradeGroup) else str(request)
         self.finish = finish
 
 
@@ -92,7 +93,7 @@ class _Worker:
     def give(self, job: _Job, time_limit_s: float) -> None:
         self.job = job
         self.deadline = time.monotonic() + time_limit_s
-        self.connection.send_bytes(encode(job.request))
+        self.connection.send_bytes(job.message)
 
     @property
     def busy(self) -> bool:
@@ -121,7 +122,7 @@ class VerificationPool:
         self._own: deque[_Job] = deque()
         self._external: deque[tuple[str, _Job]] = deque()
         self._done: list[tuple[str, Grade | Rejection]] = []
-        self._counters = {"timeouts": 0, "crashes": 0, "overflows": 0, "restarts": 0}
+        self._counters: Counter[str] = Counter(timeouts=0, crashes=0, overflows=0, restarts=0)
         self._failure: TaskError | None = None
         self._closing = False
         self._failed_starts = 0
@@ -153,13 +154,14 @@ class VerificationPool:
                 with self._lock:
                     self._done.append((key, _outcome(reply)))
 
+        job = _Job(GradeGroup(ref, tuple(texts)), finish)
         with self._lock:
             self._raise_failure()
             if len(self._external) == self._settings.queue_groups:
                 dropped, _ = self._external.popleft()
                 self._counters["overflows"] += 1
                 self._done.append((dropped, Rejection("verifier_overflow", f"more than {self._settings.queue_groups}")))
-            self._external.append((key, _Job(GradeGroup(ref, tuple(texts)), finish)))
+            self._external.append((key, job))
         self._wake()
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
@@ -177,7 +179,7 @@ class VerificationPool:
         self._thread.join()
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts of timeouts, crashes, overflows of the queue, and restarts of workers."""
+        """Cumulative: timeouts, crashes, overflows of the queue, restarts of workers, and what `TaskMixture` counts."""
         with self._lock:
             return dict(self._counters)
 
@@ -188,23 +190,28 @@ class VerificationPool:
 
     def _ask(self, request: Draw | GradeGroup) -> Future[Reply]:
         reply: Future[Reply] = Future()
+        job = _Job(request, reply.set_result)
         with self._lock:
             self._raise_failure()
-            self._own.append(_Job(request, reply.set_result))
+            self._own.append(job)
         self._wake()
         return reply
 
     def _question(self, seed: int, index: int, reply: Future[Reply]) -> Question:
-        for skip in count(1):  # a worker told to skip every task fails at once
+        skip, forgiven = 0, False
+        while True:  # a worker told to skip every task fails at once
             answer = reply.result()
             match answer:
-                case Drawn(question):
+                case Drawn(question, _):
                     return question
                 case Failed(error):
                     raise TaskError(error)
-            logger.warning("question %d of %d: %s, next task", index, seed, _outcome(answer))
+            outcome = _outcome(answer)
+            if isinstance(outcome, Rejection) and outcome.reason == "verifier_crash" and not forgiven:
+                forgiven = True  # the worker may have been killed from outside: the task is blamed the second time
+            else:
+                skip += 1
             reply = self._ask(Draw(seed, index, skip))
-        raise AssertionError("counting ended")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -261,6 +268,9 @@ class VerificationPool:
         if worker.ready:
             job, worker.job = worker.job, None
             assert job is not None
+            if isinstance(reply, Drawn | Graded):
+                with self._lock:
+                    self._counters.update(reply.counts)
             job.finish(reply)
         elif isinstance(reply, Ready):
             worker.ready, self._was_ready, self._failed_starts = True, True, 0
@@ -275,7 +285,7 @@ class VerificationPool:
             reason = "verifier_timeout" if late else "verifier_crash"
             detail = f"over {self._settings.time_limit_s} s" if late else f"worker ended with {code}"
             self._count("timeouts" if late else "crashes")
-            logger.warning("verifier lost on %s: %s", job.request, detail)
+            logger.warning("lost a verification worker on %s: %s", job.what, detail)
             job.finish(Refused(Rejection(reason, detail)))
         if not worker.ready:
             self._failed_starts += 1
@@ -310,7 +320,7 @@ class VerificationPool:
 
 def _outcome(reply: Reply) -> Grade | Rejection:
     match reply:
-        case Graded(grade):
+        case Graded(grade, _):
             return grade
         case Refused(rejection):
             return rejection

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Protocol
@@ -83,14 +84,21 @@ class ReasoningGymSource:
     the same questions, one place apart.
     """
 
-    def __init__(self, config: ReasoningGymTask, *, num_datasets: int = 16, num_entries: int = 512) -> None:
+    def __init__(
+        self,
+        config: ReasoningGymTask,
+        *,
+        counts: Counter[str] | None = None,
+        num_datasets: int = 16,
+        num_entries: int = 512,
+    ) -> None:
         """Check the configuration against the library.
 
         Raises `TaskError` for an unknown data set, an option it does not have, or values it refuses.
         """
         self.name = config.name
-        self.scorer_failures = 0
-        """Completions whose scoring raised; they got reward 0."""
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        """`scorer_failures`: completions whose scoring raised; they got reward 0."""
         self._config = config
         self._dataset_name = config.dataset or config.name
         self._options_digest = digest(self._dataset_name, config.options)
@@ -139,7 +147,7 @@ class ReasoningGymSource:
         try:
             score = float(self._scorer.score_answer(answer, self._entry(ref.seed, ref.index)))
         except Exception as error:  # 105 scorers on text from strangers: whatever one raises is a wrong answer
-            self.scorer_failures += 1
+            self.counts["scorer_failures"] += 1
             logger.debug("scorer of %s raised %r", self.name, error)
             score = 0.0
         return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+from collections import Counter
 from multiprocessing.connection import Connection
 
 from swarm.errors import TaskError
@@ -57,14 +58,20 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
     match request:
         case Draw(seed, index, skip):
             try:
-                return Drawn(mixture.question(seed, index, skip))
+                return Drawn(mixture.question(seed, index, skip), _take(mixture.counts))
             except TaskError as error:
                 return Failed(str(error))
         case GradeGroup(ref, texts):
             result = mixture.grade(ref, texts)
-            return Graded(result) if isinstance(result, Grade) else Refused(result)
+            return Graded(result, _take(mixture.counts)) if isinstance(result, Grade) else Refused(result)
         case Setup():
             raise AssertionError("a worker is set up once")
+
+
+def _take(counts: Counter[str]) -> dict[str, int]:
+    taken = dict(counts)
+    counts.clear()
+    return taken
 
 
 def main() -> None:

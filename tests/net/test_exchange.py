@@ -7,6 +7,7 @@ from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
 from swarm.net.memory import MemoryHub, MemoryTransport
 from swarm.net.wire import Limits, make_run_id, seal
+
 from .records import make_group, sealed_manifest
 
 

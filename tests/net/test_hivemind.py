@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import ConfigError, PeerUnreachable, TransportError
 from swarm.net import hivemind as hivemind_module
@@ -22,10 +24,15 @@ from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
 from swarm.net.state import Profile
+from swarm.net.wire import seal_manifest, seal_peer_record
 
 from .records import LOOPBACK, fast_settings, make_identity, make_manifest, sealed_manifest, until
 
-pytestmark = pytest.mark.network
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
 
 Start = Callable[..., HivemindTransport]
 
@@ -206,19 +213,53 @@ def test_manifest_can_be_fetched_without_a_node(start: Start) -> None:
 def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     liar = start("liar")
     victim = make_identity(tmp_path, "victim")
-    forged = sealed_manifest(make_identity(tmp_path, "mallory"), "demo")
-    from swarm.net import wire
-    from swarm.types import RunManifest
-
     # The liar signs a manifest under the victim's run id, and serves it as its own.
-    stolen: RunManifest = make_manifest(victim)
-    forged = wire.seal_manifest(make_identity(tmp_path, "mallory2"), stolen)
+    forged = seal_manifest(make_identity(tmp_path, "mallory"), make_manifest(victim))
     monkeypatch.setattr(liar._state, "sealed", forged)
     node = start("node", liar.multiaddrs())
     until(lambda: node.counters().get("refused_manifests"), "the forgery is counted")
     assert node.manifest() is None
     with pytest.raises(PeerUnreachable, match="manifest was refused: wrong_peer"):
         fetch_manifest(liar.multiaddrs(), 20.0)
+
+
+def test_the_directory_refuses_what_is_not_its_owners(start: Start) -> None:
+    a = start("founder")
+    b = start("b", a.multiaddrs())
+    until(lambda: a.peers() and b.peers(), "the directory works")
+    genuine = a.peers()[0]
+    key = f"{make_manifest_id(a)}/peers"
+    mallory = Identity.generate()
+    far = time.time() + 1_000_000
+    forged = [
+        (b.peer_id, b"junk", far),
+        (b.peer_id, {"no": "bytes"}, far),
+        (b.peer_id, seal_peer_record(mallory, replace(genuine, multiaddrs=())), genuine.expires_at),
+        (b.peer_id, seal_peer_record(mallory, replace(genuine, peer_id=mallory.peer_id)), genuine.expires_at),
+        (mallory.peer_id, bytes(100_000), far),
+    ]
+
+    async def attack() -> tuple[list[bool], bool, bool]:
+        from hivemind.dht.node import DHTNode
+
+        node = await DHTNode.create(initial_peers=list(a.multiaddrs() + b.multiaddrs()), nat_port_map=False)
+        try:
+            stored = [
+                await node.store(key, value, expiry, subkey=subkey, exclude_self=True)
+                for subkey, value, expiry in forged
+            ]
+            other_key = await node.store("other key", b"x", time.time() + 30, exclude_self=True)
+            own = replace(genuine, peer_id=mallory.peer_id, model="mallory")
+            sealed = seal_peer_record(mallory, own)
+            honest = await node.store(key, sealed, own.expires_at, subkey=mallory.peer_id, exclude_self=True)
+            return stored, other_key, honest
+        finally:
+            await node.shutdown()
+
+    assert asyncio.run(attack()) == ([False] * len(forged), False, True)
+    c = start("c", a.multiaddrs())
+    until(lambda: {record.model for record in c.peers()} >= {"founder", "b"}, "a newcomer reads the genuine records")
+    assert all(record.multiaddrs for record in c.peers())
 
 
 @contextmanager
@@ -239,7 +280,7 @@ def test_a_killed_node_leaves_no_daemon_and_can_come_back(start: Start, tmp_path
     with node_process(tmp_path) as (process, address):
         (daemon,) = daemons(process.pid)
         b = start("b", (address,))
-        until(lambda: b.status().connected, "the two connect")
+        until(b.manifest, "the run is learned")
         b.publish(b"hello")
         until(lambda: b"echo hello" in b.drain(), "the node answers")
         process.kill()

@@ -24,6 +24,7 @@ from swarm.net.wire import (
     seal_peer_record,
 )
 from swarm.types import Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec
+
 from .records import make_group, make_manifest
 
 ALICE = Identity.generate()

@@ -1,4 +1,4 @@
-"""Keeps the `datasets` library off the network and its cache out of the home directory, in this process and in workers."""
+"""Keeps the `datasets` library off the network and out of the home directory, here and in workers."""
 
 from __future__ import annotations
 

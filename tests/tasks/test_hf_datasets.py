@@ -36,11 +36,11 @@ def write(folder: Path, suffix: str, rows: list[dict[str, object]] = ROWS) -> Pa
     return path
 
 
-def task(path: Path, **changes: object) -> DatasetTask:
+def task(file: Path, **changes: object) -> DatasetTask:
     settings: dict[str, object] = {
         "kind": "dataset",
         "name": "sums",
-        "path": str(path),
+        "path": str(file),
         "answer_pattern": r"#### (-?\d+)",
         "match": "numeric",
     }
@@ -104,9 +104,7 @@ def test_templates_and_column_names(tmp_path: Path) -> None:
     )
     question = source.question(1, 1)
     number = question.ref.row  # type: ignore[union-attr]
-    assert question.prompt == f"Double {number}.\nUse \\boxed{{}}, {{{{braces}}}}.".replace("{{", "{{").replace(
-        "}}", "}}"
-    )
+    assert question.prompt == f"Double {number}.\nUse \\boxed{{}}, {{braces}}."
     assert source.score(question.ref, f"{number}{number}") == 1.0
 
 
@@ -118,6 +116,7 @@ def test_templates_and_column_names(tmp_path: Path) -> None:
         ({"prompt": "{question.__class__}"}, "no column 'question.__class__'"),
         ({"split": "test"}, "no split 'test'; the splits are train"),
         ({"answer_pattern": "("}, "answer_pattern"),
+        ({"split": "train[:0]"}, "no data"),
         ({"path": "/nowhere/rows.jsonl"}, "no such file or folder"),
         ({"path": "nobody/nothing"}, "nobody/nothing"),
     ],
@@ -132,7 +131,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "rows.xlsx").write_text("x")
     (tmp_path / "torn.jsonl").write_text('{"question": "a", "answ')
     (tmp_path / "empty.csv").write_text("question,answer\n")
-    for name, message in (("rows.xlsx", "cannot read .xlsx"), ("torn.jsonl", "torn.jsonl"), ("empty.csv", "no rows")):
+    for name, message in (("rows.xlsx", "cannot read .xlsx"), ("torn.jsonl", "torn.jsonl"), ("empty.csv", "no data")):
         with pytest.raises(TaskError, match=message):
             DatasetSource(task(tmp_path / name))
 
@@ -146,7 +145,7 @@ def test_malformed_rows_are_passed_over_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path, ".jsonl", [{"question": "good", "answer": "#### 1"}, *broken])
     source = DatasetSource(task(path))
     assert {source.question(1, index).prompt for index in range(30)} == {"good"}
-    assert source.malformed_rows > 30
+    assert source.counts["malformed_rows"] > 30
     ref = source.question(1, 1).ref
     for row in (1, 2, 3):
         with pytest.raises(RejectedGroup, match="question_mismatch"):

@@ -56,6 +56,7 @@ def test_a_broken_task_gives_way_to_the_next_and_all_broken_is_an_error() -> Non
     order = [task.name for task in TINY_TASKS[:3]]
     mixture.sources[order[1]] = Echo(mixture, order[1], broken=True)
     assert names(mixture, 30) == [order[2] if name == order[1] else name for name in before]
+    assert mixture.counts["question_failures"] == before.count(order[1]) > 0
     for name in order:
         mixture.sources[name] = Echo(mixture, name, broken=True)
     with pytest.raises(TaskError, match="is broken; .* is broken"):

@@ -149,7 +149,7 @@ def test_scores_out_of_range_are_clamped(score: float, monkeypatch: pytest.Monke
     ref = source.question(1, 1).ref
     monkeypatch.setattr(DATASETS["gcd"][0], "score_answer", lambda self, answer, entry: score)
     assert source.score(ref, "<answer>1</answer>") == (1.0 if score == 7.0 else 0.0)
-    assert source.scorer_failures == 0
+    assert source.counts["scorer_failures"] == 0
 
 
 def test_a_scorer_that_raises_gives_0_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_scorer_that_raises_gives_0_and_is_counted(monkeypatch: pytest.MonkeyP
     ref = source.question(1, 1).ref
     monkeypatch.setattr(DATASETS["gcd"][0], "score_answer", fail)
     assert source.score(ref, "<answer>1</answer>") == 0.0
-    assert source.scorer_failures == 1
+    assert source.counts["scorer_failures"] == 1
 
 
 def test_a_generator_that_raises_is_a_task_error_here_and_a_mismatch_for_strangers(
@@ -190,7 +190,7 @@ def test_generating_leaves_the_process_random_state_alone() -> None:
 @given(st.text(st.sampled_from("<>/answer 1\n"), max_size=80), st.text(max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_the_last_pair_is_the_answer(before: str, answer: str) -> None:
-    answer = answer.strip().replace("<", "")
+    answer = answer.replace("<", "").strip()
     assert last_answer(f"{before}<answer>{answer}</answer>") is not None
     assert last_answer(f"<answer>no</answer> then <answer>{answer}</answer> end") == answer
 

@@ -81,6 +81,15 @@ def test_submitted_groups_are_collected_once_under_their_keys(verifier: Verifier
     assert verifier.collect() == []
 
 
+def test_text_that_is_no_unicode_is_the_callers_error_and_breaks_nothing(verifier: Verifier) -> None:
+    if isinstance(verifier, InlineVerifier):
+        pytest.skip("nothing is encoded without processes")
+    question = verifier.draw(1, 0, 1)[0]
+    with pytest.raises(UnicodeEncodeError):
+        verifier.grade([(question.ref, ["\ud800"])])
+    assert verifier.draw(1, 0, 1) == [question]
+
+
 def test_any_text_can_be_graded(verifier: Verifier) -> None:
     question = verifier.draw(1, 0, 1)[0]
     texts = ["", "\x00", "<answer></answer>", "<answer>" * 1000, "𝟙" * 50_000, "<answer>\ud7ff</answer>"]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm.errors import CheckpointError
+from swarm.mixing import MixSettings
+from swarm.policy.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, NodeState, restore, verify
+from swarm.policy.config import PolicySettings, UpdateSettings
+from swarm.policy.loading import Policy, load_policy
+from swarm.policy.updater import PolicyUpdater
+from swarm.pool import PooledGroup
+from swarm.telemetry.ledger import Ledger
+from tests.groups import graded
+
+
+def _state(round_: int) -> NodeState:
+    pool = [PooledGroup("id", graded("other"), 12.5, uses=1)]
+    return NodeState("12D3", "random", round_, round_, round_ * 8, pool, Ledger().snapshot(), 99)
+
+
+def _learn(policy: Policy, updater: PolicyUpdater) -> None:
+    updater.update([], [graded("other", rewards=(1.0, 0.0, 0.0))])
+
+
+def _updater(policy: Policy) -> PolicyUpdater:
+    return PolicyUpdater(policy, UpdateSettings(learning_rate=1e-3), MixSettings(), 1.0)
+
+
+def test_training_goes_on_exactly_as_without_a_break(policy: Policy, tmp_path: Path) -> None:
+    unbroken = copy.deepcopy(policy)
+    its_updater = _updater(unbroken)
+    for _ in range(4):
+        _learn(unbroken, its_updater)
+    updater = _updater(policy)
+    for _ in range(2):
+        _learn(policy, updater)
+    path = CheckpointStore(tmp_path).save(policy, updater, _state(2), "{}")
+    resumed = load_policy(PolicySettings(system_prompt=""), path / MODEL)
+    resumed_updater = _updater(resumed)
+    state = restore(path, resumed_updater)
+    assert state == _state(2) and resumed_updater.version == 2
+    for _ in range(2):
+        _learn(resumed, resumed_updater)
+    for ours, theirs in zip(resumed.model.parameters(), unbroken.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("file", [f"{MODEL}/model.safetensors", OPTIMIZER, STATE, "manifest.json"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
+    policy: Policy, tmp_path: Path, file: str, damage: str
+) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    updater = _updater(policy)
+    _learn(policy, updater)
+    good = store.save(policy, updater, _state(1), "{}")
+    torn = store.save(policy, updater, _state(2), "{}")
+    target = torn / file
+    content = target.read_bytes()
+    if damage == "missing":
+        target.unlink()
+    elif damage == "truncated":
+        target.write_bytes(content[: len(content) // 2])
+    else:
+        target.write_bytes(content[:10] + bytes([content[10] ^ 1]) + content[11:])
+    if (file, damage) != ("manifest.json", "flipped"):  # white space may flip without harm
+        assert store.newest() == good
+        with pytest.raises(CheckpointError, match="torn"):
+            verify(torn)
+
+
+def test_a_killed_writer_leaves_nothing_that_counts(policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / ".round-00000009.123.partial").mkdir(parents=True)
+    store = CheckpointStore(tmp_path)
+    assert store.newest() is None
+    store.save(policy, _updater(policy), _state(1), "{}")
+    assert [p.name for p in tmp_path.iterdir()] == ["round-00000001"], "what the killed writer left is gone"
+
+
+def test_only_the_last_few_are_kept_and_a_repeated_round_replaces(policy: Policy, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    updater = _updater(policy)
+    for round_ in (1, 2, 3, 3):
+        store.save(policy, updater, _state(round_), json.dumps({"round": round_}))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000002", "round-00000003"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(policy: Policy, tmp_path: Path) -> None:
+    updater = _updater(policy)
+    _learn(policy, updater)
+    path = CheckpointStore(tmp_path).save(policy, updater, _state(1), "{}")
+    other = copy.deepcopy(policy)
+    other.model.lm_head = torch.nn.Linear(64, 7)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        restore(path, _updater(other))

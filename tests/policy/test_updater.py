@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from swarm.errors import NonFiniteUpdates
+from swarm.mixing import MixSettings
+from swarm.policy.config import UpdateSettings
+from swarm.policy.loading import Policy
+from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup, PolicyId
+from tests.groups import rollout_group
+
+PROMPT = "Calculate 12 + 7."
+TEXTS = ("<answer>19</answer>", "19", "<answer>3</answer>", "a rather long completion that is wrong")
+
+
+def _group(policy: Policy, rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0), ids: bool = True) -> GradedGroup:
+    completions = []
+    for text in TEXTS:
+        tokens = [*policy.tokenizer.encode(text), policy.tokenizer.eos_token_id] if ids else []
+        logprobs = _logprobs(policy, tokens) if ids else ()
+        completions.append(Completion(text, "stop", tuple(tokens), logprobs))
+    group = rollout_group(
+        completions=tuple(completions), rewards=rewards, policy=PolicyId("random", policy.tokenizer_hash, 0)
+    )
+    return GradedGroup(group, PROMPT, rewards)
+
+
+def _logprobs(policy: Policy, tokens: list[int]) -> tuple[float, ...]:
+    with torch.no_grad():
+        return tuple(completion_logprobs(policy, [policy.encode_prompt(PROMPT)], [tokens], 1.0)[0].tolist())
+
+
+def _updater(policy: Policy, mix: MixSettings | None = None, **settings: object) -> PolicyUpdater:
+    return PolicyUpdater(policy, UpdateSettings(learning_rate=1e-3, **settings), mix or MixSettings(), 1.0)
+
+
+def _likelihood(policy: Policy, text: str) -> float:
+    return sum(_logprobs(policy, policy.encode_completion(Completion(text, "stop"))))
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_an_update_raises_what_was_rewarded_and_lowers_the_rest(policy: Policy, external: bool) -> None:
+    group = _group(policy, ids=not external)
+    before = [_likelihood(policy, text) for text in TEXTS]
+    updater = _updater(policy)
+    report = updater.update([], [group]) if external else updater.update([group], [])
+    after = [_likelihood(policy, text) for text in TEXTS]
+    assert not report.skipped and updater.version == 1
+    assert report.num_sequences == 4
+    assert after[0] > before[0]
+    assert after[3] < before[3]
+
+
+def test_local_and_external_groups_of_the_same_text_give_the_same_gradient(policy: Policy) -> None:
+    twin = copy.deepcopy(policy)
+    _updater(policy).update([_group(policy)], [])
+    _updater(twin).update([], [_group(twin, ids=False)])
+    for ours, theirs in zip(policy.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+
+
+def test_the_update_does_not_depend_on_the_micro_batch_size(policy: Policy) -> None:
+    policy.model.double()
+    results: list[tuple[float, float]] = []
+    weights: list[list[torch.Tensor]] = []
+    for budget in (1, 64, 100_000):
+        twin = copy.deepcopy(policy)
+        report = _updater(twin, micro_batch_tokens=budget).update([_group(twin)], [_group(twin, (0.0, 1.0, 1.0, 0.0))])
+        results.append((report.loss, report.grad_norm))
+        weights.append(list(twin.model.parameters()))
+    assert results[0] == pytest.approx(results[1], abs=1e-9)
+    assert results[0] == pytest.approx(results[2], abs=1e-9)
+    for one, other in zip(weights[0], weights[2], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+def test_clipping_acts_from_the_second_step_on(policy: Policy) -> None:
+    once = _updater(copy.deepcopy(policy)).update([_group(policy)], [])
+    often = PolicyUpdater(policy, UpdateSettings(learning_rate=2e-2, epochs=6), MixSettings(), 1.0)
+    assert once.clip_fraction == 0
+    assert often.update([], [_group(policy, ids=False)]).clip_fraction > 0
+
+
+def test_without_old_logprobs_the_clip_never_acts(policy: Policy) -> None:
+    mix = MixSettings(external_old_logprobs="none")
+    updater = PolicyUpdater(policy, UpdateSettings(learning_rate=2e-2, epochs=6), mix, 1.0)
+    assert updater.update([], [_group(policy, ids=False)]).clip_fraction == 0
+
+
+def test_behaviour_logprobs_are_used_only_for_ids_that_mean_the_graded_text(policy: Policy) -> None:
+    mix = MixSettings(external_old_logprobs="behaviour")
+    group = _group(policy)
+    # A sampler that claims to have been almost certain: the ratio falls below the clip where the advantage is < 0.
+    certain = tuple(
+        Completion(c.text, "stop", c.token_ids, tuple(-1e-3 for _ in c.logprobs)) for c in group.group.completions
+    )
+    claimed = GradedGroup(rollout_group(completions=certain, policy=group.group.policy), PROMPT, group.rewards)
+    assert _updater(copy.deepcopy(policy), mix).update([], [claimed]).clip_fraction > 0.5
+    lying = tuple(Completion(c.text, "stop", (7, *c.token_ids), (-1e-3, *c.logprobs)) for c in certain)
+    lies = GradedGroup(rollout_group(completions=lying, policy=group.group.policy), PROMPT, group.rewards)
+    assert _updater(copy.deepcopy(policy), mix).update([], [lies]).clip_fraction == 0
+
+
+def test_negative_weight_scales_only_external_completions_with_negative_advantage(policy: Policy) -> None:
+    only_positive = MixSettings(external_negative_weight=0.0)
+    before = [_likelihood(policy, text) for text in TEXTS]
+    report = _updater(policy, only_positive).update([], [_group(policy, ids=False)])
+    assert report.loss == pytest.approx(-1.5 / 4, abs=1e-5), "-A of the one rewarded completion, over four rows"
+    assert _likelihood(policy, TEXTS[0]) > before[0]
+
+
+def test_nothing_to_learn_from_is_no_update(policy: Policy) -> None:
+    updater = _updater(policy)
+    assert updater.update([], []).skipped
+    assert updater.version == 0
+
+
+def test_non_finite_gradients_change_nothing_and_stop_after_a_while(policy: Policy) -> None:
+    updater = _updater(policy, max_nonfinite_updates=2)
+    group = _group(policy)
+    poisoned = tuple(
+        Completion(c.text, "stop", c.token_ids, tuple(math.nan for _ in c.logprobs)) for c in group.group.completions
+    )
+    bad = GradedGroup(rollout_group(completions=poisoned), PROMPT, group.rewards)
+    before = copy.deepcopy(policy.model.state_dict())
+    assert updater.update([bad], []).skipped
+    assert all(torch.equal(value, before[name]) for name, value in policy.model.state_dict().items())
+    with pytest.raises(NonFiniteUpdates, match="learning_rate"):
+        updater.update([bad], [])
+
+
+def test_groups_longer_than_the_model_do_not_fit(policy: Policy) -> None:
+    updater = _updater(policy)
+    assert updater.fits(_group(policy, ids=False))
+    endless = GradedGroup(rollout_group(texts=("x" * 600, "y")), PROMPT, (1.0, 0.0))
+    assert not updater.fits(endless)

@@ -1,0 +1,91 @@
+"""The shape of the code, held by its imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# What a part may import of this project. A folder's rule holds for all its modules.
+PURE = {"swarm.types", "swarm.errors", "swarm.protocols", "swarm.settings"}
+ALLOWED = {
+    "swarm/types.py": set(),
+    "swarm/errors.py": set(),
+    "swarm/settings.py": set(),
+    "swarm/protocols.py": {"swarm.types"},
+    "swarm/algorithms": {"swarm.algorithms"},
+    "swarm/mixing.py": PURE,
+    "swarm/pool.py": PURE,
+    "swarm/sapo.py": PURE | {"swarm.mixing", "swarm.pool", "swarm.telemetry.ledger"},
+    "swarm/telemetry": PURE | {"swarm.telemetry"},
+    "swarm/tasks": PURE | {"swarm.tasks"},
+    "swarm/net": PURE | {"swarm.net"},
+}
+FORBIDDEN = {
+    "swarm/net": {"torch", "transformers"},
+    "swarm/engines": {"swarm.net", "nodes"},
+    "swarm/policy": {"swarm.net", "nodes"},
+    "swarm/tasks": {"torch"},
+    "swarm/telemetry": {"torch"},
+    "swarm": {"nodes", "tests", "benchmarks"},
+}
+
+
+def _modules(part: str) -> list[Path]:
+    path = ROOT / part
+    return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found.add(node.module or "")
+    return found
+
+
+def _under(module: str, roots: set[str]) -> bool:
+    return any(module == root or module.startswith(f"{root}.") for root in roots)
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_a_part_imports_only_what_it_may(part: str) -> None:
+    for path in _modules(part):
+        own = {module for module in _imports(path) if _under(module, {"swarm", "nodes"})}
+        extra = {module for module in own if not _under(module, ALLOWED[part])}
+        assert not extra, f"{path.relative_to(ROOT)} must not import {sorted(extra)}"
+
+
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
+    for path in _modules(part):
+        bad = {module for module in _imports(path) if _under(module, FORBIDDEN[part])}
+        assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
+
+
+HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matplotlib")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import swarm",
+        "import swarm.config",
+        "import swarm.sapo",
+        "import swarm.net.hivemind",
+        "import nodes.cli",
+        "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
+    ],
+)
+def test_light_imports_load_nothing_heavy(statement: str) -> None:
+    probe = f"{statement}\nimport sys\nprint([m for m in {HEAVY} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swarm.config import NodeConfig, describe_config, load_config
+from swarm.config_reference import reference
+from swarm.errors import ConfigError
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_later_layers_win_and_say_so(tmp_path: Path) -> None:
+    file = _file(tmp_path, "mix: {local: 1, external: 2}\nname: file\n")
+    loaded = load_config(
+        file,
+        manifest={"mix": {"local": 7, "external": 7}, "generation": {"group_size": 6}},
+        environment={"SWARM_MIX__EXTERNAL": "3", "HOME": "/"},
+        command_line=[("name", "me")],
+    )
+    config = loaded.config
+    assert (config.mix.local, config.mix.external, config.generation.group_size, config.name) == (1, 3, 6, "me")
+    origins = {path: origin for path, _, origin in describe_config(loaded)}
+    assert origins["mix.local"] == str(file)
+    assert origins["mix.external"] == "environment"
+    assert origins["generation.group_size"] == "manifest"
+    assert origins["name"] == "command line"
+    assert origins["mix.fill"] == "default"
+    assert origins["update.learning_rate"] == "default for tiny"
+
+
+def test_defaults_follow_the_model() -> None:
+    tiny = load_config().config
+    real = load_config(command_line=[("policy.model", "some/model")]).config
+    assert (tiny.generation.max_new_tokens, real.generation.max_new_tokens) == (16, 512)
+    assert tiny.update.learning_rate > real.update.learning_rate
+
+
+def test_lists_come_as_repeated_options_or_yaml() -> None:
+    pairs = [("network.bootstrap", "/ip4/1.2.3.4/tcp/1/p2p/A"), ("network.bootstrap", "/ip4/1.2.3.4/tcp/2/p2p/B")]
+    assert len(load_config(command_line=pairs).config.network.bootstrap) == 2
+    assert load_config(command_line=[("network.bootstrap", "[a, b]")]).config.network.bootstrap == ("a", "b")
+    assert load_config(command_line=[("rounds", "null")]).config.rounds is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mix: {local: -1}", "mix.local (from {file}): Input should be greater than or equal to 0, got -1"),
+        ("mix: {lokal: 1}", "mix.lokal (from {file}): Extra inputs are not permitted"),
+        ("mix: {local: 0, external: 0}", "nothing would ever be trained on"),
+        ("mix: {local: 9}", "mix.local must be at most generation.questions_per_round, got 9 > 8"),
+        ("generation: {temperature: hot}", "generation.temperature (from {file}): Input should be a valid number"),
+        ("update: {betas: [0.9, 1.5]}", "betas must be in [0, 1)"),
+        ("tasks: []", "tasks (from {file})"),
+        ("tasks: [{kind: reasoning_gym, name: gcd}, {kind: reasoning_gym, name: gcd}]", "gcd more than once"),
+        ("tasks: [{kind: quiz, name: gcd}]", "tasks.0"),
+        ("- a list", "must be a mapping"),
+        ("mix: {local: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_message(tmp_path: Path, text: str, message: str) -> None:
+    file = _file(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert message.format(file=file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("mix.locl", "did you mean mix.local?"),
+        ("mix", "name one of them"),
+        ("name.first", "name has no fields"),
+        ("nonsense", "no such field"),
+    ],
+)
+def test_a_wrong_option_names_the_field(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="command line") as caught:
+        load_config(command_line=[(path, "1")])
+    assert message in str(caught.value)
+
+
+def test_a_misspelt_variable_is_noticed() -> None:
+    with pytest.raises(ConfigError, match=r"mix\.locl \(from environment\)"):
+        load_config(environment={"SWARM_MIX__LOCL": "1"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_what_show_prints_is_a_configuration_again() -> None:
+    rows = describe_config(load_config(command_line=[("mix.local", "3")]))
+    values: dict[str, object] = {}
+    for path, text, _ in rows:
+        level = values
+        *parents, leaf = path.split(".")
+        for parent in parents:
+            level = level.setdefault(parent, {})
+        level[leaf] = yaml.safe_load(text)
+    assert NodeConfig.model_validate(values) == load_config(command_line=[("mix.local", "3")]).config
+
+
+def test_every_field_is_explained_in_the_reference() -> None:
+    text = reference()
+    for name in ("external_old_logprobs", "max_share_per_peer", "answer_pattern", "nat_port_map"):
+        assert f"`{name}`" in text
+    shipped = Path(__file__).parent.parent / "docs" / "configuration.md"
+    assert shipped.read_text() == text, "run: swarm config reference > docs/configuration.md"
+
+
+def test_the_examples_are_valid() -> None:
+    examples = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))
+    assert examples
+    for file in examples:
+        load_config(file)

@@ -1,0 +1,211 @@
+"""The round with doubles for what is slow, and the real pool, mix, ledger and memory transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swarm.mixing import MixSettings
+from swarm.net.exchange import Exchange
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.wire import make_run_id, seal_manifest
+from swarm.pool import Pool, PoolSettings
+from swarm.sapo import SapoNode, ShareSettings
+from swarm.telemetry.ledger import Ledger
+from swarm.types import (
+    Completion,
+    Grade,
+    GradedGroup,
+    PolicyId,
+    Question,
+    Rejection,
+    RunManifest,
+    Sampling,
+    TaskRef,
+    UpdateReport,
+)
+from tests.groups import reference
+
+GROUP_SIZE = 4
+
+
+class FakeVerifier:
+    """Rewards the text `good`. Questions whose index is in `refused` cannot be graded."""
+
+    def __init__(self, refused: frozenset[int] = frozenset()) -> None:
+        self.refused = refused
+        self.done: list[tuple[str, Grade | Rejection]] = []
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        return [Question(reference(1000 * seed + index), f"question {index}") for index in range(start, start + count)]
+
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+        return [
+            Rejection("verifier_timeout")
+            if ref.index in self.refused
+            else Grade("prompt", tuple(float(text.startswith("good")) for text in texts))
+            for ref, texts in jobs
+        ]
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
+        self.done.append((key, self.grade([(ref, texts)])[0]))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        done, self.done = self.done, []
+        return done
+
+    def close(self) -> None:
+        pass
+
+
+class FakeEngine:
+    """Every second question gets one good completion, the others none."""
+
+    def __init__(self, good: str = "good") -> None:
+        self.good = good
+        self.seeds: list[int] = []
+
+    def generate(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        self.seeds.append(seed)
+        bad = Completion("bad", "stop", (5,), (-1.0,))
+        return [
+            (Completion(self.good, "stop", (4,), (-1.0,)) if k % 2 else bad, *[bad] * (num_completions - 1))
+            for k in range(len(prompts))
+        ]
+
+
+class FakeUpdater:
+    def __init__(self, fits: bool = True) -> None:
+        self.version = 0
+        self.batches: list[tuple[list[GradedGroup], list[GradedGroup]]] = []
+        self._fits = fits
+
+    def fits(self, group: GradedGroup) -> bool:
+        return self._fits
+
+    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+        self.version += 1
+        self.batches.append((list(local), list(external)))
+        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+
+
+class Swarm:
+    """Nodes on one hub."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+        self.founder = Identity.generate()
+        self.manifest = seal_manifest(
+            self.founder,
+            RunManifest(
+                make_run_id("test", self.founder.peer_id), self.founder.peer_id, 0.0, (), GROUP_SIZE, 2, 2, 10**6, 10**4
+            ),
+        )
+
+    def node(self, seed: int, **parts: object) -> SapoNode:
+        identity = Identity.generate()
+        transport = MemoryTransport(self.hub, identity.peer_id, self.manifest)
+        transport.start()
+        values = {
+            "share": ShareSettings(),
+            "mix": MixSettings(local=2, external=2),
+            "engine": FakeEngine(),
+            "verifier": FakeVerifier(),
+            "updater": FakeUpdater(),
+            "pool": Pool(PoolSettings()),
+            "ledger": Ledger(),
+        }
+        return SapoNode(
+            peer_id=identity.peer_id,
+            policy_id=PolicyId("fake", "", 0),
+            seed=seed,
+            questions_per_round=6,
+            group_size=GROUP_SIZE,
+            sampling=Sampling(),
+            exchange=Exchange(transport, identity),
+            **{**values, **parts},
+        )
+
+
+def _balanced(node: SapoNode) -> bool:
+    return node.ledger.unaccounted(node.pool.num_unused(), node.num_pending) == 0
+
+
+def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
+    swarm = Swarm()
+    updater = FakeUpdater()
+    one, two = swarm.node(1), swarm.node(2, updater=updater)
+    one.run_round()
+    report = two.run_round()
+    assert one.ledger.snapshot()["shared"] == 3, "half of six questions had a good answer"
+    assert (len(report.mix.local), len(report.mix.external)) == (2, 2)
+    local, external = updater.batches[0]
+    assert {group.group.peer_id for group in external} == {one._peer_id}
+    assert all(group.rewards == (1.0, 0.0, 0.0, 0.0) for group in [*local, *external])
+    assert all(not c.token_ids for group in external for c in group.group.completions), "text is the medium"
+    counts = two.ledger.snapshot()
+    assert (counts["received"], counts["used_external"], counts["used_local"]) == (3, 2, 2)
+    assert counts["local"] == {"zero_advantage": 3, "not_sampled": 1}
+    assert report.reward == 3 / 24
+    assert _balanced(one) and _balanced(two)
+
+
+def test_rewards_of_others_are_never_believed() -> None:
+    class Liar(FakeVerifier):
+        def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+            return [Grade("prompt", (1.0, *[0.0] * (len(texts) - 1))) for _, texts in jobs]
+
+    swarm = Swarm()
+    updater = FakeUpdater()
+    liar = swarm.node(1, verifier=Liar(), engine=FakeEngine(good="worthless"))
+    honest = swarm.node(2, updater=updater)
+    liar.run_round()
+    report = honest.run_round()
+    assert report.mix.external == () and report.mix.external_shortfall == 2
+    assert honest.ledger.snapshot()["dropped"] == {"zero_advantage": 6}
+    assert _balanced(honest)
+
+
+def test_alone_a_node_trains_on_its_own_groups_and_reports_the_shortfall() -> None:
+    report = Swarm().node(1).run_round()
+    assert (len(report.mix.local), report.mix.external_shortfall, report.mix.filled) == (2, 2, 0)
+    filled = Swarm().node(1, mix=MixSettings(local=2, external=2, fill="local")).run_round()
+    assert (len(filled.mix.local), filled.mix.filled) == (3, 1)
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    swarm = Swarm()
+    sender = swarm.node(1)
+    picky = swarm.node(2, verifier=FakeVerifier(refused=frozenset({1001})))
+    small = swarm.node(3, updater=FakeUpdater(fits=False))
+    sender.run_round()
+    picky.receive()
+    small.receive()
+    assert picky.ledger.snapshot()["dropped"] == {"verifier_timeout": 1}
+    assert small.ledger.snapshot()["dropped"] == {"too_long": 3}
+    assert _balanced(picky) and _balanced(small)
+
+
+def test_what_is_shared_can_be_chosen() -> None:
+    for share, expected in [
+        (ShareSettings(groups="all"), 6),
+        (ShareSettings(groups="none"), 0),
+        (ShareSettings(max_groups=1), 1),
+    ]:
+        node = Swarm().node(1, share=share)
+        node.run_round()
+        assert node.ledger.snapshot()["shared"] == expected
+
+
+def test_a_repeated_round_draws_and_samples_as_the_lost_one_did() -> None:
+    first, again = FakeEngine(), FakeEngine()
+    node = Swarm().node(1, engine=first)
+    for _ in range(3):
+        node.run_round()
+    resumed = Swarm().node(1, engine=again)
+    resumed.round, resumed.position = 2, 12
+    resumed.run_round()
+    assert again.seeds == first.seeds[2:]
+    assert len(set(first.seeds)) == 3
