@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NETWORK = 1, 2, 3
-FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
+MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
+FIELD_COMMANDS = frozenset({"join", "bootstrap", "evaluate", "show"})
+
+Fields = list[tuple[str, str]]
+"""(dotted path, text) of configuration fields given on the command line."""
 
 app = typer.Typer(
     name="swarm",
@@ -61,7 +65,7 @@ def demo(
     raise typer.Exit(run(options, _console()))
 
 
-@app.command(context_settings=FIELDS)
+@app.command()
 def join(
     context: typer.Context,
     target: Annotated[
@@ -70,6 +74,7 @@ def join(
     bootstrap: Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")] = None,
     model: Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")] = None,
     name: Annotated[str | None, typer.Option(help="How this peer is called in views and reports.")] = None,
+    run_name: Annotated[str | None, typer.Option(help="Name of the run founded when none is joined.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after so many rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     out: OutOption = None,
@@ -79,22 +84,29 @@ def join(
     """Train as one peer of a swarm. Any field of the configuration can be given as --path.to.field VALUE."""
     pairs = [("network.bootstrap", address) for address in bootstrap or []]
     file = None
-    if target is not None and target.startswith("/") and "/p2p/" in target:
+    if target is not None and target.startswith(MULTIADDR_STARTS):
         pairs.append(("network.bootstrap", target))
     elif target is not None:
         file = Path(target)
-    pairs += _given({"policy.model": model, "name": name, "rounds": rounds, "seed": seed, "out": out})
-    pairs += _field_options(context.args)
+    pairs += _given(
+        {"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "seed": seed, "out": out}
+    )
+    pairs += _fields(context)
     _check(file, pairs)
     from nodes.peer import join as run
 
     raise typer.Exit(run(file, pairs, _console(), live, report))
 
 
-@app.command(context_settings=FIELDS)
-def bootstrap(context: typer.Context, config: ConfigArgument = None, out: OutOption = None) -> None:
+@app.command()
+def bootstrap(
+    context: typer.Context,
+    config: ConfigArgument = None,
+    run_name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    out: OutOption = None,
+) -> None:
     """Start a run and print the one line that others join it with. Trains nothing."""
-    pairs = [("out", "runs/bootstrap"), *_given({"out": out}), *_field_options(context.args)]
+    pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name}), *_fields(context)]
     _check(config, pairs)
     from nodes.bootstrap import bootstrap as run
 
@@ -120,7 +132,7 @@ def tasks(
     list_tasks(pattern, as_json, _console())
 
 
-@app.command(context_settings=FIELDS)
+@app.command()
 def evaluate(
     context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a peer's directory, or a model directory.")],
@@ -133,7 +145,7 @@ def evaluate(
     """Accuracy of a checkpoint on held-out questions, per task, with 95% intervals."""
     from nodes.checkpoints import evaluate_checkpoint
 
-    evaluate_checkpoint(checkpoint, config, _field_options(context.args), questions, as_json, _console())
+    evaluate_checkpoint(checkpoint, config, _fields(context), questions, as_json, _console())
 
 
 @app.command()
@@ -147,7 +159,7 @@ def export(
     export_checkpoint(checkpoint, directory, _console())
 
 
-@config_app.command("show", context_settings=FIELDS)
+@config_app.command("show")
 def config_show(
     context: typer.Context,
     config: ConfigArgument = None,
@@ -156,7 +168,7 @@ def config_show(
     """The effective configuration, and where each value came from."""
     from swarm.config import describe_config
 
-    rows = describe_config(_check(config, _field_options(context.args)))
+    rows = describe_config(_check(config, _fields(context)))
     if as_json:
         print(json.dumps([{"field": path, "value": value, "origin": origin} for path, value, origin in rows], indent=1))
         return
@@ -185,7 +197,10 @@ def config_reference() -> None:
 def main() -> None:
     """Entry point: typed errors become one message and an exit code."""
     try:
-        app()
+        arguments, fields = split_fields(sys.argv[1:])
+        if fields and not FIELD_COMMANDS & set(arguments):
+            raise ConfigError(f"--{fields[0][0]} is a field of the configuration, which this command does not take")
+        app(args=arguments, obj=fields)
     except (ConfigError, TaskError, IdentityError) as error:
         _fail(error, EXIT_USAGE)
     except TransportError as error:
@@ -215,21 +230,29 @@ def _given(values: dict[str, object]) -> list[tuple[str, str]]:
     return [(path, str(value)) for path, value in values.items() if value is not None]
 
 
-def _field_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """`--mix.local 3` and `--mix.local=3` as (path, text) pairs. Raises `ConfigError`."""
-    pairs = []
-    rest = list(arguments)
-    while rest:
-        option = rest.pop(0)
-        if not option.startswith("--"):
-            raise ConfigError(f"unexpected argument {option!r}; fields are given as --path.to.field VALUE")
-        path, equals, value = option.removeprefix("--").partition("=")
-        if not equals:
-            if not rest:
-                raise ConfigError(f"--{path} needs a value")
-            value = rest.pop(0)
-        pairs.append((path.replace("-", "_"), value))
-    return pairs
+def _fields(context: typer.Context) -> Fields:
+    fields: Fields = context.find_root().obj
+    return fields
+
+
+def split_fields(arguments: Sequence[str]) -> tuple[list[str], Fields]:
+    """Take `--mix.local 3` and `--mix.local=3` out of a command line: what has a dot is a field, the rest stays.
+
+    Raises `ConfigError` for a field without a value.
+    """
+    rest: list[str] = []
+    fields: Fields = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        path, equals, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or "." not in path:
+            rest.append(argument)
+            continue
+        text = value if equals else next(waiting, None)
+        if text is None:
+            raise ConfigError(f"--{path} needs a value")
+        fields.append((path.replace("-", "_"), text))
+    return rest, fields
 
 
 if __name__ == "__main__":

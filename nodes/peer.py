@@ -22,6 +22,7 @@ from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
+from swarm.policy.config import check_model_path
 from swarm.tasks.pool import VerificationPool
 from swarm.telemetry.history import PeerHistory, swarm_summary
 from swarm.telemetry.live import LiveView, plain_line, summary_table
@@ -43,6 +44,7 @@ def join(
     """
     stop = StopRequest()
     config = load_config(file, None, os.environ, overrides).config
+    check_model_path(config.policy)
     config.out.mkdir(parents=True, exist_ok=True)
     identity = Identity.load_or_create(config.network.identity or config.out / "identity.key")
     try:

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 2 * 2**20
 """Replies near the control protocol's 4 MiB break hivemind's reader for good."""
+FOLDER_PREFIX = "swarm-p2pd-"
+STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
@@ -86,7 +89,8 @@ class Daemon:
     ) -> Daemon:
         """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`."""
         # The control socket gives full use of the identity: its folder is readable by this user only.
-        folder = Path(tempfile.mkdtemp(prefix="swarm-"))
+        _sweep_folders()
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         arguments = [
             f"-listen=/unix{folder}/control.sock",
             "-dhtServer=1" if listen else "-dhtClient=1",
@@ -209,7 +213,7 @@ class Daemon:
             await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
         except PeerUnreachable:
             raise
-        except (ValueError, TransportError) as error:
+        except (ValueError, LookupError, TransportError) as error:
             raise PeerUnreachable(f"{', '.join(reachable)}: {error}") from error
 
     async def connected(self) -> frozenset[str]:
@@ -220,7 +224,8 @@ class Daemon:
     async def addresses(self) -> tuple[str, ...]:
         """Addresses the daemon listens on or announces, without the peer id."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
-        return tuple(str(Multiaddr(address)) for address in response.identify.addrs)
+        readable = (_readable(address) for address in response.identify.addrs)
+        return tuple(address for address in readable if address is not None)
 
     async def subscribers(self, topic: str) -> frozenset[str]:
         """Connected peers that subscribe to `topic`."""
@@ -310,6 +315,23 @@ async def _read_response(reader: asyncio.StreamReader) -> p2pd_pb2.Response:
     if response.type == p2pd_pb2.Response.ERROR:
         raise TransportError(_last_line(response.error.msg))
     return response
+
+
+def _sweep_folders() -> None:
+    # A daemon removes its socket when its node was killed, but not the folder. An old and empty one is nobody's.
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > STALE_AFTER_S:
+                folder.rmdir()
+
+
+def _readable(address: bytes) -> str | None:
+    # The daemon knows kinds of addresses that hivemind's parser does not.
+    try:
+        return str(Multiaddr(address))
+    except (ValueError, LookupError):
+        logger.debug("an address of this node cannot be written down: %s", address.hex())
+        return None
 
 
 def _last_line(message: str) -> str:

@@ -42,7 +42,7 @@ async def probe(address: str) -> str | None:
     The daemon answers for minutes from memory after a dial failed, and says less about why.
     """
     parts = address.split("/")
-    if len(parts) != 5 or parts[1] not in TCP_HOSTS or parts[3] != "tcp" or not parts[4].isdigit():
+    if len(parts) != 5 or parts[1] not in TCP_HOSTS or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -51,9 +51,11 @@ async def probe(address: str) -> str | None:
         return f"no answer in {PROBE_TIMEOUT_S:g} s"
     except socket.gaierror as error:
         return f"unknown host ({error.strerror})"
-    except (OSError, OverflowError) as error:
-        errno = getattr(error, "errno", None)
-        return os.strerror(errno).lower() if errno else str(error)
+    except OSError as error:
+        return os.strerror(error.errno).lower() if error.errno else str(error)
+    except (ValueError, OverflowError) as error:
+        # A stranger's record may name a host or port that no look-up even accepts.
+        return f"not an address ({error})"
     writer.close()
     return None
 

@@ -246,6 +246,10 @@ class HivemindTransport:
             return await self._session.run()
         except TransportError as error:
             return str(error)
+        except Exception as error:
+            # Strangers' input is parsed by hivemind too: what that may raise costs a restart, not the node.
+            logger.exception("the network session failed")
+            return repr(error)
         finally:
             self._session = None
             await self._daemon.stop()

@@ -131,7 +131,11 @@ class Session:
                 if record.expires_at > now or not state.connected:
                     with suppress(ConfigError):
                         wanted[peer_id] = (*wanted.get(peer_id, ()), *by_peer(record.multiaddrs).get(peer_id, ()))
-        return {peer_id: addresses for peer_id, addresses in wanted.items() if peer_id not in state.connected}
+        return {
+            peer_id: addresses
+            for peer_id, addresses in wanted.items()
+            if addresses and peer_id not in state.connected
+        }
 
     async def _dial_one(self, peer_id: str) -> bool:
         addresses = self._wanted().get(peer_id, ())

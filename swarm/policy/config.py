@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
+from swarm.errors import ConfigError
 from swarm.settings import Settings
 
 TINY = "tiny"
@@ -59,3 +61,9 @@ class UpdateSettings(Settings):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be in [0, 1), got {self.betas}")
         return self
+
+
+def check_model_path(settings: PolicySettings) -> None:
+    """Raises `ConfigError` when `model` is written like a path and no directory is there."""
+    if settings.model.startswith(("/", ".", "~")) and not Path(settings.model).is_dir():
+        raise ConfigError(f"policy.model: there is no directory {settings.model}")

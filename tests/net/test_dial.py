@@ -47,6 +47,11 @@ def test_probe_says_why() -> None:
     assert asyncio.run(probe("/ip4/127.0.0.1/tcp/99999")) is not None
 
 
+@pytest.mark.parametrize("host", ["a" * 70, "..", "a\0b", "\ud800", ""])
+def test_hosts_that_no_look_up_accepts_are_unreachable(host: str) -> None:
+    assert asyncio.run(probe(f"/dns4/{host}/tcp/1"))
+
+
 def test_what_only_a_dial_can_tell_is_left_to_the_daemon() -> None:
     assert asyncio.run(probe("/ip4/127.0.0.1/udp/1/quic-v1")) is None
     assert asyncio.run(probe(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}/p2p-circuit")) is None

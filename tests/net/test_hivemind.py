@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -140,6 +141,37 @@ def test_messages_flow_again_after_the_daemon_is_killed(start: Start, caplog: py
     until(lambda: b.request(a.peer_id, MANIFEST_PROTOCOL, b"", 5.0), "requests are answered again")
 
 
+def test_an_unforeseen_error_costs_a_restart_not_the_node(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = start("founder")
+
+    def fail_once(connected: frozenset[str], subscribers: frozenset[str]) -> None:
+        monkeypatch.undo()
+        raise LookupError("unforeseen")
+
+    monkeypatch.setattr(a._state, "see", fail_once)
+    until(lambda: a.counters().get("daemon_restarts") == 1, "the session is restarted")
+    b = start("b", a.multiaddrs())
+    until(b.manifest, "the node works again")
+
+
+def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
+    a = start("founder")
+    b = start("b", a.multiaddrs())
+    until(lambda: a.peers() and b.status().connected, "the two meet")
+    genuine = a.peers()[0]
+    hosts = ("/dns4/" + "a" * 70 + "/tcp/1", "/nonsense/1", "/ip4/999.1.1.1/udp/1/quic-v1", "/ip4/1.1.1.1/tcp/²", "/")
+    records = []
+    for host in hosts:
+        stranger = Identity.generate().peer_id
+        records.append(replace(genuine, peer_id=stranger, multiaddrs=(f"{host}/p2p/{stranger}",)))
+    for useless in (("junk",), (), genuine.multiaddrs):
+        records.append(replace(genuine, peer_id=Identity.generate().peer_id, multiaddrs=useless))
+    a._state.learn([replace(record, expires_at=time.time() + 60) for record in records])
+    until(lambda: a.counters().get("dial_failures", 0) >= len(hosts), "every stranger was tried")
+    exchange(a, b, b"still here")
+    assert a.counters().get("daemon_restarts", 0) == 0
+
+
 def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +179,7 @@ def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(
     from swarm.net import daemon as daemon_module
 
     monkeypatch.setattr(hivemind_module, "MAX_RESTARTS_IN_A_ROW", 2)
-    monkeypatch.setattr(daemon_module, "binary_path", lambda: Path("/bin/false"))
+    monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
     daemons()[0].kill()
 
     def failed() -> bool:
@@ -167,7 +199,7 @@ def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(
 def test_a_daemon_that_cannot_start_is_an_error_of_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from swarm.net import daemon as daemon_module
 
-    monkeypatch.setattr(daemon_module, "binary_path", lambda: Path("/bin/false"))
+    monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
     with pytest.raises(TransportError, match="did not start"):
         start("founder")
 
@@ -301,6 +333,20 @@ def test_ctrl_c_reaches_the_whole_process_group_and_ends_cleanly(tmp_path: Path)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(5.0) == 130
         until(lambda: not daemon.is_running(), "the daemon goes", 3.0)
+
+
+def test_folders_of_killed_nodes_are_swept(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    stale, fresh, used = (tmp_path / f"swarm-p2pd-{name}" for name in ("stale", "fresh", "used"))
+    for folder in (stale, fresh, used):
+        folder.mkdir()
+    (used / "control.sock").touch()
+    for folder in (stale, used):
+        os.utime(folder, (0, 0))
+    start("founder").close()
+    assert sorted(folder.name for folder in tmp_path.glob("swarm-p2pd-*")) == ["swarm-p2pd-fresh", "swarm-p2pd-used"]
 
 
 def test_an_identity_without_a_file_and_a_second_start_are_refused(start: Start) -> None:
