@@ -50,7 +50,8 @@ def _announce(transport: HivemindTransport, out: Path, console: Console) -> None
     console.print(f"run {transport.status().run_id} is open; others join with", highlight=False)
     console.print(f"    swarm join {best_address(addresses)}", highlight=False, soft_wrap=True)
     for address in addresses:
-        console.print(f"also reachable at {address}", style="dim", highlight=False, soft_wrap=True)
+        if address != best_address(addresses):
+            console.print(f"also reachable at {address}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _serve(transport: HivemindTransport, stop: StopRequest, console: Console) -> None:

@@ -13,22 +13,24 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from nodes.run import best_address, choose_run, manifest_values, remember
+from nodes.home import Home, claim_home
+from nodes.run import ask_bootstraps, best_address, manifest_values, remember
 from nodes.stop import EXIT_INTERRUPTED, StopRequest
 from nodes.training import EndReason, TrainingNode, versions
-from swarm.config import LoadedConfig, NodeConfig, load_config
+from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, NonFiniteUpdates, TransportError
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
 from swarm.policy.config import check_model_path
+from swarm.protocols import Transport
 from swarm.tasks.pool import VerificationPool
 from swarm.telemetry.history import PeerHistory, swarm_summary
 from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent
 from swarm.telemetry.report import write_report
-from swarm.types import NetworkStatus
+from swarm.types import NetworkStatus, RunManifest
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -43,37 +45,36 @@ def join(
     Raises `SwarmError` for what is wrong before training starts.
     """
     stop = StopRequest()
-    config = load_config(file, None, os.environ, overrides).config
-    check_model_path(config.policy)
-    config.out.mkdir(parents=True, exist_ok=True)
-    identity = Identity.load_or_create(config.network.identity or config.out / "identity.key")
+    loaded = load_config(file, None, os.environ, overrides)
+    check_model_path(loaded.config.policy)
+    sealed = ask_bootstraps(loaded.config.network.bootstrap, console)
+    home = claim_home(loaded.config, "out" in loaded.origins, sealed)
     try:
-        sealed = choose_run(config, identity, console)
-        manifest = open_manifest(sealed) if sealed else None
-        loaded = load_config(file, manifest_values(manifest) if manifest else None, os.environ, overrides)
-        _show_plan(loaded, identity, manifest.run_id if manifest else None, console)
-        return _train(loaded.config, identity, sealed, stop, console, live and console.is_terminal, report)
+        manifest = open_manifest(home.sealed) if home.sealed else None
+        asked = manifest_values(manifest) if manifest else None
+        loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
+        _show_plan(loaded.config, home.identity, manifest, console)
+        return _train(loaded.config, home, stop, console, live and console.is_terminal, report)
     finally:
-        identity.close()
+        home.identity.close()
 
 
 def _train(
     config: NodeConfig,
-    identity: Identity,
-    sealed: bytes | None,
+    home: Home,
     stop: StopRequest,
     console: Console,
     live: bool,
     report: bool,
 ) -> int:
-    transport = HivemindTransport(config.network, identity, profile=_profile(config), manifest=sealed)
+    transport = HivemindTransport(config.network, home.identity, profile=_profile(config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         verifier = VerificationPool(config.tasks, config.verification)
         stack.callback(verifier.close)
         transport.start()
         stack.callback(transport.close)
         with policy_progress(console) as progress:
-            node = TrainingNode(config, identity, transport, verifier, stop, progress)
+            node = TrainingNode(config, home.identity, transport, verifier, stop, progress)
         console.print(f"others can join with: [bold]swarm join {best_address(transport.multiaddrs())}[/bold]")
         history = PeerHistory(config.out / METRICS_FILE, config.name)
         view = LiveView([history], title=config.name)
@@ -86,7 +87,7 @@ def _train(
 
 def _rounds(
     node: TrainingNode,
-    transport: HivemindTransport,
+    transport: Transport,
     config: NodeConfig,
     stop: StopRequest,
     plain: Console | None,
@@ -158,11 +159,12 @@ def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
             console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
 
 
-def _show_plan(loaded: LoadedConfig, identity: Identity, run_id: str | None, console: Console) -> None:
+def _show_plan(config: NodeConfig, identity: Identity, manifest: RunManifest | None, console: Console) -> None:
     """What is about to happen, before it does."""
-    config = loaded.config
+    founded = manifest is not None and manifest.founder == identity.peer_id
+    unknown = "not known yet: joined as soon as a bootstrap answers"
     rows = [
-        ("run", run_id or "not known yet: found through a bootstrap as soon as one answers"),
+        ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
         ("peer id", identity.peer_id),
         ("policy", f"{config.policy.model} on {config.policy.device}"),
         ("tasks", ", ".join(task.name for task in config.tasks)),

@@ -79,28 +79,15 @@ def remembered(out: Path) -> bytes | None:
     return sealed
 
 
-def choose_run(config: NodeConfig, identity: Identity, console: Console) -> bytes | None:
-    """The sealed manifest of the run to take part in; None when it can only be learned later.
-
-    Asks the bootstraps first; then what is remembered from an earlier start. A node that was given no bootstrap
-    founds a run of its own, which others can join.
-    """
-    kept = remembered(config.out)
-    bootstrap = config.network.bootstrap
+def ask_bootstraps(bootstrap: Sequence[str], console: Console) -> bytes | None:
+    """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers."""
     if not bootstrap:
-        others = kept is not None and open_manifest(kept).founder != identity.peer_id
-        sealed = kept if kept is not None and others else found_run(config, identity)
-        if not others:
-            console.print("no bootstrap given: founding a run of its own")
-        remember(config.out, sealed)
-        return sealed
+        return None
     try:
-        _, sealed = fetch_manifest(bootstrap, MANIFEST_TIMEOUT_S)
+        return fetch_manifest(bootstrap, MANIFEST_TIMEOUT_S)[1]
     except PeerUnreachable as error:
         console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
-        return kept
-    remember(config.out, sealed)
-    return sealed
+        return None
 
 
 def best_address(multiaddrs: Sequence[str]) -> str:

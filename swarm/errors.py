@@ -29,7 +29,11 @@ class RejectedGroup(SwarmError):
 
 
 class IdentityError(SwarmError):
-    """An identity file that is missing, unreadable, not Ed25519, or in use by another process."""
+    """An identity file that is unreadable or not Ed25519."""
+
+
+class IdentityInUse(IdentityError):
+    """The identity belongs to a node that is running."""
 
 
 class TransportError(SwarmError):

@@ -13,6 +13,7 @@ from swarm.types import (
     Question,
     Rejection,
     RolloutGroup,
+    RunManifest,
     Sampling,
     TaskRef,
     UpdateReport,
@@ -98,8 +99,23 @@ class Transport(Protocol):
         """Open the network. Raises `TransportError` when the stack itself cannot run; absent peers are no error."""
         ...
 
+    def manifest(self) -> RunManifest | None:
+        """The run this node is in; None until it is known."""
+        ...
+
+    def sealed_manifest(self) -> bytes | None:
+        """The manifest as its founder signed it, served to whoever asks."""
+        ...
+
+    def set_manifest(self, sealed: bytes) -> None:
+        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
+        ...
+
     def publish(self, record: bytes) -> None:
-        """Hand a record to everyone in the run; before a run is known it is dropped and counted."""
+        """Hand a record to everyone in the run; before a run is known it is dropped and counted.
+
+        Delivery is best effort and in no particular order.
+        """
         ...
 
     def drain(self) -> list[bytes]:
@@ -119,7 +135,7 @@ class Transport(Protocol):
         ...
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer. Raises `PeerUnreachable`."""
+        """Ask one peer; not from a request handler. Raises `PeerUnreachable`."""
         ...
 
     def counters(self) -> dict[str, int]:

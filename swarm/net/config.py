@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -13,7 +12,6 @@ from swarm.settings import Settings
 class NetworkSettings(Settings):
     """Addresses, identity and limits of the network side."""
 
-    transport: Literal["hivemind", "memory"] = "hivemind"
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of any members of the run, each ending in `/p2p/PEER_ID`; they are tried in turn, for ever."""
     run_id: str | None = None

@@ -13,7 +13,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarm.errors import IdentityError
+from swarm.errors import IdentityError, IdentityInUse
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def _lock(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.close()
-        raise IdentityError(
+        raise IdentityInUse(
             f"the identity {path} is in use by another process; stop it or give this node another identity file"
         ) from error
     return lock

@@ -28,9 +28,7 @@ def fetch_manifest(
     return asyncio.run(_fetch(by_peer(multiaddrs), timeout_s, run_id))
 
 
-async def _fetch(
-    peers: dict[str, tuple[str, ...]], timeout_s: float, run_id: str | None
-) -> tuple[RunManifest, bytes]:
+async def _fetch(peers: dict[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> tuple[RunManifest, bytes]:
     addresses = [address for group in peers.values() for address in group]
     problems = await asyncio.gather(*map(probe, addresses))
     if all(problems):

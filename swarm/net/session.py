@@ -1,11 +1,11 @@
 """The life of a node on one daemon: a handful of loops that run until the daemon dies.
 
-    dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
-    observe   the daemon's connections                  -> state, wakes the rest (every second)
-    join      manifest from a connected peer            -> the run              (until there is one)
-    hear      gossip on the run's topic                 -> inbox
-    tell      outbox                                    -> gossip               (paced; waits while nobody hears)
-    discover  own record -> the DHT -> records of others                        (every `announce_every_s`)
+dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
+observe   the daemon's connections                  -> state, wakes the rest (every second)
+join      manifest from a connected peer            -> the run              (until there is one)
+hear      gossip on the run's topic                 -> inbox
+tell      outbox                                    -> gossip               (paced; waits while nobody hears)
+discover  own record -> the DHT -> records of others                        (every `announce_every_s`)
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ class Session:
                     with suppress(ConfigError):
                         wanted[peer_id] = (*wanted.get(peer_id, ()), *by_peer(record.multiaddrs).get(peer_id, ()))
         return {
-            peer_id: addresses
-            for peer_id, addresses in wanted.items()
-            if addresses and peer_id not in state.connected
+            peer_id: addresses for peer_id, addresses in wanted.items() if addresses and peer_id not in state.connected
         }
 
     async def _dial_one(self, peer_id: str) -> bool:

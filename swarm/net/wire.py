@@ -97,9 +97,7 @@ def seal_peer_record(identity: Identity, record: PeerRecord) -> bytes:
     return seal(identity, record.run_id, "peer", record)
 
 
-def open_group(
-    record: bytes, run_id: str, limits: Limits, *, now: float | None = None
-) -> tuple[str, RolloutGroup]:
+def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None = None) -> tuple[str, RolloutGroup]:
     """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
 
     Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,

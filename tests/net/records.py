@@ -43,9 +43,7 @@ def make_identity(folder: Path, name: str) -> Identity:
 
 
 def fast_settings(bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> NetworkSettings:
-    return NetworkSettings(
-        bootstrap=bootstrap, listen=listen, nat_port_map=False, retry_s=0.5, announce_every_s=2.0
-    )
+    return NetworkSettings(bootstrap=bootstrap, listen=listen, nat_port_map=False, retry_s=0.5, announce_every_s=2.0)
 
 
 def until(probe: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:

@@ -43,9 +43,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts nodes by name; the one named `founder` brings the run. Closes them, and checks that nothing is left."""
     nodes: list[HivemindTransport] = []
 
-    def start_one(
-        name: str, bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK
-    ) -> HivemindTransport:
+    def start_one(name: str, bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> HivemindTransport:
         identity = make_identity(tmp_path, name)
         manifest = sealed_manifest(identity) if name == "founder" else None
         node = HivemindTransport(fast_settings(bootstrap, listen), identity, manifest, Profile(model=name))
@@ -172,9 +170,7 @@ def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
     assert a.counters().get("daemon_restarts", 0) == 0
 
 
-def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     a = start("founder")
     from swarm.net import daemon as daemon_module
 
@@ -335,9 +331,7 @@ def test_ctrl_c_reaches_the_whole_process_group_and_ends_cleanly(tmp_path: Path)
         until(lambda: not daemon.is_running(), "the daemon goes", 3.0)
 
 
-def test_folders_of_killed_nodes_are_swept(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_killed_nodes_are_swept(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     stale, fresh, used = (tmp_path / f"swarm-p2pd-{name}" for name in ("stale", "fresh", "used"))
     for folder in (stale, fresh, used):
