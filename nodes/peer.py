@@ -47,7 +47,7 @@ def join(
     stop = StopRequest()
     loaded = load_config(file, None, os.environ, overrides)
     check_model_path(loaded.config.policy)
-    sealed = ask_bootstraps(loaded.config.network.bootstrap, console)
+    sealed = ask_bootstraps(loaded.config.network, console)
     home = claim_home(loaded.config, "out" in loaded.origins, sealed)
     try:
         manifest = open_manifest(home.sealed) if home.sealed else None

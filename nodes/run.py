@@ -11,6 +11,7 @@ from rich.console import Console
 
 from swarm.config import NodeConfig, Values
 from swarm.errors import PeerUnreachable, RejectedGroup, TaskError
+from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.manifest import fetch_manifest
 from swarm.net.wire import make_run_id, open_manifest, seal_manifest
@@ -79,12 +80,12 @@ def remembered(out: Path) -> bytes | None:
     return sealed
 
 
-def ask_bootstraps(bootstrap: Sequence[str], console: Console) -> bytes | None:
+def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers."""
-    if not bootstrap:
+    if not settings.bootstrap:
         return None
     try:
-        return fetch_manifest(bootstrap, MANIFEST_TIMEOUT_S)[1]
+        return fetch_manifest(settings.bootstrap, MANIFEST_TIMEOUT_S, run_id=settings.run_id)[1]
     except PeerUnreachable as error:
         console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
         return None

@@ -19,3 +19,12 @@ def policy():
 
     torch.manual_seed(0)
     return Policy("random", Qwen3ForCausalLM(tiny_config()), tiny_tokenizer(), system_prompt=None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first: a mistake shows within seconds."""
+
+    def cost(item: pytest.Item) -> int:
+        return 2 * (item.get_closest_marker("network") is not None) + (item.get_closest_marker("slow") is not None)
+
+    items.sort(key=cost)

@@ -1,0 +1,120 @@
+"""Real `swarm` processes for tests, and waiting for what they do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
+
+LOOPBACK = [
+    "--network.listen=/ip4/127.0.0.1/tcp/0",
+    "--network.nat_port_map=false",
+    "--network.announce_every_s=2",
+    "--network.retry_s=0.5",
+]
+DEADLINE_S = 90.0
+
+
+class Swarm:
+    """One process of the `swarm` command and what it starts."""
+
+    def __init__(self, out: Path, *arguments: str) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out = out
+        self.log = out / "test-log.txt"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "nodes.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def history(self) -> PeerHistory:
+        return PeerHistory.read(self.out / METRICS_FILE)
+
+    def round(self) -> int:
+        latest = self.history().latest
+        return latest.round if latest else 0
+
+    def tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.text()}") from None
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@contextmanager
+def swarm(out: Path, *arguments: str) -> Iterator[Swarm]:
+    """A process that is gone afterwards, whatever happens."""
+    running = Swarm(out, *arguments)
+    try:
+        yield running
+    finally:
+        tree = running.tree()
+        for process in tree:
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs(tree, timeout=10)
+        running.process.wait()
+
+
+def address_of(running: Swarm) -> str:
+    file = running.out / "multiaddrs"
+    until(lambda: file.exists(), running, "an address")
+    return file.read_text().split()[0]
+
+
+def until(condition: Callable[[], bool], running: Swarm, what: str, timeout_s: float = DEADLINE_S) -> None:
+    """Wait for something to come true while a process runs."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if running.process.poll() is not None and not condition():
+            raise AssertionError(f"exited with {running.process.returncode} before {what}:\n{running.text()}")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no {what} within {timeout_s} s:\n{running.text()}")
+        time.sleep(0.05)
+
+
+def gone(processes: list[psutil.Process], timeout_s: float = 10.0) -> bool:
+    """Whether all of them end in time."""
+    return not psutil.wait_procs(processes, timeout=timeout_s)[1]
+
+
+def summary(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text())
+
+
+def balanced(peer: dict) -> bool:
+    """Every received group was used, dropped for a reason, or is still held."""
+    groups = peer["groups"]
+    held = peer["pool"] + peer["pending"]
+    return groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held

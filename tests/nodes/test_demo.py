@@ -1,0 +1,90 @@
+"""The demo as people run it: real processes, real network."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.nodes.processes import balanced, gone, summary, swarm, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+
+def _peer_round(out: Path) -> int:
+    metrics = out / "metrics.jsonl"
+    return metrics.read_text().count('"event":"round"') if metrics.exists() else 0
+
+
+def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    with swarm(tmp_path, "demo", "--peers", "3", "--rounds", "60", "--out", str(out), "--no-live") as demo:
+        until(lambda: (out / "peer-2" / "checkpoints" / "round-00000025").is_dir(), demo, "a checkpoint")
+        victim = next(p for p in demo.tree() if str(out / "peer-2") in p.cmdline())
+        victim.send_signal(signal.SIGKILL)
+        until(lambda: "restarted" in demo.text(), demo, "restart")
+        everything = demo.tree()
+        assert demo.wait(180) == 0, demo.text()
+        assert gone(everything)
+    result = summary(out)
+    peers = {peer["name"]: peer for peer in result["peers"]}
+    assert sorted(peers) == ["peer-1", "peer-2", "peer-3"]
+    assert all(peer["rounds"] == 60 for peer in peers.values())
+    assert all(peer["groups"]["used_external"] > 0 for peer in peers.values())
+    assert all(balanced(peer) for peer in peers.values()), peers
+    assert peers["peer-2"]["restarts"] == 1
+    assert len({peer["peer_id"] for peer in peers.values()}) == 3
+    assert result["mean_reward_last"] > result["mean_reward_first"]
+    assert result["mean_eval_after"] > result["mean_eval_before"]
+    assert "peer-2 died (exit code -9)" in demo.text()
+    page = (out / "report.html").read_text()
+    assert "<svg" in page or "data:image/png" in page
+    assert (out / "report.png").stat().st_size > 10_000
+
+
+def test_ctrl_c_stops_everything_within_five_seconds_and_reports(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    with swarm(tmp_path, "demo", "--peers", "2", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
+        until(lambda: all(_peer_round(out / f"peer-{k}") > 5 for k in (1, 2)), demo, "rounds")
+        everything = demo.tree()
+        assert any("p2pd" in " ".join(p.cmdline()) for p in everything)
+        asked_at = time.monotonic()
+        demo.process.send_signal(signal.SIGINT)
+        others = [p for p in everything if p.pid != demo.process.pid]
+        _, alive = psutil.wait_procs(others, timeout=5.0 - (time.monotonic() - asked_at))
+        assert not alive, alive
+        assert demo.wait() == 130
+    result = summary(out)
+    for k, peer in enumerate(sorted(result["peers"], key=lambda peer: peer["name"]), 1):
+        assert peer["state"] == "interrupted"
+        newest = sorted((out / f"peer-{k}" / "checkpoints").iterdir())[-1].name
+        assert newest == f"round-{peer['rounds']:08d}", "the checkpoint is of the last round"
+    assert "report.html" in demo.text()
+
+
+def test_in_memory_the_same_seed_gives_the_same_curves(tmp_path: Path) -> None:
+    rewards = []
+    for name in ("one", "two"):
+        out = tmp_path / name
+        arguments = ["--peers", "2", "--rounds", "8", "--seed", "3", "--transport", "memory", "--no-live"]
+        with swarm(tmp_path / f"{name}-run", "demo", "--out", str(out), *arguments) as demo:
+            assert demo.wait() == 0, demo.text()
+        lines = (out / "peer-1" / "metrics.jsonl").read_text().splitlines()
+        rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
+        assert len(rounds) == 8 and rounds[-1]["groups"]["used_external"] > 0
+        rewards.append([(event["reward"], event["update"]["loss"]) for event in rounds])
+    assert rewards[0] == rewards[1]
+
+
+def test_a_directory_with_another_demo_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    out.mkdir()
+    (out / "precious.txt").write_text("mine")
+    with swarm(tmp_path / "run", "demo", "--out", str(out)) as demo:
+        assert demo.wait() == 2
+    assert "choose another --out" in demo.text()
+    assert [p.name for p in out.iterdir()] == ["precious.txt"]
