@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nodes.run import best_address, found_run, remember
-from nodes.stop import EXIT_INTERRUPTED, StopRequest
+from nodes import exits
+from nodes.run import IDENTITY_FILE, best_address, found_run, remember
+from nodes.stop import StopRequest
 from swarm.config import load_config
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
@@ -22,12 +23,12 @@ LOOK_EVERY_S = 0.2
 REPORT_EVERY_S = 60.0
 
 
-def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: Console) -> int:
+def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: Console, supervised: bool) -> int:
     """Serve until someone asks to stop. Writes the addresses to `OUT/multiaddrs`. Returns the exit code."""
-    stop = StopRequest()
+    stop = StopRequest(supervised)
     config = load_config(file, None, os.environ, overrides).config
     config.out.mkdir(parents=True, exist_ok=True)
-    identity = Identity.load_or_create(config.network.identity or config.out / "identity.key")
+    identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
     sealed = found_run(config, identity)
     remember(config.out, sealed)
     profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
@@ -39,7 +40,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     finally:
         transport.close()
         identity.close()
-    return EXIT_INTERRUPTED
+    return exits.INTERRUPTED
 
 
 def _announce(transport: HivemindTransport, out: Path, console: Console) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nodes.training import CHECKPOINTS
-from swarm.config import NodeConfig, load_config
+from swarm.config import Values, load_config
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError
 from swarm.evaluation import Evaluation, wilson_interval
@@ -20,7 +20,6 @@ from swarm.evaluation import evaluate as run_evaluation
 from swarm.policy.checkpoint import CONFIG, MODEL, CheckpointStore, verify
 from swarm.policy.loading import load_policy
 from swarm.tasks.pool import VerificationPool
-from swarm.types import Sampling
 
 
 def evaluate_checkpoint(
@@ -32,19 +31,19 @@ def evaluate_checkpoint(
     console: Console,
 ) -> None:
     """Print the accuracy per task. Raises `CheckpointError` or `ConfigError`."""
-    checkpoint = find_checkpoint(path)
-    saved = json.loads((checkpoint / CONFIG).read_text())
+    weights, saved = _find_weights(path)
     config = load_config(file, None if file else saved, os.environ, overrides).config
-    policy = load_policy(config.policy, checkpoint / MODEL)
+    policy = load_policy(config.policy, weights)
     engine = TransformersEngine(policy, config.generation.max_batch_sequences)
     verifier = VerificationPool(config.tasks, config.verification)
     try:
         with console.status(f"asking {num_questions} held-out questions"):
-            result = run_evaluation(engine, verifier, _sampling(config), num_questions, config.evaluation.seed)
+            sampling, stream = config.generation.sampling(), config.evaluation.stream
+            result = run_evaluation(engine, verifier, sampling, num_questions, stream)
     finally:
         verifier.close()
     if as_json:
-        print(json.dumps({"checkpoint": str(checkpoint), **_as_dict(result)}, indent=1))
+        print(json.dumps({"weights": str(weights), **_as_dict(result)}, indent=1))
     else:
         console.print(_as_table(result))
 
@@ -58,6 +57,14 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
     console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
 
 
+def _find_weights(path: Path) -> tuple[Path, Values]:
+    """A model directory and the configuration it was trained with; what a bare one was trained with is not known."""
+    if (path / "config.json").is_file() and not (path / MODEL).is_dir():
+        return path, {"policy": {"model": str(path)}}
+    checkpoint = find_checkpoint(path)
+    return checkpoint / MODEL, json.loads((checkpoint / CONFIG).read_text())
+
+
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint at `path`, or the newest whole one of a peer's directory. Raises `CheckpointError`."""
     if (path / MODEL).is_dir():
@@ -67,11 +74,6 @@ def find_checkpoint(path: Path) -> Path:
         if newest := CheckpointStore(root).newest():
             return newest
     raise CheckpointError(f"{path} is no checkpoint and holds none")
-
-
-def _sampling(config: NodeConfig) -> Sampling:
-    generation = config.generation
-    return Sampling(generation.temperature, generation.top_p, generation.max_new_tokens)
 
 
 def _rows(result: Evaluation) -> list[tuple[str, int, int]]:

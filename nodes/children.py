@@ -34,9 +34,9 @@ class Child:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "nodes.cli", *self._arguments],
+                [sys.executable, "-m", "nodes.cli", *self._arguments, "--supervised"],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # never written to: its end tells the child that this process is gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -14,12 +14,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nodes import exits
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 
 if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
-EXIT_FAILED, EXIT_USAGE, EXIT_NETWORK = 1, 2, 3
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 FIELD_COMMANDS = frozenset({"join", "bootstrap", "evaluate", "show"})
 
@@ -37,6 +37,7 @@ config_app = typer.Typer(help="Show or describe configurations.", no_args_is_hel
 app.add_typer(config_app, name="config")
 
 ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
+SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
@@ -80,6 +81,7 @@ def join(
     out: OutOption = None,
     live: Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")] = True,
     report: Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")] = True,
+    supervised: SupervisedOption = False,
 ) -> None:
     """Train as one peer of a swarm. Any field of the configuration can be given as --path.to.field VALUE."""
     pairs = [("network.bootstrap", address) for address in bootstrap or []]
@@ -95,7 +97,7 @@ def join(
     _check(file, pairs)
     from nodes.peer import join as run
 
-    raise typer.Exit(run(file, pairs, _console(), live, report))
+    raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
 
 
 @app.command()
@@ -104,21 +106,24 @@ def bootstrap(
     config: ConfigArgument = None,
     run_name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     out: OutOption = None,
+    supervised: SupervisedOption = False,
 ) -> None:
     """Start a run and print the one line that others join it with. Trains nothing."""
     pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name}), *_fields(context)]
     _check(config, pairs)
     from nodes.bootstrap import bootstrap as run
 
-    raise typer.Exit(run(config, pairs, _console()))
+    raise typer.Exit(run(config, pairs, _console(), supervised))
 
 
 @app.command("simulate-in-memory", hidden=True)
-def simulate_in_memory(config: Path, out: Path, peers: int, first_seed: int) -> None:
+def simulate_in_memory(
+    config: Path, out: Path, peers: int, first_seed: int, supervised: SupervisedOption = False
+) -> None:
     """All peers of a demo in this process."""
     from nodes.memory_swarm import simulate_in_memory as run
 
-    raise typer.Exit(run(config, out, peers, first_seed))
+    raise typer.Exit(run(config, out, peers, first_seed, supervised))
 
 
 @app.command()
@@ -202,11 +207,11 @@ def main() -> None:
             raise ConfigError(f"--{fields[0][0]} is a field of the configuration, which this command does not take")
         app(args=arguments, obj=fields)
     except (ConfigError, TaskError, IdentityError) as error:
-        _fail(error, EXIT_USAGE)
+        _fail(error, exits.USAGE)
     except TransportError as error:
-        _fail(error, EXIT_NETWORK)
+        _fail(error, exits.NETWORK)
     except SwarmError as error:
-        _fail(error, EXIT_FAILED)
+        _fail(error, exits.FAILED)
 
 
 def _fail(error: SwarmError, code: int) -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodes.run import found_run, remember, remembered
+from nodes.run import IDENTITY_FILE, found_run, remember, remembered
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, IdentityInUse
 from swarm.net.identity import Identity
 from swarm.net.wire import open_manifest
-
-IDENTITY_FILE = "identity.key"
 
 
 class Home(Struct, frozen=True):

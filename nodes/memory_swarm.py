@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nodes.run import found_run
-from nodes.stop import EXIT_INTERRUPTED, StopRequest
+from nodes import exits
+from nodes.run import IDENTITY_FILE, found_run
+from nodes.stop import StopRequest
 from nodes.training import TrainingNode
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted
@@ -15,9 +16,9 @@ from swarm.net.memory import MemoryHub, MemoryTransport
 from swarm.tasks.inline import InlineVerifier
 
 
-def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int) -> int:
+def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, supervised: bool) -> int:
     """Run `num_peers` peers round by round. Returns the exit code."""
-    stop = StopRequest()
+    stop = StopRequest(supervised)
     base = load_config(file, None, os.environ).config
     verifier = InlineVerifier(base.tasks)
     hub = MemoryHub()
@@ -25,7 +26,7 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int) -
     sealed: bytes | None = None
     for k in range(num_peers):
         config = _for_peer(base, out / f"peer-{k + 1}", first_seed + k)
-        identity = Identity.load_or_create(config.out / "identity.key")
+        identity = Identity.load_or_create(config.out / IDENTITY_FILE)
         sealed = sealed or found_run(config, identity)
         transport = MemoryTransport(hub, identity.peer_id, sealed)
         transport.start()
@@ -41,7 +42,7 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int) -
         pass  # `stop` says so too
     for node in nodes:
         node.end("done" if node.done else "interrupted")
-    return EXIT_INTERRUPTED if stop() else 0
+    return exits.INTERRUPTED if stop() else 0
 
 
 def _for_peer(base: NodeConfig, out: Path, seed: int) -> NodeConfig:

@@ -13,12 +13,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from nodes import exits
 from nodes.home import Home, claim_home
 from nodes.run import ask_bootstraps, best_address, manifest_values, remember
-from nodes.stop import EXIT_INTERRUPTED, StopRequest
+from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
-from swarm.errors import Interrupted, NonFiniteUpdates, TransportError
+from swarm.errors import Interrupted, NonFiniteUpdates, TaskError, TransportError
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.state import Profile
@@ -32,19 +33,20 @@ from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, Ro
 from swarm.telemetry.report import write_report
 from swarm.types import NetworkStatus, RunManifest
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_NETWORK = 3
-
 
 def join(
-    file: Path | None, overrides: Sequence[tuple[str, str]], console: Console, live: bool = True, report: bool = True
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    supervised: bool,
 ) -> int:
     """Train as one peer until all rounds are done or someone asks to stop. Returns the process's exit code.
 
     Raises `SwarmError` for what is wrong before training starts.
     """
-    stop = StopRequest()
+    stop = StopRequest(supervised)
     loaded = load_config(file, None, os.environ, overrides)
     check_model_path(loaded.config.policy)
     sealed = ask_bootstraps(loaded.config.network, console)
@@ -95,13 +97,13 @@ def _rounds(
 ) -> int:
     """Rounds until done, stopped or failed; the exit code. A crash leaves the last checkpoint as it is."""
     reason: EndReason = "done"
-    code = EXIT_DONE
+    code = exits.DONE
     try:
         node.begin()
-        watch = _NetworkWatch(node)
+        watch = _NetworkWatch(node, transport.manifest())
         while not (node.done or stop()):
             node.step()
-            watch.look(transport.status())
+            watch.look(transport.status(), transport.manifest())
             if sealed := transport.sealed_manifest():
                 remember(config.out, sealed)
             if plain is not None:
@@ -109,29 +111,35 @@ def _rounds(
     except Interrupted:
         pass  # `stop` says so too
     except TransportError as error:
-        reason, code = "error", EXIT_NETWORK
+        reason, code = "error", exits.NETWORK
         node.note(f"the network is lost for good: {error}", "error")
-    except NonFiniteUpdates as error:
-        reason, code = "error", EXIT_FAILED
+    except (NonFiniteUpdates, TaskError) as error:
+        reason, code = "error", exits.FAILED
         node.note(str(error), "error")
     if stop():
-        reason, code = "interrupted", EXIT_INTERRUPTED
+        reason, code = "interrupted", exits.INTERRUPTED
     node.end(reason)
     if plain is not None:
         _print_plain(plain, history, 1)
-    return EXIT_INTERRUPTED if stop() else code
+    return exits.INTERRUPTED if stop() else code
 
 
 class _NetworkWatch:
     """Turns changes of the network's state into lines for people."""
 
-    def __init__(self, node: TrainingNode) -> None:
+    def __init__(self, node: TrainingNode, manifest: RunManifest | None) -> None:
         self._node = node
+        self._run_known = manifest is not None
         self._alone: bool | None = None
         self._detail = ""
 
-    def look(self, status: NetworkStatus) -> None:
-        """Note when the node finds itself alone, why, and when it is alone no longer."""
+    def look(self, status: NetworkStatus, manifest: RunManifest | None) -> None:
+        """Note when the node finds itself alone, why, when it is alone no longer, and which run it then is in."""
+        if manifest is not None and not self._run_known:
+            self._run_known = True
+            self._node.note(
+                f"joined run {manifest.run_id}; tasks and mix stay as they are until this node is started again"
+            )
         alone = status.alone_since is not None
         if alone != self._alone and (alone or self._alone is not None):
             self._node.note(

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from rich.console import Console
 
 from swarm.config import NodeConfig, Values
+from swarm.engines.config import GenerationSettings
 from swarm.errors import PeerUnreachable, RejectedGroup, TaskError
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
@@ -18,8 +19,9 @@ from swarm.net.wire import make_run_id, open_manifest, seal_manifest
 from swarm.tasks.specs import from_specs, to_specs
 from swarm.types import RunManifest
 
+IDENTITY_FILE = "identity.key"
 MANIFEST_FILE = "run.manifest"
-MANIFEST_TIMEOUT_S = 20.0
+ASK_TIMEOUT_S = 20.0
 
 
 def found_run(config: NodeConfig, identity: Identity) -> bytes:
@@ -51,12 +53,22 @@ def manifest_values(manifest: RunManifest) -> Values:
     listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
     return {
         "tasks": listed,
-        "generation": {"group_size": manifest.group_size},
+        "generation": _room_for(manifest),
         "mix": {"local": manifest.local, "external": manifest.external},
         "network": {
             "max_record_bytes": manifest.max_record_bytes,
             "max_completion_chars": manifest.max_completion_chars,
         },
+    }
+
+
+def _room_for(manifest: RunManifest) -> Values:
+    """Generation settings that make the run's mix and group size possible."""
+    default = GenerationSettings()
+    return {
+        "group_size": manifest.group_size,
+        "questions_per_round": max(default.questions_per_round, manifest.local),
+        "max_batch_sequences": max(default.max_batch_sequences, manifest.group_size),
     }
 
 
@@ -85,7 +97,7 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     if not settings.bootstrap:
         return None
     try:
-        return fetch_manifest(settings.bootstrap, MANIFEST_TIMEOUT_S, run_id=settings.run_id)[1]
+        return fetch_manifest(settings.bootstrap, ASK_TIMEOUT_S, run_id=settings.run_id)[1]
     except PeerUnreachable as error:
         console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
         return None

@@ -19,10 +19,11 @@ import yaml
 from msgspec import Struct, structs
 from rich.console import Console
 
+from nodes import exits
 from nodes.bootstrap import ADDRESS_FILE
 from nodes.children import Child, stop_all
-from nodes.peer import EXIT_DONE, EXIT_FAILED, policy_progress
-from nodes.stop import EXIT_INTERRUPTED, StopRequest
+from nodes.peer import policy_progress
+from nodes.stop import StopRequest
 from nodes.training import versions
 from swarm.config import Values, load_config
 from swarm.errors import ConfigError, Interrupted, TransportError
@@ -77,8 +78,8 @@ def demo(options: DemoOptions, console: Console) -> int:
         stop_all(children)
     _report(options, histories, console)
     if stop():
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if any(child.given_up for child in children) else EXIT_DONE
+        return exits.INTERRUPTED
+    return exits.FAILED if any(child.given_up for child in children) else exits.DONE
 
 
 def _write_config(options: DemoOptions) -> None:

@@ -12,12 +12,12 @@ from typing import Literal
 
 from swarm.config import NodeConfig
 from swarm.engines.transformers import TransformersEngine
-from swarm.errors import CheckpointError, Interrupted
+from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.evaluation import evaluate
 from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
 from swarm.net.wire import Limits
-from swarm.policy.checkpoint import MODEL, CheckpointStore, NodeState, restore
+from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, restore
 from swarm.policy.loading import load_policy
 from swarm.policy.updater import PolicyUpdater
 from swarm.pool import Pool
@@ -34,7 +34,7 @@ from swarm.telemetry.records import (
     UpdateFigures,
 )
 from swarm.telemetry.sinks import MetricsWriter
-from swarm.types import PolicyId, Sampling
+from swarm.types import PolicyId
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -64,13 +64,14 @@ class TrainingNode:
         self._metrics = MetricsWriter(config.out, config.telemetry)
         self._tokens = 0
         self._speed: float | None = None
-        self._sampling = Sampling(
-            temperature=config.generation.temperature,
-            top_p=config.generation.top_p,
-            max_new_tokens=config.generation.max_new_tokens,
-        )
+        self._sampling = config.generation.sampling()
         found = self._store.newest()
         self._policy = load_policy(config.policy, found / MODEL if found else None, progress)
+        if config.generation.max_new_tokens >= self._policy.max_positions:
+            raise ConfigError(
+                f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
+                f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
+            )
         self._engine = TransformersEngine(self._policy, config.generation.max_batch_sequences, cancelled)
         self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
         self._node = self._make_node()
@@ -119,7 +120,7 @@ class TrainingNode:
         """Write a checkpoint of the rounds finished, unless there is one."""
         if self._saved_round == self._node.round:
             return
-        state = NodeState(
+        state = TrainingState(
             peer_id=self._identity.peer_id,
             model=self._policy.name,
             round=self._node.round,
@@ -175,6 +176,8 @@ class TrainingNode:
                 f"{checkpoint} is of model {state.model!r}, the configuration asks for {self._policy.name!r}; choose "
                 "another directory with --out, or the model the checkpoint has"
             )
+        if state.peer_id != self._identity.peer_id:
+            self.note(f"the checkpoint was written as {state.peer_id}; this node is now another peer", "warning")
         node = self._node
         node.round, node.position = state.round, state.position
         node.pool.restore(state.pool)
@@ -188,7 +191,7 @@ class TrainingNode:
         settings = self._config.evaluation
         if settings.num_questions == 0:
             return
-        result = evaluate(self._engine, self._verifier, self._sampling, settings.num_questions, settings.seed)
+        result = evaluate(self._engine, self._verifier, self._sampling, settings.num_questions, settings.stream)
         self._metrics.write(
             EvaluationEvent(
                 time=time.time(),
@@ -221,6 +224,10 @@ class TrainingNode:
                 tokens_generated=self._tokens,
                 tokens_per_s=self._speed,
                 update=UpdateFigures.of(report.update),
+                counters={
+                    **{f"network/{name}": count for name, count in self._transport.counters().items()},
+                    **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
+                },
                 timings=report.timings,
             )
         )

@@ -25,6 +25,7 @@ from swarm.settings import Settings
 from swarm.tasks.config import TaskConfig, VerificationSettings
 from swarm.tasks.tiny import TINY_TASKS
 from swarm.telemetry.config import TelemetrySettings
+from swarm.types import HELD_OUT_STREAMS
 
 ENVIRONMENT_PREFIX = "SWARM_"
 
@@ -46,8 +47,13 @@ class EvaluationSettings(Settings):
     """0 switches evaluation off."""
     every_rounds: int | None = Field(None, ge=1)
     """Also evaluate every so many rounds; by default before the first and after the last."""
-    seed: int = 7_777_777
-    """Stream of the held-out questions: no node trains on it."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Which of the streams of held-out questions; no node trains on any of them."""
+
+    @property
+    def stream(self) -> int:
+        """The stream's seed."""
+        return HELD_OUT_STREAMS + self.seed
 
 
 class NodeConfig(Settings):
@@ -61,7 +67,7 @@ class NodeConfig(Settings):
     """Directory for identity, checkpoints, metrics and reports."""
     rounds: int | None = Field(None, ge=1)
     """Stop after so many rounds; default: never."""
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, lt=HELD_OUT_STREAMS)
     """Stream of questions and samples; default: derived from the peer id, so that no two peers ask the same."""
     tasks: tuple[TaskConfig, ...] = Field(TINY_TASKS, min_length=1)
     policy: PolicySettings = PolicySettings()

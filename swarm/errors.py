@@ -49,11 +49,15 @@ class PolicyError(SwarmError):
 
 
 class NonFiniteUpdates(SwarmError):
-    """Too many updates in a row had a loss or gradient that was not finite."""
+    """Too many optimizer steps in a row had a loss or gradient that was not finite."""
 
 
 class CheckpointError(SwarmError):
-    """A checkpoint that is missing, torn, or made by an incompatible version."""
+    """A checkpoint that is missing, of another model, or made by an incompatible version."""
+
+
+class TornCheckpoint(CheckpointError):
+    """A checkpoint of which files are missing or damaged."""
 
 
 class Interrupted(SwarmError):

@@ -1,4 +1,4 @@
-"""The mix of SAPO: which groups teach, and how many of whose make one update. Source: arXiv:2509.08721, section 4."""
+"""The mix of SAPO: which groups teach, and how many of whose make one update. Source: arXiv:2509.08721, section 3."""
 
 from __future__ import annotations
 

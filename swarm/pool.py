@@ -60,11 +60,12 @@ class Pool:
         self._groups[content_id] = PooledGroup(content_id, graded, now)
         left: Counter[str] = Counter()
         own = [g for g in self._groups.values() if g.graded.group.peer_id == graded.group.peer_id]
-        if len(own) > max(1, int(self._settings.max_groups * self._settings.max_share_per_peer)):
-            self._drop(own[0], _fate(own[0], "peer_quota"), left)
-        if len(self._groups) > self._settings.max_groups:
-            oldest = next(iter(self._groups.values()))
-            self._drop(oldest, _fate(oldest, "pool_full"), left)
+        quota = max(1, int(self._settings.max_groups * self._settings.max_share_per_peer))
+        # More than one too many only after a restart with smaller settings.
+        for pooled in own[: max(0, len(own) - quota)]:
+            self._drop(pooled, _fate(pooled, "peer_quota"), left)
+        for pooled in list(self._groups.values())[: max(0, len(self._groups) - self._settings.max_groups)]:
+            self._drop(pooled, _fate(pooled, "pool_full"), left)
         return left
 
     def expire(self, now: float) -> Counter[str]:

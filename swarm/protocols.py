@@ -1,4 +1,4 @@
-"""The seams of a node. Each has more than one implementation, and one contract test suite run on all of them."""
+"""The seams of a node: what can be replaced, by another implementation or by a double in a test."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ class Verifier(Protocol):
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
         """What has been graded since the last call."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts of what went wrong: scorer failures, time-outs, crashes, overflow."""
         ...
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -63,7 +64,7 @@ class RoundReport(Struct, frozen=True):
     round: int
     """1-based."""
     reward: float
-    """Mean reward of this round's own completions."""
+    """Mean reward of this round's own completions; 0 when there were none."""
     num_tokens: int
     mix: Mix
     update: UpdateReport
@@ -120,17 +121,18 @@ class SapoNode:
         """Generate, share, receive, mix, update: the whole of SAPO."""
         stages = _Stopwatch()
         rng = np.random.default_rng([self._seed, self.round])
-        local = self._generate(stages)
+        local, failed = self._generate(stages)
         informative = [group for group in local if has_signal(group.rewards)]
-        self.ledger.local("zero_advantage", len(local) - len(informative))
         with stages("share"):
             self._share(informative if self._share_settings.groups == "informative" else local, rng)
         with stages("receive"):
             self.receive()
-        mixed = mix(informative, self.pool.candidates(), self._mix_settings, rng)
+        with stages("mix"):
+            mixed = mix(informative, self.pool.candidates(), self._mix_settings, rng)
         with stages("update"):
             update = self._updater.update(mixed.local, mixed.external)
-        self._settle(informative, mixed)
+        self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
+        self.position += self._questions_per_round
         self.round += 1
         rewards = [reward for group in local for reward in group.rewards]
         return RoundReport(
@@ -154,6 +156,10 @@ class SapoNode:
         for reason, count in refused.items():
             self.ledger.dropped(reason, count)
         for content_id, group in arrived:
+            # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
+            if content_id in self._pending or content_id in self.pool:
+                self.ledger.dropped("duplicate")
+                continue
             self._pending[content_id] = group
             self._verifier.submit(content_id, group.question, [c.text for c in group.completions])
         for content_id, verdict in self._verifier.collect():
@@ -176,8 +182,11 @@ class SapoNode:
             for reason, count in self.pool.add(content_id, graded, self._clock()).items():
                 self.ledger.dropped(reason, count)
 
-    def _generate(self, stages: _Stopwatch) -> list[GradedGroup]:
-        """P questions of this node's stream, answered G times each and graded by its own verifier."""
+    def _generate(self, stages: _Stopwatch) -> tuple[list[GradedGroup], Counter[str]]:
+        """P questions of this node's stream, answered G times each and graded by its own verifier.
+
+        Also returns how many did not become a group, by reason.
+        """
         with stages("draw"):
             questions = self._verifier.draw(self._seed, self.position, self._questions_per_round)
         with stages("generate"):
@@ -188,19 +197,18 @@ class SapoNode:
             verdicts = self._verifier.grade(
                 [(q.ref, [c.text for c in a]) for q, a in zip(questions, answers, strict=True)]
             )
-        self.position += len(questions)
-        self.ledger.generated(len(questions))
         groups = []
+        failed: Counter[str] = Counter()
         for question, completions, verdict in zip(questions, answers, verdicts, strict=True):
             if not completions:
-                self.ledger.local("prompt_too_long")
+                failed["prompt_too_long"] += 1
             elif isinstance(verdict, Rejection):
-                self.ledger.local(verdict.reason)
+                failed[verdict.reason] += 1
             else:
                 groups.append(
                     GradedGroup(self._group(question.ref, completions, verdict), verdict.prompt, verdict.rewards)
                 )
-        return groups
+        return groups, failed
 
     def _group(self, ref: TaskRef, completions: tuple[Completion, ...], grade: Grade) -> RolloutGroup:
         self._sequence += 1
@@ -227,12 +235,22 @@ class SapoNode:
             if self._exchange.share(group) is not None:
                 self.ledger.shared(1)
 
-    def _settle(self, informative: Sequence[GradedGroup], mixed: Mix) -> None:
-        """Book what the update used."""
-        self.ledger.used_local(len(mixed.local))
-        self.ledger.local("not_sampled", len(informative) - len(mixed.local))
+    def _settle(
+        self, num_zero_advantage: int, num_informative: int, failed: Counter[str], mixed: Mix, skipped: bool
+    ) -> None:
+        """Book the round at once and at its end: a round that fails in the middle leaves no half entry."""
+        self.ledger.generated(num_zero_advantage + num_informative + failed.total())
+        for reason, count in failed.items():
+            self.ledger.local(reason, count)
+        self.ledger.local("zero_advantage", num_zero_advantage)
+        self.ledger.local("not_sampled", num_informative - len(mixed.local))
         first = self.pool.use(mixed.external_ids)
-        self.ledger.used_external(first, again=len(mixed.external_ids) - first)
+        if skipped:
+            self.ledger.local("update_skipped", len(mixed.local))
+            self.ledger.dropped("update_skipped", first)
+        else:
+            self.ledger.used_local(len(mixed.local))
+            self.ledger.used_external(first, again=len(mixed.external_ids) - first)
 
 
 def _text_only(group: RolloutGroup) -> RolloutGroup:

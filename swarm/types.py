@@ -12,6 +12,9 @@ from msgspec import Struct
 
 SCHEMA_VERSION = 1
 
+HELD_OUT_STREAMS = 2**62
+"""Question streams from this seed on are for evaluation: no node trains on them."""
+
 
 class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields=True):
     """A generated question: whoever has the library and the task's options can make it again."""
@@ -167,7 +170,7 @@ class NetworkStatus(Struct, frozen=True):
 
     run_id: str | None
     connected: tuple[str, ...]
-    """Peer ids with an open connection."""
+    """Peer ids that are connected and take part in the run, bootstraps included."""
     alone_since: float | None
     """Unix seconds since when no peer has been connected; None while there is one."""
     detail: str = ""

@@ -22,6 +22,10 @@ ALLOWED = {
     "swarm/mixing.py": PURE,
     "swarm/pool.py": PURE,
     "swarm/sapo.py": PURE | {"swarm.mixing", "swarm.pool", "swarm.telemetry.ledger"},
+    "swarm/policy": PURE
+    | {"swarm.policy", "swarm.algorithms", "swarm.mixing", "swarm.pool", "swarm.tasks", "swarm.telemetry"},
+    "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
+    "swarm/evaluation.py": PURE,
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/tasks": PURE | {"swarm.tasks"},
     "swarm/net": PURE | {"swarm.net"},

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
 from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
@@ -53,6 +56,9 @@ class FakeVerifier:
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
         done, self.done = self.done, []
         return done
+
+    def counters(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         pass
@@ -186,6 +192,33 @@ def test_refusals_are_counted_by_reason() -> None:
     assert picky.ledger.snapshot()["dropped"] == {"verifier_timeout": 1}
     assert small.ledger.snapshot()["dropped"] == {"too_long": 3}
     assert _balanced(picky) and _balanced(small)
+
+
+def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot_it() -> None:
+    swarm = Swarm()
+    sender, receiver = swarm.node(1), swarm.node(2)
+    sender.run_round()
+    receiver.receive()
+    held = receiver.pool.candidates()
+    receiver._exchange._seen.clear()
+    for _, group in held:
+        record = sender._exchange.share(group.group)
+        assert record is not None
+    receiver.receive()
+    assert receiver.ledger.snapshot()["dropped"] == {"duplicate": 3}
+    assert receiver.pool.candidates() == held
+    assert _balanced(receiver)
+
+
+def test_a_failed_round_leaves_no_half_entry() -> None:
+    class Failing(FakeUpdater):
+        def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+            raise NonFiniteUpdates("no")
+
+    node = Swarm().node(1, updater=Failing())
+    with pytest.raises(NonFiniteUpdates):
+        node.run_round()
+    assert (node.round, node.position, node.ledger.snapshot()["generated"]) == (0, 0, 0)
 
 
 def test_what_is_shared_can_be_chosen() -> None:

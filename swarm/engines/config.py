@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from swarm.settings import Settings
+from swarm.types import Sampling
 
 
 class GenerationSettings(Settings):
@@ -12,7 +13,7 @@ class GenerationSettings(Settings):
 
     questions_per_round: int = Field(8, ge=1)
     """P: questions a node answers each round; those with signal are the candidates for its local groups."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(8, ge=2, le=256)
     """G: completions a question."""
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -21,6 +22,10 @@ class GenerationSettings(Settings):
     """Longest completion; `tiny` has 16 as its default."""
     max_batch_sequences: int = Field(256, ge=1)
     """Sequences decoded together; more are generated in turn."""
+
+    def sampling(self) -> Sampling:
+        """What the engine is asked for."""
+        return Sampling(self.temperature, self.top_p, self.max_new_tokens)
 
     @model_validator(mode="after")
     def _a_group_fits_a_batch(self) -> GenerationSettings:

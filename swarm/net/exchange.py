@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
 from swarm.net.identity import Identity
-from swarm.net.wire import Limits, open_group, seal
+from swarm.net.wire import Limits, group_problems, open_group, seal
 from swarm.protocols import Transport
 from swarm.types import NetworkStatus, RolloutGroup
 
@@ -44,12 +44,15 @@ class Exchange:
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Stamp, sign and publish a group; the group as published, or None when it could not be.
 
-        None means that no run is known yet, or that the group is larger than a record may be.
+        None means that no run is known yet, or that the group is larger than the limits allow.
         """
         run_id = self._transport.status().run_id
         if run_id is None:
             return None
         stamped = replace(group, run_id=run_id, peer_id=self._identity.peer_id)
+        for problem in group_problems(stamped, self._limits):
+            logger.warning("group %d not shared, others would refuse it: %s", group.sequence, problem)
+            return None
         record = seal(self._identity, run_id, "group", stamped)
         if len(record) > self._limits.max_record_bytes:
             logger.warning(

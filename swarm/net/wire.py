@@ -47,6 +47,8 @@ class Limits(Struct, frozen=True):
     max_completion_chars: int = 65_536
     """Also bounds the number of tokens of a completion."""
     max_completions: int = 256
+    max_age_s: float = 3_600.0
+    """On the sender's clock: an old record replayed after a restart is nothing new."""
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +103,7 @@ def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None 
     """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
 
     Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
-    `wrong_peer`, `clock` or `limits`.
+    `wrong_peer`, `clock`, `stale` or `limits`.
     """
     envelope = _open_envelope(record, "group", limits.max_record_bytes)
     if envelope.run_id != run_id:
@@ -114,7 +116,9 @@ def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None 
         raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
     if not math.isfinite(group.created_at) or group.created_at > _now(now) + MAX_CLOCK_SKEW_S:
         raise RejectedGroup("clock", f"created_at must not be in the future, got {group.created_at}")
-    for problem in _problems(group, limits):
+    if group.created_at < _now(now) - limits.max_age_s:
+        raise RejectedGroup("stale", f"created_at must be within {limits.max_age_s:g} s, got {group.created_at}")
+    for problem in group_problems(group, limits):
         raise RejectedGroup("limits", problem)
     return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
 
@@ -199,7 +203,8 @@ def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int)
         raise RejectedGroup("malformed", str(error)) from error
 
 
-def _problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
+def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
+    """What about a group receivers with these limits would refuse, in words."""
     num_completions = len(group.completions)
     if not 1 <= num_completions <= limits.max_completions:
         yield f"1 to {limits.max_completions} completions, got {num_completions}"
@@ -217,8 +222,8 @@ def _problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
         if any(not 0 <= token <= MAX_INTEGER for token in completion.token_ids):
             yield "token ids must not be negative"
-        if not all(map(math.isfinite, completion.logprobs)):
-            yield "logprobs must be finite"
+        if not all(math.isfinite(logprob) and logprob <= 0 for logprob in completion.logprobs):
+            yield "logprobs must be finite and at most 0"
     sampling = group.sampling
     if not (math.isfinite(sampling.temperature) and math.isfinite(sampling.top_p)):
         yield "sampling parameters must be finite"

@@ -17,7 +17,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from swarm.errors import CheckpointError
+from swarm.errors import CheckpointError, TornCheckpoint
 from swarm.policy.loading import Policy
 from swarm.policy.updater import PolicyUpdater
 from swarm.pool import PooledGroup
@@ -33,7 +33,7 @@ CONFIG = "config.json"
 FORMAT = 1
 
 
-class NodeState(Struct):
+class TrainingState(Struct):
     """Everything of a node besides its weights and optimizer.
 
     There are no generator states: every random choice of a node is a function of its seed and the round, so that a
@@ -62,7 +62,7 @@ class CheckpointStore:
         self.root = root
         self._keep = keep
 
-    def save(self, policy: Policy, updater: PolicyUpdater, state: NodeState, config: str) -> Path:
+    def save(self, policy: Policy, updater: PolicyUpdater, state: TrainingState, config: str) -> Path:
         """Write a checkpoint of this round and remove the oldest beyond the number kept.
 
         `config` is the node's configuration as JSON, so that a checkpoint can be evaluated on its own.
@@ -84,11 +84,14 @@ class CheckpointStore:
         return final
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole; torn ones are reported and passed over."""
+        """The newest checkpoint that is whole; torn ones are reported and passed over.
+
+        Raises `CheckpointError` for one of another format: starting anew beside it would end in its removal.
+        """
         for path in reversed(self._all()):
             try:
                 verify(path)
-            except CheckpointError as error:
+            except TornCheckpoint as error:
                 logger.warning("%s; trying the one before it", error)
             else:
                 return path
@@ -104,11 +107,11 @@ class CheckpointStore:
             shutil.rmtree(partial)
 
 
-def restore(path: Path, updater: PolicyUpdater) -> NodeState:
+def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
     """Load optimizer and state of a whole checkpoint; the weights are loaded by `load_policy` from `path / MODEL`."""
     try:
         updater.optimizer.load_state_dict(torch.load(path / OPTIMIZER, weights_only=True))
-        state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=NodeState)
+        state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=TrainingState)
     except (ValueError, RuntimeError, msgspec.DecodeError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
     updater.version = state.version
@@ -116,19 +119,21 @@ def restore(path: Path, updater: PolicyUpdater) -> NodeState:
 
 
 def verify(path: Path) -> None:
-    """Raises `CheckpointError` unless every file of the checkpoint is there as it was written."""
+    """Raises `TornCheckpoint` unless every file is as it was written, `CheckpointError` for another format."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         expected = dict(manifest["files"])
         version = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {path} is torn: its manifest is missing or unreadable") from error
+        raise TornCheckpoint(f"checkpoint {path} is torn: its manifest is missing or unreadable") from error
     if version != FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {version}; this version reads {FORMAT}")
+        raise CheckpointError(
+            f"checkpoint {path} has format {version}, this version reads {FORMAT}; choose another directory with --out"
+        )
     for name, digest in expected.items():
         file = path / name
         if not file.is_file() or _digest(file) != digest:
-            raise CheckpointError(f"checkpoint {path} is torn: {name} is missing or differs from what was written")
+            raise TornCheckpoint(f"checkpoint {path} is torn: {name} is missing or differs from what was written")
 
 
 def _seal(directory: Path) -> None:

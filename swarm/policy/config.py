@@ -34,9 +34,8 @@ class PolicySettings(Settings):
 
 
 class UpdateSettings(Settings):
-    """GRPO on whole groups. Source: arXiv:2509.08721, section 5; arXiv:2402.03300."""
+    """GRPO on whole groups. Source: arXiv:2402.03300, section 4.1, with the settings of arXiv:2509.08721, section 4."""
 
-    objective: Literal["grpo"] = "grpo"
     learning_rate: float = Field(1e-6, gt=0)
     """1e-6 suits models of 0.5 B parameters and more; `tiny` has 3e-4 as its default."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -53,8 +52,8 @@ class UpdateSettings(Settings):
     """Optimizer steps an epoch, the batch's groups divided among them."""
     micro_batch_tokens: int = Field(16_384, ge=1)
     """Padded tokens a forward pass; memory is bounded by it, the update does not depend on it."""
-    max_nonfinite_updates: int = Field(5, ge=1)
-    """Give up, checkpoint written, after so many non-finite updates in a row."""
+    max_nonfinite_steps: int = Field(5, ge=1)
+    """Give up, checkpoint written, after so many optimizer steps in a row with a non-finite loss or gradient."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> UpdateSettings:

@@ -80,8 +80,11 @@ class Policy:
         return list(self.tokenizer.encode(text))
 
     def encode_completion(self, completion: Completion) -> list[int]:
-        """Token ids of a completion from another policy, as this tokenizer writes its text."""
-        ids = list(self.tokenizer.encode(completion.text, add_special_tokens=False))
+        """Token ids of a completion from another policy, as this tokenizer writes its text.
+
+        Text that spells a special token stays text: a stranger's completion must not end a turn in the middle.
+        """
+        ids = list(self.tokenizer.encode(completion.text, add_special_tokens=False, split_special_tokens=True))
         return [*ids, self.tokenizer.eos_token_id] if completion.finish_reason == "stop" else ids
 
     def decode(self, ids: list[int]) -> str:

@@ -19,6 +19,9 @@ from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs, pad
 from swarm.types import Completion, GradedGroup, UpdateReport
 
+LOG_MAX_CLAIMED_RATIO = math.log(10.0)
+"""A sender's log-probabilities are believed as far as the importance ratio at the first step stays below 10."""
+
 
 @dataclass
 class _Row:
@@ -31,6 +34,8 @@ class _Row:
     """Behaviour log-probabilities; None stands for the current ones: the ratio is 1 at that step."""
     wants_receiver: bool = False
     """`old` becomes this node's log-probabilities at batch time if more than one step is taken."""
+    claimed: bool = False
+    """`old` is a stranger's word: it may not lift the first ratio above `LOG_MAX_CLAIMED_RATIO`."""
 
     @property
     def length(self) -> int:
@@ -58,7 +63,8 @@ class PolicyUpdater:
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has positions for the prompt with each completion."""
-        longest = max(len(self._policy.encode_completion(completion)) for completion in group.group.completions)
+        completions = group.group.completions
+        longest = max(max(len(c.token_ids), len(self._policy.encode_completion(c))) for c in completions)
         return len(self._policy.encode_prompt(group.prompt)) + longest <= self._policy.max_positions
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
@@ -70,6 +76,7 @@ class PolicyUpdater:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
         if self._settings.epochs * self._settings.minibatches > 1:
             self._freeze_receiver_logprobs([row for row in rows if row.wants_receiver])
+        self._bound_claims([row for row in rows if row.claimed])
         self._warm_up()
         reports = [
             self._step([row for group in part for row in group])
@@ -95,20 +102,33 @@ class PolicyUpdater:
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
             if choice == "behaviour" and self._same_tokens(group, completion):
-                rows.append(_Row(prompt, list(completion.token_ids), advantage, list(completion.logprobs)))
+                rows.append(
+                    _Row(prompt, list(completion.token_ids), advantage, list(completion.logprobs), claimed=True)
+                )
             elif ids := self._policy.encode_completion(completion):
                 rows.append(_Row(prompt, ids, advantage, None, wants_receiver=choice != "none"))
         return rows
 
     def _same_tokens(self, group: GradedGroup, completion: Completion) -> bool:
-        """Whether the sender's ids mean, to this tokenizer, the very text that was graded."""
+        """Whether the sender's ids mean, to this tokenizer, the very text that was graded, and nothing besides."""
+        ids = list(completion.token_ids)
+        text_ids = ids[:-1] if ids and ids[-1] in self._policy.stop_ids else ids
         return (
             group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
-            and len(completion.token_ids) > 0
-            and len(completion.logprobs) == len(completion.token_ids)
-            and max(completion.token_ids) < len(self._policy.tokenizer)
-            and self._policy.decode(list(completion.token_ids)) == completion.text
+            and len(ids) > 0
+            and len(completion.logprobs) == len(ids)
+            and max(ids) < len(self._policy.tokenizer)
+            and not set(text_ids) & set(self._policy.tokenizer.all_special_ids)
+            and self._policy.decode(text_ids) == completion.text
         )
+
+    @torch.no_grad()
+    def _bound_claims(self, rows: list[_Row]) -> None:
+        """A sampler that claims near-zero probability for a bad token would own the gradient: the clip is one-sided."""
+        for micro in self._micro_batches(rows):
+            for row, own in zip(micro, self._logprobs(micro).tolist(), strict=True):
+                claims = row.old or []
+                row.old = [max(claim, mine - LOG_MAX_CLAIMED_RATIO) for claim, mine in zip(claims, own, strict=False)]
 
     @torch.no_grad()
     def _freeze_receiver_logprobs(self, rows: list[_Row]) -> None:
@@ -167,9 +187,9 @@ class PolicyUpdater:
     def _count_nonfinite(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.nonfinite_in_a_row += 1
-        if self.nonfinite_in_a_row >= self._settings.max_nonfinite_updates:
+        if self.nonfinite_in_a_row >= self._settings.max_nonfinite_steps:
             raise NonFiniteUpdates(
-                f"{self.nonfinite_in_a_row} updates in a row had a loss or gradient that was not finite; lower "
+                f"{self.nonfinite_in_a_row} steps in a row had a loss or gradient that was not finite; lower "
                 f"update.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
             )
 

@@ -8,6 +8,8 @@ from pydantic import Field, JsonValue, TypeAdapter
 
 from swarm.settings import Settings
 
+MatchRule = Literal["exact", "numeric", "boxed"]
+
 
 class RewardSettings(Settings):
     """How a score in [0, 1] becomes a reward."""
@@ -56,7 +58,7 @@ class DatasetTask(Settings):
     """Column name, or a template with columns in braces."""
     answer_pattern: str | None = None
     """Regular expression whose last match (group 1 if it has one) in the answer column is the reference answer."""
-    match: Literal["exact", "numeric", "boxed"] = "exact"
+    match: MatchRule = "exact"
     """Compare text, numbers, or mathematics in \\\\boxed{}."""
     reward: RewardSettings = RewardSettings()
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
 
+from swarm.tasks.config import MatchRule
 from swarm.tasks.latex import boxed_content, normalise, split_tuple, to_number
-
-MatchRule = Literal["exact", "numeric", "boxed"]
 
 RELATIVE_TOLERANCE = 1e-6
 

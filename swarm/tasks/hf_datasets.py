@@ -16,13 +16,13 @@ from swarm.errors import RejectedGroup, TaskError
 from swarm.tasks import grading
 from swarm.tasks.config import DatasetTask
 from swarm.tasks.digests import digest, draw, question_hash
-from swarm.tasks.specs import is_on_disk
-from swarm.types import DatasetRef, Question, TaskRef
+from swarm.tasks.specs import FORMATS, is_on_disk
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
 
 LOCAL = "local"
 
-_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 _MAX_ATTEMPTS = 64
+HELD_OUT_EVERY = 10
 """Malformed rows passed over for one question before the data set is called unusable."""
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
@@ -48,7 +48,8 @@ class Rows(Protocol):
 class DatasetSource:
     """Implements `TaskSource` for the rows of one split.
 
-    The row asked for (seed, index) comes from a digest, so streams differ and a question may come twice in one.
+    The row asked for (seed, index) comes from a digest, so streams differ and a question may come twice in one. Every
+    tenth row is set aside for evaluation; a data set of fewer than ten rows has none to spare.
     """
 
     def __init__(self, config: DatasetTask, *, counts: Counter[str] | None = None) -> None:
@@ -74,7 +75,7 @@ class DatasetSource:
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when 64 rows in a row are malformed."""
         for attempt in range(_MAX_ATTEMPTS):
-            row = draw(len(self._rows), "row", self.name, seed, index, attempt)
+            row = _row(len(self._rows), seed, self.name, index, attempt)
             try:
                 prompt, _ = self._read(row)
             except _MalformedRow as error:
@@ -137,6 +138,17 @@ class DatasetSource:
         return prompt, answer.strip()
 
 
+def _row(num_rows: int, seed: int, *parts: str | int) -> int:
+    """A row for training or, in a held-out stream, one of the rows set aside for evaluation: every tenth."""
+    num_held_out = num_rows // HELD_OUT_EVERY
+    if num_held_out == 0:
+        return draw(num_rows, "row", seed, *parts)
+    if seed >= HELD_OUT_STREAMS:
+        return HELD_OUT_EVERY * draw(num_held_out, "row", seed, *parts) + HELD_OUT_EVERY - 1
+    chosen = draw(num_rows - num_held_out, "row", seed, *parts)
+    return chosen + chosen // (HELD_OUT_EVERY - 1)
+
+
 class _MalformedRow(Exception):
     """A row without a usable prompt or answer."""
 
@@ -169,15 +181,13 @@ def _open(config: DatasetTask) -> tuple[Rows, str]:
     local = is_on_disk(config)
     if local and not path.exists():
         raise TaskError(f"{where}: no such file or folder")
-    if path.is_file() and path.suffix.lower() not in _FORMATS:
-        raise TaskError(
-            f"{where}: cannot read {path.suffix or 'a file without suffix'}; can read {', '.join(_FORMATS)}"
-        )
+    if path.is_file() and path.suffix.lower() not in FORMATS:
+        raise TaskError(f"{where}: cannot read {path.suffix or 'a file without suffix'}; can read {', '.join(FORMATS)}")
     try:
         if path.is_file():
             suffix = path.suffix.lower()
             options = {"sep": "\t"} if suffix == ".tsv" else {}
-            builder = datasets.load_dataset_builder(_FORMATS[suffix], data_files=str(path), **options)
+            builder = datasets.load_dataset_builder(FORMATS[suffix], data_files=str(path), **options)
         else:
             revision = None if local else config.revision
             builder = datasets.load_dataset_builder(

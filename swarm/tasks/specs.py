@@ -1,13 +1,13 @@
 """Tasks in a run's manifest: what the founder writes down, and what a stranger makes of it.
 
 A manifest never makes a node open a file of its own disk. A task on local files travels as it is, so that members
-see it in the manifest; one who has the files configures a task of that name, anyone else goes without, and groups
-on it are counted there as `unknown_task`.
+see it; a member that has the files lists its tasks in its own configuration, and groups on a task it does not have are
+counted there as `unknown_task`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -17,8 +17,8 @@ from swarm.errors import TaskError
 from swarm.tasks.config import DatasetTask, TaskConfig
 from swarm.types import TaskSpec
 
-LOCAL_SUFFIXES = frozenset({".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt"})
-"""File formats that a `DatasetTask` reads."""
+FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+"""Suffixes of the local files a `DatasetTask` reads, and the `datasets` builder for each."""
 
 _ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
 
@@ -39,15 +39,13 @@ def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
     )
 
 
-def from_specs(specs: Iterable[TaskSpec], own: Sequence[TaskConfig] = ()) -> tuple[TaskConfig, ...]:
-    """The manifest's tasks that this node can try to set up; its own configuration of a name comes first.
+def from_specs(specs: Iterable[TaskSpec]) -> tuple[TaskConfig, ...]:
+    """The manifest's tasks that this node can try to set up: those on the founder's local files are left out.
 
-    Tasks on the founder's local files are left out unless `own` has them.
     Raises `TaskError` for a specification that is not a valid configuration.
     """
-    mine = {config.name: config for config in own}
-    configs = [mine[spec.name] if spec.name in mine else _from_spec(spec) for spec in specs]
-    return tuple(config for config in configs if config.name in mine or not is_on_disk(config))
+    configs = [_from_spec(spec) for spec in specs]
+    return tuple(config for config in configs if not is_on_disk(config))
 
 
 def is_on_disk(config: TaskConfig) -> bool:
@@ -56,7 +54,7 @@ def is_on_disk(config: TaskConfig) -> bool:
         return False
     path = Path(config.path)
     looks_local = config.path.startswith(("/", ".", "~", "\\")) or len(path.parts) > 2
-    return looks_local or path.suffix.lower() in LOCAL_SUFFIXES or path.exists()
+    return looks_local or path.suffix.lower() in FORMATS or path.exists()
 
 
 def _from_spec(spec: TaskSpec) -> TaskConfig:

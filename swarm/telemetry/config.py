@@ -13,8 +13,9 @@ class TelemetrySettings(Settings):
     """JSONL is always written; the rest is opt-in."""
 
     prometheus_port: int | None = Field(None, ge=0, le=65535)
-    """Serve /metrics on this port of the loopback address; 0 takes a free one."""
+    """Serve /metrics on this port; 0 takes a free one."""
     prometheus_host: str = "127.0.0.1"
+    """Address to serve it on; the default is for this machine only."""
     tensorboard: bool = False
     """Write event files under `OUT/tensorboard`."""
     wandb_project: str | None = None

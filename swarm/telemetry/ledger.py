@@ -47,7 +47,7 @@ class Ledger:
             self._dropped[reason] += n
 
     def local(self, outcome: str, n: int = 1) -> None:
-        """Count own groups as not trained on: `zero_advantage`, `not_sampled`."""
+        """Count own groups as not trained on: `zero_advantage`, `not_sampled`, a verifier's reason, and the like."""
         if _count(n):
             self._local[outcome] += n
 

@@ -98,7 +98,7 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     wall_s: float
     """Seconds of training in this process so far."""
     reward: float | None
-    """Mean reward of the completions this node generated this round; None when there were none."""
+    """Mean reward of the completions this node generated this round; 0 when there were none."""
     groups: GroupCounts
     local_shortfall: int = 0
     external_shortfall: int = 0
@@ -116,6 +116,8 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     """Cumulative, like `groups`."""
     tokens_per_s: float | None = None
     update: UpdateFigures | None = None
+    counters: dict[str, int] = {}
+    """Cumulative in this process: what network and verifier did and dropped, e.g. `network/drop_inbox`."""
     timings: dict[str, float] = {}
     """Seconds of this round by stage."""
 

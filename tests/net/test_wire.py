@@ -100,6 +100,7 @@ def test_a_manifest_cannot_pass_for_a_group() -> None:
 def test_clock() -> None:
     assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW + 601))) == "clock"
     assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=math.nan))) == "clock"
+    assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW - 3_601))) == "stale"
     open_group(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW + 599)), RUN, Limits(), now=NOW)
 
 
@@ -197,7 +198,7 @@ def test_mutated_payloads_under_a_good_signature_only_ever_raise_refusals(data: 
     try:
         open_group(resign(ALICE, zstandard.compress(bytes(payload))), RUN, Limits(), now=NOW)
     except RejectedGroup as refusal:
-        assert refusal.reason in {"malformed", "schema_version", "wrong_run", "wrong_peer", "clock", "limits"}
+        assert refusal.reason in {"malformed", "schema_version", "wrong_run", "wrong_peer", "clock", "stale", "limits"}
 
 
 def test_run_ids_name_their_owner() -> None:

@@ -66,6 +66,15 @@ def test_ctrl_c_stops_everything_within_five_seconds_and_reports(tmp_path: Path)
     assert "report.html" in demo.text()
 
 
+def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    with swarm(tmp_path, "demo", "--peers", "2", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
+        until(lambda: _peer_round(out / "peer-1") > 2, demo, "rounds")
+        everything = demo.tree()
+        demo.kill()
+        assert gone(everything)
+
+
 def test_in_memory_the_same_seed_gives_the_same_curves(tmp_path: Path) -> None:
     rewards = []
     for name in ("one", "two"):

@@ -141,7 +141,7 @@ def test_a_checkpoint_is_evaluated_per_task(tmp_path: Path, stack: ExitStack) ->
     with swarm(tmp_path / "evaluation", *arguments) as evaluation:
         assert evaluation.wait() == 0, evaluation.text()
     result = json.loads(evaluation.text()[evaluation.text().index("{") :])
-    assert set(result) == {"checkpoint", "all", *(task["name"] for task in _tiny_tasks())}
+    assert set(result) == {"weights", "all", *(task["name"] for task in _tiny_tasks())}
     low, high = result["all"]["interval"]
     assert 0 < low < result["all"]["accuracy"] < high < 1
     assert result["all"]["asked"] == 180

@@ -9,7 +9,7 @@ import torch
 
 from swarm.errors import CheckpointError
 from swarm.mixing import MixSettings
-from swarm.policy.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, NodeState, restore, verify
+from swarm.policy.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, TrainingState, restore, verify
 from swarm.policy.config import PolicySettings, UpdateSettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.updater import PolicyUpdater
@@ -18,9 +18,9 @@ from swarm.telemetry.ledger import Ledger
 from tests.groups import graded
 
 
-def _state(round_: int) -> NodeState:
+def _state(round_: int) -> TrainingState:
     pool = [PooledGroup("id", graded("other"), 12.5, uses=1)]
-    return NodeState("12D3", "random", round_, round_, round_ * 8, pool, Ledger().snapshot(), 99)
+    return TrainingState("12D3", "random", round_, round_, round_ * 8, pool, Ledger().snapshot(), 99)
 
 
 def _learn(policy: Policy, updater: PolicyUpdater) -> None:
@@ -72,6 +72,15 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
         assert store.newest() == good
         with pytest.raises(CheckpointError, match="torn"):
             verify(torn)
+
+
+def test_a_checkpoint_of_another_format_is_no_torn_one(policy: Policy, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(policy, _updater(policy), _state(1), "{}")
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        store.newest()
 
 
 def test_a_killed_writer_leaves_nothing_that_counts(policy: Policy, tmp_path: Path) -> None:

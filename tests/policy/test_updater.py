@@ -102,6 +102,15 @@ def test_behaviour_logprobs_are_used_only_for_ids_that_mean_the_graded_text(poli
     )
     claimed = GradedGroup(rollout_group(completions=certain, policy=group.group.policy), PROMPT, group.rewards)
     assert _updater(copy.deepcopy(policy), mix).update([], [claimed]).clip_fraction > 0.5
+    doubting = tuple(Completion(c.text, "stop", c.token_ids, tuple(-60.0 for _ in c.logprobs)) for c in certain)
+    doubts = GradedGroup(rollout_group(completions=doubting, policy=group.group.policy), PROMPT, group.rewards)
+    assert abs(_updater(copy.deepcopy(policy), mix).update([], [doubts]).loss) < 10, "a claim cannot own the gradient"
+    padded = tuple(
+        Completion(c.text, "stop", (*[policy.pad_id] * 400, *c.token_ids), (*[-1.0] * 400, *c.logprobs))
+        for c in certain
+    )
+    padding = GradedGroup(rollout_group(completions=padded, policy=group.group.policy), PROMPT, group.rewards)
+    assert _updater(copy.deepcopy(policy), mix).update([], [padding]).num_tokens < 400
     lying = tuple(Completion(c.text, "stop", (7, *c.token_ids), (-1e-3, *c.logprobs)) for c in certain)
     lies = GradedGroup(rollout_group(completions=lying, policy=group.group.policy), PROMPT, group.rewards)
     assert _updater(copy.deepcopy(policy), mix).update([], [lies]).clip_fraction == 0
@@ -122,7 +131,7 @@ def test_nothing_to_learn_from_is_no_update(policy: Policy) -> None:
 
 
 def test_non_finite_gradients_change_nothing_and_stop_after_a_while(policy: Policy) -> None:
-    updater = _updater(policy, max_nonfinite_updates=2)
+    updater = _updater(policy, max_nonfinite_steps=2)
     group = _group(policy)
     poisoned = tuple(
         Completion(c.text, "stop", c.token_ids, tuple(math.nan for _ in c.logprobs)) for c in group.group.completions

@@ -13,8 +13,8 @@ import pytest
 
 from swarm.errors import RejectedGroup, TaskError
 from swarm.tasks.config import DatasetTask
-from swarm.tasks.hf_datasets import DatasetSource
-from swarm.types import DatasetRef, ProceduralRef
+from swarm.tasks.hf_datasets import DatasetSource, _row
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, ProceduralRef
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": f"adding gives #### {2 * n}", "n": n} for n in range(200)]
 
@@ -179,3 +179,13 @@ def test_tampered_references_are_refused_with_their_reason(
 def test_a_generated_reference_is_no_row(tmp_path: Path) -> None:
     with pytest.raises(RejectedGroup, match="unknown_task"):
         DatasetSource(task(write(tmp_path, ".jsonl"))).recall(ProceduralRef("sums", "", "", 0, 0, ""))
+
+
+@pytest.mark.parametrize("num_rows", [1, 9, 10, 25, 100])
+def test_rows_for_evaluation_are_never_trained_on(num_rows: int) -> None:
+    seen = {_row(num_rows, seed, "task", index) for seed in range(3) for index in range(40 * num_rows)}
+    held_out = {_row(num_rows, HELD_OUT_STREAMS + 5, "task", index) for index in range(40 * num_rows)}
+    assert seen | held_out == set(range(num_rows)), "every row has its use"
+    if num_rows >= 10:
+        assert held_out == set(range(9, num_rows, 10))
+        assert not seen & held_out

@@ -97,13 +97,11 @@ def test_specs_carry_tasks_and_leave_defaults_out() -> None:
     assert from_specs(carried) == tasks
 
 
-def test_a_manifest_opens_no_local_file_unless_the_node_itself_names_it(tmp_path: Path) -> None:
+def test_a_manifest_opens_no_local_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
     paths = [str(tmp_path), str(tmp_path / "rows.jsonl"), "../rows", "~/rows", "rows.jsonl", "a/b/c"]
     tasks = [DatasetTask(kind="dataset", name=f"local-{n}", path=path) for n, path in enumerate(paths)]
     assert from_specs(to_specs([TINY_TASKS[0], *tasks])) == (TINY_TASKS[0],)
-    mine = DatasetTask(kind="dataset", name="local-1", path=str(tmp_path / "rows.jsonl"), weight=5)
-    assert from_specs(to_specs([TINY_TASKS[0], *tasks]), own=[mine]) == (TINY_TASKS[0], mine)
 
 
 @pytest.mark.parametrize(
