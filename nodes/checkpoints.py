@@ -15,8 +15,9 @@ from nodes.training import CHECKPOINTS
 from swarm.config import Values, load_config
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError
-from swarm.evaluation import Evaluation, wilson_interval
+from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
+from swarm.intervals import wilson_interval
 from swarm.policy.checkpoint import CONFIG, MODEL, CheckpointStore, verify
 from swarm.policy.loading import load_policy
 from swarm.tasks.pool import VerificationPool

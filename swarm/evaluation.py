@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec import Struct
 
 from swarm.protocols import RolloutEngine, Verifier
@@ -52,14 +50,3 @@ def evaluate(
         # A prompt that leaves the model no room has no answer, and is answered wrongly.
         counts[question.ref.task] = (correct + any(reward >= CORRECT for reward in verdict.rewards), asked + 1)
     return Evaluation(dict(sorted(counts.items())))
-
-
-def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[float, float]:
-    """Interval that holds the true accuracy with 95% confidence (Wilson 1927), (0, 1) when nothing was asked."""
-    if asked == 0:
-        return 0.0, 1.0
-    part = correct / asked
-    centre = part + z * z / (2 * asked)
-    spread = z * math.sqrt(part * (1 - part) / asked + z * z / (4 * asked * asked))
-    scale = 1 + z * z / asked
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 # What a part may import of this project. A folder's rule holds for all its modules.
-PURE = {"swarm.types", "swarm.errors", "swarm.protocols", "swarm.settings"}
+PURE = {"swarm.types", "swarm.errors", "swarm.protocols", "swarm.settings", "swarm.intervals"}
 ALLOWED = {
     "swarm/types.py": set(),
     "swarm/errors.py": set(),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from math import sqrt
 from pathlib import Path
 
 import msgspec
 
+from swarm.intervals import wilson_interval
 from swarm.telemetry import plots
 from swarm.telemetry.history import (
     REWARD_SHARE,
@@ -267,15 +267,12 @@ def _by_task(events: Iterable[EvaluationEvent]) -> dict[str, tuple[int, int]]:
 
 
 def _interval(counts: tuple[int, int]) -> str:
-    """Accuracy with its Wilson interval, z = 1.96."""
+    """Accuracy with its 95% interval."""
     correct, asked = counts
     if asked == 0:
         return "–"
-    z = 1.96
-    share = correct / asked
-    centre = (share + z * z / (2 * asked)) / (1 + z * z / asked)
-    half = z / (1 + z * z / asked) * sqrt(share * (1 - share) / asked + z * z / (4 * asked * asked))
-    return f"{share:.1%} <small>({max(0.0, centre - half):.0%}–{min(1.0, centre + half):.0%})</small>"
+    low, high = wilson_interval(correct, asked)
+    return f"{correct / asked:.1%} <small>({low:.0%}–{high:.0%})</small>"
 
 
 def _peer_name(peer: PeerSummary) -> str:

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from swarm.evaluation import Evaluation, evaluate
+from swarm.intervals import wilson_interval
+from swarm.types import Sampling
+from tests.test_sapo import FakeEngine, FakeVerifier
+
+
+def test_wilson_interval_against_published_values() -> None:
+    # Newcombe 1998, table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29
+    for correct, asked, expected in [
+        (81, 263, (0.2553, 0.3662)),
+        (15, 148, (0.0624, 0.1605)),
+        (0, 20, (0.0, 0.1611)),
+        (1, 29, (0.0061, 0.1718)),
+    ]:
+        assert wilson_interval(correct, asked) == pytest.approx(expected, abs=5e-5)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_accuracy_counts_graded_questions_only() -> None:
+    engine, verifier = FakeEngine(), FakeVerifier(refused=frozenset({3}))
+    result = evaluate(engine, verifier, Sampling(), 6, seed=0)
+    assert result.tasks == {"gcd": (2, 5)}, "odd questions are answered well; number 3 could not be graded"
+    assert result.accuracy == pytest.approx(0.4)
+    assert Evaluation({}).accuracy is None
