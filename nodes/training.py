@@ -74,6 +74,12 @@ class TrainingNode:
             )
         self._engine = TransformersEngine(self._policy, config.generation.max_batch_sequences, cancelled)
         self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
+        self._exchange = Exchange(
+            transport,
+            identity,
+            Limits(config.network.max_record_bytes, config.network.max_completion_chars),
+            config.network.safety,
+        )
         self._node = self._make_node()
         self._resumed_from = self._resume(found) if found else None
         self._saved_round = self._resumed_from
@@ -129,6 +135,7 @@ class TrainingNode:
             pool=self._node.pool.dump(),
             ledger=self._node.ledger.snapshot(),
             tokens_generated=self._tokens,
+            sequences=self._exchange.book.highest_sequences(),
         )
         path = self._store.save(self._policy, self._updater, state, self._config.model_dump_json(indent=1))
         self._saved_round = self._node.round
@@ -160,11 +167,7 @@ class TrainingNode:
             engine=self._engine,
             verifier=self._verifier,
             updater=self._updater,
-            exchange=Exchange(
-                self._transport,
-                self._identity,
-                Limits(config.network.max_record_bytes, config.network.max_completion_chars),
-            ),
+            exchange=self._exchange,
             pool=Pool(config.pool),
             ledger=Ledger(),
         )
@@ -182,6 +185,7 @@ class TrainingNode:
         node.round, node.position = state.round, state.position
         node.pool.restore(state.pool)
         node.ledger.restore(state.ledger)
+        self._exchange.book.restore(state.sequences)
         # What was being regraded when the checkpoint was written is not in it.
         node.ledger.dropped("lost_in_restart", node.ledger.unaccounted(node.pool.num_unused(), 0))
         self._tokens = state.tokens_generated

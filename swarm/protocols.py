@@ -162,6 +162,10 @@ class GroupExchange(Protocol):
         """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
         ...
 
+    def report(self, peer_id: str, outcome: str) -> None:
+        """Tell what became of a received group: `informative`, `used`, or the reason it was dropped for."""
+        ...
+
     def status(self) -> NetworkStatus:
         """The network as it is now."""
         ...

@@ -201,6 +201,7 @@ def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot
     receiver.receive()
     held = receiver.pool.candidates()
     receiver._exchange._seen.clear()
+    receiver._exchange.book._peers.clear()
     for _, group in held:
         record = sender._exchange.share(group.group)
         assert record is not None
@@ -242,3 +243,18 @@ def test_a_repeated_round_draws_and_samples_as_the_lost_one_did() -> None:
     resumed.run_round()
     assert again.seeds == first.seeds[2:]
     assert len(set(first.seeds)) == 3
+
+
+def test_a_peer_whose_groups_hang_the_verifier_is_quarantined_and_the_others_are_not() -> None:
+    swarm = Swarm()
+    hostile, honest = swarm.node(1), swarm.node(2)
+    victim = swarm.node(3, verifier=FakeVerifier(refused=frozenset(range(1000, 1100))))
+    for _ in range(4):
+        hostile.run_round()
+        honest.run_round()
+        victim.run_round()
+    dropped = victim.ledger.snapshot()["dropped"]
+    assert dropped["verifier_timeout"] == 3 and dropped["quarantined"] == 9, "heard once, then no more"
+    assert victim._exchange.book.quarantined() == {hostile._peer_id}
+    assert victim._exchange.book.stats()[honest._peer_id].used > 0
+    assert _balanced(victim)

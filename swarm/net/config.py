@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from swarm.net.peers import SafetySettings
 from swarm.settings import Settings
 
 
@@ -30,6 +31,7 @@ class NetworkSettings(Settings):
     inbox_records: int = Field(1_024, ge=1)
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)
     """Received records waiting for the round, bounded both ways; the oldest is dropped and counted."""
+    safety: SafetySettings = SafetySettings()
     announce_every_s: float = Field(20.0, gt=0)
     """How often this peer's record in the DHT is renewed and others' are read."""
     retry_s: float = Field(5.0, gt=0)

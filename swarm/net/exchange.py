@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
 from swarm.net.identity import Identity
+from swarm.net.peers import PeerBook, SafetySettings
 from swarm.net.wire import Limits, group_problems, open_group, seal
 from swarm.protocols import Transport
 from swarm.types import NetworkStatus, RolloutGroup
@@ -23,7 +24,8 @@ SEEN_GROUPS = 8_192
 class Exchange:
     """`GroupExchange` over any `Transport`.
 
-    Refusals are counted under the reasons of `wire.open_group`, and under `duplicate` for a group seen before.
+    Refusals are counted under the reasons of `wire.open_group` and `PeerBook.admit`, and under `duplicate` for a group
+    seen before; those a signature pins on a peer also against that peer.
     """
 
     def __init__(
@@ -31,10 +33,12 @@ class Exchange:
         transport: Transport,
         identity: Identity,
         limits: Limits | None = None,
+        safety: SafetySettings | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Exchange groups as `identity`, refusing what exceeds `limits`."""
+        """Exchange groups as `identity`, refusing what exceeds `limits` and peers that misbehave under `safety`."""
+        self.book = PeerBook(safety or SafetySettings(), clock)
         self._transport = transport
         self._identity = identity
         self._limits = limits or Limits()
@@ -72,20 +76,35 @@ class Exchange:
         run_id = self._transport.status().run_id
         for record in self._transport.drain():
             try:
-                if run_id is None:
-                    raise RejectedGroup("wrong_run", "no run is known yet")
-                content_id, group = open_group(record, run_id, self._limits, now=self._clock())
+                opened = self._open(record, run_id)
             except RejectedGroup as refusal:
                 logger.debug("refused a record: %s", refusal)
                 refused[refusal.reason] += 1
+                if refusal.peer_id is not None:
+                    self.book.report(refusal.peer_id, refusal.reason)
                 continue
-            if group.peer_id == self._identity.peer_id:
-                continue
-            if self._seen_before(content_id):
-                refused["duplicate"] += 1
-                continue
-            groups.append((content_id, group))
+            if opened is not None:
+                groups.append(opened)
         return groups, dict(refused)
+
+    def report(self, peer_id: str, outcome: str) -> None:
+        """Tell what became of a group of `peer_id`: `informative`, `used`, or the reason it was dropped for."""
+        self.book.report(peer_id, outcome)
+
+    def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
+        """A record as (content id, group), or None for one of this node's own. Raises `RejectedGroup`."""
+        if run_id is None:
+            raise RejectedGroup("wrong_run", "no run is known yet")
+        content_id, group = open_group(record, run_id, self._limits, now=self._clock())
+        if group.peer_id == self._identity.peer_id:
+            return None
+        if self._seen_before(content_id):
+            raise RejectedGroup("duplicate")
+        try:
+            self.book.admit(group.peer_id, group.sequence, len(record))
+        except RejectedGroup as refusal:
+            raise RejectedGroup(refusal.reason, refusal.detail, group.peer_id) from refusal
+        return content_id, group
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""

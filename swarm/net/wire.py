@@ -108,19 +108,27 @@ def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None 
     envelope = _open_envelope(record, "group", limits.max_record_bytes)
     if envelope.run_id != run_id:
         raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
-    group = _open_payload(envelope, RolloutGroup, MAX_EXPANSION * limits.max_record_bytes)
+    _check_signature(envelope)
+    try:
+        group = _open_payload(envelope, RolloutGroup, MAX_EXPANSION * limits.max_record_bytes)
+        _check_group(group, envelope, limits, _now(now))
+    except RejectedGroup as refusal:
+        raise RejectedGroup(refusal.reason, refusal.detail, envelope.peer_id) from refusal
+    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
+
+
+def _check_group(group: RolloutGroup, envelope: Envelope, limits: Limits, now: float) -> None:
     _check_schema(group.schema_version)
-    if group.run_id != run_id:
-        raise RejectedGroup("wrong_run", f"the envelope says {run_id!r}, the group {group.run_id!r}")
+    if group.run_id != envelope.run_id:
+        raise RejectedGroup("wrong_run", f"the envelope says {envelope.run_id!r}, the group {group.run_id!r}")
     if group.peer_id != envelope.peer_id:
         raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
-    if not math.isfinite(group.created_at) or group.created_at > _now(now) + MAX_CLOCK_SKEW_S:
+    if not math.isfinite(group.created_at) or group.created_at > now + MAX_CLOCK_SKEW_S:
         raise RejectedGroup("clock", f"created_at must not be in the future, got {group.created_at}")
-    if group.created_at < _now(now) - limits.max_age_s:
+    if group.created_at < now - limits.max_age_s:
         raise RejectedGroup("stale", f"created_at must be within {limits.max_age_s:g} s, got {group.created_at}")
     for problem in group_problems(group, limits):
         raise RejectedGroup("limits", problem)
-    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
 
 
 def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
@@ -129,6 +137,7 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
     With `run_id`, a manifest of any other run is refused.
     """
     envelope = _open_envelope(record, "manifest", MAX_MANIFEST_BYTES)
+    _check_signature(envelope)
     manifest = _open_payload(envelope, RunManifest, MAX_EXPANSION * MAX_MANIFEST_BYTES)
     _check_schema(manifest.schema_version)
     if manifest.founder != envelope.peer_id:
@@ -149,6 +158,7 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
 def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
     """The peer record in an envelope, signed by the peer it is about and not expired. Raises `RejectedGroup`."""
     envelope = _open_envelope(record, "peer", MAX_PEER_RECORD_BYTES)
+    _check_signature(envelope)
     peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
     if not peer.run_id == envelope.run_id == run_id:
         raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {peer.run_id!r}")
@@ -186,9 +196,12 @@ def _open_envelope(record: bytes, kind: Kind, max_bytes: int) -> Envelope:
     return envelope
 
 
-def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int) -> Record:
+def _check_signature(envelope: Envelope) -> None:
     if not verify(envelope.peer_id, envelope.signed_bytes(), envelope.signature):
         raise RejectedGroup("bad_signature", f"not signed by {envelope.peer_id}")
+
+
+def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int) -> Record:
     try:
         # The decompressor allocates what the frame says it holds: that must be said (-1: it is not) and be small.
         num_bytes = zstandard.frame_content_size(envelope.payload)
