@@ -161,6 +161,7 @@ class TrainingNode:
             seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
             questions_per_round=config.generation.questions_per_round,
             group_size=config.generation.group_size,
+            max_pending_per_peer=max(1, int(config.verification.queue_groups * config.pool.max_share_per_peer)),
             sampling=self._sampling,
             share=config.share,
             mix=config.mix,

@@ -162,8 +162,11 @@ class GroupExchange(Protocol):
         """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
         ...
 
-    def report(self, peer_id: str, outcome: str) -> None:
-        """Tell what became of a received group: `informative`, `used`, or the reason it was dropped for."""
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Tell what became of a received group: `informative`, `used`, or the reason it was dropped for.
+
+        `verify_s`: seconds its verification took.
+        """
         ...
 
     def status(self) -> NetworkStatus:

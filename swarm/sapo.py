@@ -83,6 +83,7 @@ class SapoNode:
         seed: int,
         questions_per_round: int,
         group_size: int,
+        max_pending_per_peer: int,
         sampling: Sampling,
         share: ShareSettings,
         mix: MixSettings,
@@ -106,6 +107,7 @@ class SapoNode:
         self._seed = seed
         self._questions_per_round = questions_per_round
         self._group_size = group_size
+        self._max_pending_per_peer = max_pending_per_peer
         self._sampling = sampling
         self._share_settings = share
         self._mix_settings = mix
@@ -160,6 +162,9 @@ class SapoNode:
             if content_id in self._pending or content_id in self.pool:
                 self.ledger.dropped("duplicate")
                 continue
+            if sum(other.peer_id == group.peer_id for other in self._pending.values()) >= self._max_pending_per_peer:
+                self.ledger.dropped("peer_quota")
+                continue
             self._pending[content_id] = group
             self._verifier.submit(content_id, group.question, [c.text for c in group.completions])
         for content_id, verdict in self._verifier.collect():
@@ -171,7 +176,7 @@ class SapoNode:
         """Put a regraded group into the pool, or count why not."""
         group = self._pending.pop(content_id)
         refusal = self._refusal(group, verdict)
-        self._exchange.report(group.peer_id, refusal or "informative")
+        self._exchange.report(group.peer_id, refusal or "informative", verdict.seconds)
         if refusal is not None:
             self.ledger.dropped(refusal)
         elif isinstance(verdict, Grade):

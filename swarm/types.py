@@ -116,6 +116,8 @@ class Grade(Struct, frozen=True):
     prompt: str
     rewards: tuple[float, ...]
     """[G]"""
+    seconds: float = 0.0
+    """What it took to make the question again and score its completions."""
 
 
 class Rejection(Struct, frozen=True):
@@ -123,6 +125,8 @@ class Rejection(Struct, frozen=True):
 
     reason: str
     detail: str = ""
+    seconds: float = 0.0
+    """As in `Grade`."""
 
 
 class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):

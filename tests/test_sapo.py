@@ -129,6 +129,7 @@ class Swarm:
             seed=seed,
             questions_per_round=6,
             group_size=GROUP_SIZE,
+            max_pending_per_peer=100,
             sampling=Sampling(),
             exchange=Exchange(transport, identity),
             **{**values, **parts},

@@ -87,9 +87,9 @@ class Exchange:
                 groups.append(opened)
         return groups, dict(refused)
 
-    def report(self, peer_id: str, outcome: str) -> None:
-        """Tell what became of a group of `peer_id`: `informative`, `used`, or the reason it was dropped for."""
-        self.book.report(peer_id, outcome)
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Tell what became of a group of `peer_id`, and what its verification took."""
+        self.book.report(peer_id, outcome, verify_s)
 
     def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
         """A record as (content id, group), or None for one of this node's own. Raises `RejectedGroup`."""

@@ -47,6 +47,8 @@ class SafetySettings(Settings):
     """Largest sustained rate of one peer's groups; a minute's worth may come at once."""
     bytes_per_min: float = Field(128e6, gt=0)
     """Largest sustained rate of one peer's records."""
+    verify_s_per_min: float = Field(20.0, gt=0)
+    """Verification time a peer's groups may cost a minute: the sender picks the questions, some take long to make."""
     quarantine_at: float = Field(10.0, gt=0)
     """Weight of recent offences, beyond that of recent merits, at which a peer is quarantined."""
     quarantine_s: float = Field(600.0, gt=0)
@@ -76,7 +78,8 @@ class PeerStats(Struct):
     """Seen above the floor."""
     group_allowance: float = math.inf
     byte_allowance: float = math.inf
-    """Token buckets; infinite until first used."""
+    verify_allowance: float = math.inf
+    """Token buckets, the last in seconds; infinite until first used."""
     refilled_at: float = 0.0
 
     @property
@@ -95,7 +98,10 @@ class PeerBook:
         self._peers: OrderedDict[str, PeerStats] = OrderedDict()
 
     def admit(self, peer_id: str, sequence: int, num_bytes: int) -> None:
-        """Book a record whose signature is good. Raises `RejectedGroup`: `quarantined`, `replayed` or `rate`."""
+        """Book a record whose signature is good.
+
+        Raises `RejectedGroup`: `quarantined`, `replayed`, `rate` or `verify_budget`.
+        """
         stats, now = self._of(peer_id), self._clock()
         stats.received += 1
         stats.num_bytes += num_bytes
@@ -110,9 +116,13 @@ class PeerBook:
         stats = self._peers.get(peer_id)
         return stats is not None and self._is_quarantined(stats, self._clock())
 
-    def report(self, peer_id: str, outcome: str) -> None:
-        """Book what became of a group: `informative`, `used`, or the reason it was dropped for."""
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Book what became of a group: `informative`, `used`, or the reason it was dropped for.
+
+        `verify_s`: seconds its verification took.
+        """
         stats, now = self._of(peer_id), self._clock()
+        stats.verify_allowance -= verify_s
         if outcome == "used":
             stats.used += 1
         elif outcome not in MERITS:
@@ -174,7 +184,10 @@ class PeerBook:
         rates = self._settings
         stats.group_allowance = min(rates.groups_per_min, stats.group_allowance + minutes * rates.groups_per_min)
         stats.byte_allowance = min(rates.bytes_per_min, stats.byte_allowance + minutes * rates.bytes_per_min)
+        stats.verify_allowance = min(rates.verify_s_per_min, stats.verify_allowance + minutes * rates.verify_s_per_min)
         stats.refilled_at = now
+        if stats.verify_allowance < 0:
+            raise RejectedGroup("verify_budget", f"more than {rates.verify_s_per_min:g} s of verification a minute")
         if stats.group_allowance < 1 or stats.byte_allowance < num_bytes:
             raise RejectedGroup(
                 "rate", f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes a minute"

@@ -9,8 +9,11 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+import time
 from collections import Counter
 from multiprocessing.connection import Connection
+
+from msgspec.structs import replace
 
 from swarm.errors import TaskError
 from swarm.tasks.config import TASK_LIST
@@ -62,7 +65,9 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
             except TaskError as error:
                 return Failed(str(error))
         case GradeGroup(ref, texts):
+            started = time.perf_counter()
             result = mixture.grade(ref, texts)
+            result = replace(result, seconds=time.perf_counter() - started)
             return Graded(result, _take(mixture.counts)) if isinstance(result, Grade) else Refused(result)
         case Setup():
             raise AssertionError("a worker is set up once")

@@ -129,3 +129,13 @@ def test_memory_is_bounded_and_new_keys_do_not_buy_a_release(clock: Clock) -> No
         book.report(f"sybil-{n}", "informative")
     assert len(book.stats()) == MAX_TRACKED_PEERS
     assert book.is_quarantined("bad")
+
+
+def test_a_peer_whose_groups_take_long_to_verify_waits_until_it_has_paid(clock: Clock) -> None:
+    book = _book(clock, verify_s_per_min=6.0)
+    assert _refused(book, "slow", 1) is None
+    book.report("slow", "informative", verify_s=9.0)
+    assert _refused(book, "slow", 2) == "verify_budget"
+    clock.now += 31
+    assert _refused(book, "slow", 3) is None
+    assert not book.is_quarantined("slow"), "slow is no offence"
