@@ -56,7 +56,8 @@ def join(
         asked = manifest_values(manifest) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         _show_plan(loaded.config, home.identity, manifest, console)
-        return _train(loaded.config, home, stop, console, live and console.is_terminal, report)
+        tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+        return _train(loaded.config, home, tasks_of_the_run, stop, console, live and console.is_terminal, report)
     finally:
         home.identity.close()
 
@@ -64,6 +65,7 @@ def join(
 def _train(
     config: NodeConfig,
     home: Home,
+    tasks_of_the_run: bool,
     stop: StopRequest,
     console: Console,
     live: bool,
@@ -71,8 +73,11 @@ def _train(
 ) -> int:
     transport = HivemindTransport(config.network, home.identity, profile=_profile(config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
-        verifier = VerificationPool(config.tasks, config.verification)
+        # A run may list tasks that this version of a library does not have; one's own list is meant as it stands.
+        verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)
         stack.callback(verifier.close)
+        for name, reason in verifier.wait_until_ready().items():
+            console.print(f"going without the run's task {name}: {reason}", style="yellow", soft_wrap=True)
         transport.start()
         stack.callback(transport.close)
         with policy_progress(console) as progress:

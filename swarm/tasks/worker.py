@@ -44,11 +44,11 @@ def serve(connection: Connection) -> None:
     assert isinstance(setup, Setup)
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
     try:
-        mixture = TaskMixture(TASK_LIST.validate_json(setup.configs))
+        mixture = TaskMixture(TASK_LIST.validate_json(setup.configs), setup.lenient)
     except TaskError as error:
         connection.send_bytes(encode(Failed(str(error))))
         return
-    connection.send_bytes(encode(Ready()))
+    connection.send_bytes(encode(Ready(mixture.skipped)))
     while True:
         request = decode_request(connection.recv_bytes())
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + ALARM_GRACE_S)
