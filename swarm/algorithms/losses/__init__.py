@@ -1,0 +1,27 @@
+"""The objectives by the name they are chosen with."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from swarm.algorithms.losses.base import Groups, Loss, LossConfig, LossOutput
+from swarm.algorithms.losses.dapo import dapo
+from swarm.algorithms.losses.dr_grpo import dr_grpo
+from swarm.algorithms.losses.gepo import gepo
+from swarm.algorithms.losses.grpo import grpo
+from swarm.algorithms.losses.gspo import gspo
+from swarm.algorithms.losses.tis import tis
+
+__all__ = ["LOSSES", "Groups", "Loss", "LossConfig", "LossName", "LossOutput"]
+
+LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "gepo", "tis"]
+
+LOSSES: dict[LossName, Loss] = {
+    "grpo": grpo,
+    "dapo": dapo,
+    "dr_grpo": dr_grpo,
+    "gspo": gspo,
+    "gepo": gepo,
+    "tis": tis,
+}
+assert set(LOSSES) == set(get_args(LossName))
