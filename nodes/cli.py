@@ -138,6 +138,14 @@ def tasks(
 
 
 @app.command()
+def losses() -> None:
+    """List the objectives there are, with equation and paper."""
+    from nodes.losses import list_losses
+
+    list_losses(_console())
+
+
+@app.command()
 def evaluate(
     context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a peer's directory, or a model directory.")],

@@ -191,3 +191,5 @@ class UpdateReport(Struct, frozen=True):
     clip_fraction: float
     skipped: bool = False
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
+    ess: float = 1.0
+    """Effective sample size of the tokens' importance weights, as a part of their number: 1 on-policy."""

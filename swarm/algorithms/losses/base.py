@@ -46,8 +46,10 @@ class LossOutput:
     """Scalar."""
     denominator: float
     """What the sum of per-item losses was divided by."""
+    per_token: bool = False
+    """The denominator counts tokens; otherwise it is proportional to the number of sequences."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Scalars without gradient. `clipped` is the number of items on which a clip or cap decided."""
+    """Scalars without gradient. `clipped` is the number of tokens on which a clip or cap decided."""
 
 
 class Loss(Protocol):

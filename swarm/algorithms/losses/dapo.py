@@ -18,4 +18,4 @@ def dapo(
     """
     losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages[:, None], config)
     tokens = max(1.0, float(mask.sum()))
-    return LossOutput((losses * mask).sum() / tokens, tokens, {"clipped": (clipped * mask).sum()})
+    return LossOutput((losses * mask).sum() / tokens, tokens, True, {"clipped": (clipped * mask).sum()})

@@ -18,4 +18,4 @@ def dr_grpo(
     """
     losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages[:, None], config)
     denominator = float(new.shape[0] * config.max_completion_tokens)
-    return LossOutput((losses * mask).sum() / denominator, denominator, {"clipped": (clipped * mask).sum()})
+    return LossOutput((losses * mask).sum() / denominator, denominator, metrics={"clipped": (clipped * mask).sum()})

@@ -34,13 +34,13 @@ def gepo(
     present = mask.sum(dim=-1) > 0
     outside = (weight < 1 - config.clip_low) | (weight > 1 + config.clip_high)
     metrics = {"clipped": torch.zeros((), device=new.device), "outside_clip": (outside & present).sum().detach()}
-    return LossOutput(-(weight * advantages * present).mean(), new.shape[0], metrics)
+    return LossOutput(-(weight * advantages * present).mean(), new.shape[0], metrics=metrics)
 
 
 def log_group_expectation(log_q: Tensor, group_ids: Tensor) -> Tensor:
     """log of sum q^2 / sum q [B], the sums over the rows of each group alone."""
     expectation = torch.empty_like(log_q)
-    for group in group_ids.unique():
+    for group in torch.unique(group_ids):
         rows = group_ids == group
         expectation[rows] = torch.logsumexp(2 * log_q[rows], 0) - torch.logsumexp(log_q[rows], 0)
     return expectation

@@ -17,4 +17,4 @@ def grpo(
     Source: arXiv:2402.03300, eq. 3 without its KL term; clip: arXiv:2503.14476, eq. 10.
     """
     losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages[:, None], config)
-    return LossOutput(token_means(losses, mask).mean(), new.shape[0], {"clipped": (clipped * mask).sum()})
+    return LossOutput(token_means(losses, mask).mean(), new.shape[0], metrics={"clipped": (clipped * mask).sum()})

@@ -19,4 +19,4 @@ def gspo(
     ratio = token_means(log_ratio(new, old), mask).exp()  # [B]
     losses, clipped = clipped_surrogate(ratio, advantages, config)
     present = mask.sum(dim=-1) > 0
-    return LossOutput((losses * present).mean(), new.shape[0], {"clipped": (clipped & present).sum()})
+    return LossOutput((losses * present).mean(), new.shape[0], metrics={"clipped": (clipped[:, None] * mask).sum()})

@@ -20,4 +20,4 @@ def tis(
     weight = ratio.clamp(max=config.ratio_cap)
     tokens = max(1.0, float(mask.sum()))
     losses = -weight * advantages[:, None] * new
-    return LossOutput((losses * mask).sum() / tokens, tokens, {"clipped": ((ratio > weight) * mask).sum()})
+    return LossOutput((losses * mask).sum() / tokens, tokens, True, {"clipped": ((ratio > weight) * mask).sum()})
