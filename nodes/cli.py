@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 FIELD_COMMANDS = frozenset({"join", "bootstrap", "evaluate", "show"})
 
+DEFAULT_HOME = Path("runs/peer")
+
 Fields = list[tuple[str, str]]
 """(dotted path, text) of configuration fields given on the command line."""
 
@@ -36,8 +38,13 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
+identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
+app.add_typer(identity_app, name="identity")
+
 ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
+HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
+PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
@@ -197,6 +204,42 @@ def config_reference() -> None:
     from swarm.config_reference import reference
 
     print(reference(), end="")
+
+
+@identity_app.command("show")
+def identity_show(
+    where: HomeArgument = DEFAULT_HOME,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Peer id, key file, its mode and age, and whether a node is using it."""
+    from nodes.identity import show_identity
+
+    show_identity(where, as_json, _console())
+
+
+@identity_app.command("export")
+def identity_export(
+    backup: Annotated[Path, typer.Argument(help="File to write; must not exist yet.")],
+    where: Annotated[Path, typer.Option("--from", help="A node's directory, or its key file.")] = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Back a node's key up; the node may be running."""
+    from nodes.identity import export_identity
+
+    export_identity(backup, where, passphrase_file, _console())
+
+
+@identity_app.command("import")
+def identity_import(
+    backup: Annotated[Path, typer.Argument(help="What `swarm identity export` wrote.")],
+    where: Annotated[Path, typer.Option("--to", help="A node's directory, or a key file.")] = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept beside.")] = False,
+) -> None:
+    """Restore a key: the node of that directory is then that peer."""
+    from nodes.identity import import_identity
+
+    import_identity(backup, where, passphrase_file, force, _console())
 
 
 def main() -> None:

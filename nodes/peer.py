@@ -20,6 +20,7 @@ from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, NonFiniteUpdates, TaskError, TransportError
+from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.state import Profile
@@ -73,6 +74,7 @@ def _train(
     with contextlib.ExitStack() as stack:
         verifier = VerificationPool(config.tasks, config.verification)
         stack.callback(verifier.close)
+        serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
         with policy_progress(console) as progress:

@@ -218,8 +218,16 @@ class Daemon:
 
     async def connected(self) -> frozenset[str]:
         """Peer ids with an open connection."""
+        return frozenset(await self.remote_addresses())
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """The other end of every open connection, as the kernel sees it, by peer id."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        return frozenset(PeerID(peer.id).to_base58() for peer in response.peers)
+        found: dict[str, tuple[str, ...]] = {}
+        for peer in response.peers:
+            peer_id, addresses = PeerID(peer.id).to_base58(), map(_readable, peer.addrs)
+            found[peer_id] = (*found.get(peer_id, ()), *(address for address in addresses if address is not None))
+        return found
 
     async def addresses(self) -> tuple[str, ...]:
         """Addresses the daemon listens on or announces, without the peer id."""
