@@ -57,9 +57,7 @@ def describe(where: Path) -> IdentityInfo:
     """The identity in a directory or file. Raises `IdentityError`."""
     path = existing(where)
     identity, status = Identity.read(path), path.stat()
-    return IdentityInfo(
-        identity.peer_id, str(path), f"{status.st_mode & 0o7777:04o}", status.st_mtime, in_use(path)
-    )
+    return IdentityInfo(identity.peer_id, str(path), f"{status.st_mode & 0o7777:04o}", status.st_mtime, in_use(path))
 
 
 def export_identity(backup: Path, where: Path, passphrase_file: Path | None, console: Console) -> None:
@@ -98,7 +96,9 @@ def import_identity(backup: Path, where: Path, passphrase_file: Path | None, for
     except IdentityError as error:
         raise BackupError(f"{backup} holds no key: {error}") from error
     if peer_id != opened.peer_id:
-        raise BackupError(f"{backup} says it is {opened.peer_id}, but its key is that of {peer_id}; nothing was changed")
+        raise BackupError(
+            f"{backup} says it is {opened.peer_id}, but its key is that of {peer_id}; nothing was changed"
+        )
     path = key_file(where)
     moved = install(path, opened.encoded, opened.created_at, force=force)
     console.print(Text(f"{path} is now {peer_id}"), soft_wrap=True)

@@ -1,21 +1,21 @@
 """Backups of an identity: a text file that names the peer in clear, and carries its key with a checksum.
 
-    -----BEGIN SWARM IDENTITY BACKUP-----
-    Format: 1
-    Peer-Id: 12D3Koo...
-    Created: 1700000000
-    Encryption: none, or scrypt-65536-8-1+chacha20poly1305
-    Checksum: SHA-256 of the lines above and of the bytes below
+-----BEGIN SWARM IDENTITY BACKUP-----
+Format: 1
+Peer-Id: 12D3Koo...
+Created: 1700000000
+Encryption: none, or scrypt-65536-8-1+chacha20poly1305
+Checksum: SHA-256 of the lines above and of the bytes below
 
-    base64: the key file; encrypted: salt, nonce, ciphertext, with the lines above authenticated too
-    -----END SWARM IDENTITY BACKUP-----
+base64: the key file; encrypted: salt, nonce, ciphertext, with the lines above authenticated too
+-----END SWARM IDENTITY BACKUP-----
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
+import re
 import secrets
 import textwrap
 
@@ -65,10 +65,9 @@ def open_backup(text: str, passphrase: bytes | None) -> Backup:
         raise BackupError(f"a backup must be of format {FORMAT}, got {values.get('Format', 'none')!r}")
     if checksum != _checksum(header, body):
         raise BackupError("the backup is damaged: its checksum does not fit; use another copy")
-    try:
-        created_at = int(values["Created"])
-    except ValueError as error:
-        raise BackupError(f"Created must be unix seconds, got {values['Created']!r}") from error
+    if not re.fullmatch(r"[0-9]{1,11}", values["Created"]):
+        raise BackupError(f"Created must be unix seconds, got {values['Created']!r}")
+    created_at = int(values["Created"])
     if values["Encryption"] == PLAIN:
         return Backup(values["Peer-Id"], created_at, body)
     if values["Encryption"] != ENCRYPTED:
@@ -86,7 +85,7 @@ def _split(text: str) -> tuple[str, str, bytes]:
     header, rest = "\n".join(lines[1 : 1 + len(FIELDS)]), lines[1 + len(FIELDS) : -1]
     try:
         body = base64.b64decode("".join(rest[2:]), validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise BackupError(f"the backup is damaged: {error}; use another copy") from error
     return header, rest[0].removeprefix("Checksum: "), body
 

@@ -65,6 +65,22 @@ def quiet_hivemind() -> None:
     logging.addLevelName(logging.WARNING, "WARNING")
 
 
+def trial_start(timeout_s: float = 15.0) -> float:
+    """Seconds in which a daemon, that listens on loopback only, starts and answers. Raises `TransportError`."""
+
+    async def start() -> float:
+        began = time.monotonic()
+        daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), timeout_s=timeout_s)
+        try:
+            await daemon.addresses()
+            return time.monotonic() - began
+        finally:
+            await daemon.stop()
+
+    quiet_hivemind()
+    return asyncio.run(start())
+
+
 class Daemon:
     """A running daemon and the connections to it; make one with `start`."""
 

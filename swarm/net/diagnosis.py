@@ -34,6 +34,7 @@ NUM_CLOCK_READINGS = 4
 MAX_PORTS = 4
 FIRST_PORT = 1024
 MAX_DIAL_BACKS = 8
+MAX_REMEMBERED = 256
 DIAL_TIMEOUT_S = 3.0
 KEEP_S = 20.0
 """A result stays this long, and its address waits this long for the next dial-back."""
@@ -169,7 +170,8 @@ class DialBacks:
                 return DialBackReply("done", "", host, job.reached) if job.over else PENDING
             if job is not None:
                 return DialBackReply("refused", f"{host} was dialled a moment ago; ask again in {KEEP_S:g} s", host)
-            if sum(not job.over for job in self._jobs.values()) >= MAX_DIAL_BACKS:
+            running = sum(not job.over for job in self._jobs.values())
+            if running >= MAX_DIAL_BACKS or len(self._jobs) >= MAX_REMEMBERED:
                 return DialBackReply("refused", "busy with others; ask again later", host)
             job = self._jobs[host] = _Job(remote, ports, now)
         threading.Thread(target=self._run, args=(host, job), name="swarm-dial-back", daemon=True).start()

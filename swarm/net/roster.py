@@ -50,8 +50,8 @@ class Roster(Struct, frozen=True):
     time: float
     """Unix seconds at which it was written."""
     run_id: str | None
-    self: str
-    """Peer id of the node that wrote it."""
+    self_id: str = msgspec.field(name="self")
+    """Peer id of the node that wrote it; `self` in the file."""
     peers: tuple[PeerRow, ...] = ()
 
 

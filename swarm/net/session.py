@@ -228,7 +228,9 @@ class Session:
             self._peers_changed.clear()
             try:
                 if directory is None:
-                    directory = await PeerDirectory.create(self._daemon.p2p, state.manifest.run_id, state.clock)
+                    directory = await PeerDirectory.create(
+                        self._daemon.p2p, state.manifest.run_id, state.clock, keeps=state.profile.listed
+                    )
                 met = (met & state.in_run) | await directory.meet(state.in_run - met)
                 if state.profile.listed and not await directory.announce(state.identity, state.own_record()):
                     state.counters.add("announcements_refused")
