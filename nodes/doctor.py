@@ -41,6 +41,8 @@ LEAST_GPU_BYTES = 2 * GIB
 MAX_SKEW_S = 3.0
 """hivemind's DHT refuses whoever is further off."""
 WORRYING_SKEW_S = 1.0
+MAX_PLAUSIBLE_SKEW_S = 4e9
+"""Further off, or not a number, it is no time at all."""
 CONNECT_TIMEOUT_S = 20.0
 REQUEST_TIMEOUT_S = 5.0
 DIRECTORY_TIMEOUT_S = 4.0
@@ -322,7 +324,7 @@ def check_clock(reading: ClockReading) -> Finding:
     direction = "behind" if reading.offset_s > 0 else "ahead of"
     seen = f"{skew_s:.2f} s {direction} the bootstrap's (to within {known_to_s:.2f} s)"
     fix = "switch time synchronisation (NTP) on, here or, if this clock is right, there"
-    if not skew_s < float("inf"):
+    if not skew_s < MAX_PLAUSIBLE_SKEW_S:
         return Finding("clock", "warn", "not checked: the bootstrap named no time", "ask another member of the run")
     if skew_s - known_to_s > MAX_SKEW_S:
         return Finding("clock", "fail", f"{seen}: the directory refuses more than {MAX_SKEW_S:g} s", fix)
