@@ -20,6 +20,7 @@ from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, NonFiniteUpdates, TaskError, TransportError
+from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.state import Profile
@@ -78,6 +79,7 @@ def _train(
         stack.callback(verifier.close)
         for name, reason in verifier.wait_until_ready().items():
             console.print(f"going without the run's task {name}: {reason}", style="yellow", soft_wrap=True)
+        serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
         with policy_progress(console) as progress:

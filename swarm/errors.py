@@ -37,6 +37,10 @@ class IdentityInUse(IdentityError):
     """The identity belongs to a node that is running."""
 
 
+class BackupError(IdentityError):
+    """A backup of an identity that is damaged, of another format, or whose passphrase does not fit."""
+
+
 class TransportError(SwarmError):
     """The network stack failed in a way its own retries could not repair."""
 

@@ -65,6 +65,22 @@ def quiet_hivemind() -> None:
     logging.addLevelName(logging.WARNING, "WARNING")
 
 
+def trial_start(timeout_s: float = 15.0) -> float:
+    """Seconds in which a daemon, that listens on loopback only, starts and answers. Raises `TransportError`."""
+
+    async def start() -> float:
+        began = time.monotonic()
+        daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), timeout_s=timeout_s)
+        try:
+            await daemon.addresses()
+            return time.monotonic() - began
+        finally:
+            await daemon.stop()
+
+    quiet_hivemind()
+    return asyncio.run(start())
+
+
 class Daemon:
     """A running daemon and the connections to it; make one with `start`."""
 
@@ -218,8 +234,16 @@ class Daemon:
 
     async def connected(self) -> frozenset[str]:
         """Peer ids with an open connection."""
+        return frozenset(await self.remote_addresses())
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """The other end of every open connection, as the kernel sees it, by peer id."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        return frozenset(PeerID(peer.id).to_base58() for peer in response.peers)
+        found: dict[str, tuple[str, ...]] = {}
+        for peer in response.peers:
+            peer_id, addresses = PeerID(peer.id).to_base58(), map(_readable, peer.addrs)
+            found[peer_id] = (*found.get(peer_id, ()), *(address for address in addresses if address is not None))
+        return found
 
     async def addresses(self) -> tuple[str, ...]:
         """Addresses the daemon listens on or announces, without the peer id."""

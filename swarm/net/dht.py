@@ -65,10 +65,13 @@ class PeerDirectory:
         self._clock = clock
 
     @classmethod
-    async def create(cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time) -> PeerDirectory:
-        """A directory that knows no other node yet; `meet` some."""
+    async def create(
+        cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time, *, keeps: bool = True
+    ) -> PeerDirectory:
+        """A directory that knows no other node yet; `meet` some. It holds others' records unless not `keeps`."""
         node = await DHTNode.create(
             p2p,
+            client_mode=not keeps,
             wait_timeout=RPC_TIMEOUT_S,
             parallel_rpc=PARALLEL_RPC,
             cache_locally=False,

@@ -131,6 +131,10 @@ class HivemindTransport:
         """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
         return self._state.multiaddrs()
 
+    def observed(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
+        return self._state.observed.get(peer_id, ())
+
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`, on the network thread."""
         self._state.handlers = {**self._state.handlers, protocol: handler}

@@ -104,8 +104,8 @@ class Session:
         state = self._state
         before = state.in_run
         topic = state.topic
-        connected = await self._daemon.connected()
-        state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
+        state.observed = await self._daemon.remote_addresses()
+        state.see(frozenset(state.observed), await self._daemon.subscribers(topic) if topic else frozenset())
         state.addresses = await self._daemon.addresses()
         state.detail = self._describe()
         if state.in_run - before:
@@ -192,6 +192,8 @@ class Session:
         await self._run_known.wait()
         topic = self._state.topic
         assert topic is not None
+        if not self._state.profile.listed:
+            return
         await self._daemon.subscribe(topic, self._state.receive)
         raise TransportError("the daemon ended the subscription")
 
@@ -226,9 +228,11 @@ class Session:
             self._peers_changed.clear()
             try:
                 if directory is None:
-                    directory = await PeerDirectory.create(self._daemon.p2p, state.manifest.run_id, state.clock)
+                    directory = await PeerDirectory.create(
+                        self._daemon.p2p, state.manifest.run_id, state.clock, keeps=state.profile.listed
+                    )
                 met = (met & state.in_run) | await directory.meet(state.in_run - met)
-                if not await directory.announce(state.identity, state.own_record()):
+                if state.profile.listed and not await directory.announce(state.identity, state.own_record()):
                     state.counters.add("announcements_refused")
                 state.learn(await directory.read())
             except Exception:

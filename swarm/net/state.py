@@ -30,6 +30,8 @@ class Profile(Struct, frozen=True):
     tasks: tuple[str, ...] = ()
     role: str = "peer"
     version: str = ""
+    listed: bool = True
+    """False for a visitor that only looks: it enters itself in no directory, and hears no gossip."""
 
 
 class NodeState:
@@ -62,6 +64,8 @@ class NodeState:
         """Peers with an open connection, in the run or not."""
         self.in_run: frozenset[str] = frozenset()
         """Those of them that take part in the run."""
+        self.observed: dict[str, tuple[str, ...]] = {}
+        """By peer: the other ends of its connections, as this machine sees them."""
         self.addresses: tuple[str, ...] = ()
         self.alone_since: float | None = clock()
         self.detail = "not started"
