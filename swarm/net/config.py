@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from swarm.net.peers import SafetySettings
+from swarm.net.accounts import SafetySettings
 from swarm.settings import Settings
 
 

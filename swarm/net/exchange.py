@@ -10,8 +10,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
+from swarm.net.accounts import PeerBook, SafetySettings
 from swarm.net.identity import Identity
-from swarm.net.peers import PeerBook, SafetySettings
 from swarm.net.wire import Limits, group_problems, open_group, seal
 from swarm.protocols import Transport
 from swarm.types import NetworkStatus, RolloutGroup

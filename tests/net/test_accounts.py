@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import RejectedGroup
-from swarm.net.peers import MAX_TRACKED_PEERS, SEQUENCE_WINDOW, PeerBook, SafetySettings
+from swarm.net.accounts import MAX_TRACKED_PEERS, SEQUENCE_WINDOW, PeerBook, SafetySettings
 
 
 class Clock:
