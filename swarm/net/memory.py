@@ -183,14 +183,15 @@ class MemoryTransport:
     def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
         """Chunks of another peer's answer. Raises `PeerUnreachable`."""
         self._require_open()
+        return self._ask(peer_id, protocol, payload, max_bytes)
+
+    def _ask(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> Iterator[bytes]:
         if len(payload) > MAX_REQUEST_BYTES:
             raise PeerUnreachable(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(payload)}")
-        for member in self._hub.others(self.peer_id):
-            if member.peer_id == peer_id and protocol in member._handlers:
-                return self._ask(member, protocol, payload, max_bytes)
-        raise PeerUnreachable(f"no peer {peer_id} answers {protocol} on this hub")
-
-    def _ask(self, member: MemoryTransport, protocol: str, payload: bytes, max_bytes: int) -> Iterator[bytes]:
+        serving = [other for other in self._hub.others(self.peer_id) if protocol in other._handlers]
+        member = next((other for other in serving if other.peer_id == peer_id), None)
+        if member is None:
+            raise PeerUnreachable(f"no peer {peer_id} answers {protocol} on this hub")
         if self.peer_id in member._banned:
             member._counts["banned_streams"] += 1
             raise PeerUnreachable(f"{member.peer_id} does not serve this peer")

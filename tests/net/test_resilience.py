@@ -1,0 +1,178 @@
+"""Swarms of real daemons that lose messages, holders and every bootstrap."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.net.bootstrap import read_addresses
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.large import LARGE_PROTOCOL
+
+from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest, until
+
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+Start = Callable[..., HivemindTransport]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts nodes by name; the one named `founder` brings the run. Closes them."""
+    nodes: list[HivemindTransport] = []
+
+    def start_one(
+        name: str, bootstrap: Sequence[str] = (), loss: float = 0.0, remember: Path | None = None
+    ) -> HivemindTransport:
+        identity = make_identity(tmp_path, name)
+        manifest = sealed_manifest(identity) if name == "founder" else None
+        node = HivemindTransport(fast_settings(tuple(bootstrap), LOOPBACK, remember), identity, manifest)
+        if loss:
+            lose_gossip(node, loss)
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield start_one
+    for node in nodes:
+        node.close()
+
+
+def lose_gossip(node: HivemindTransport, fraction: float) -> None:
+    """Drop a fraction of the gossip that reaches a node, as a bad link does."""
+    receive = node._state.receive
+    chance = random.Random(node.peer_id)
+
+    def lossy(sender: str, record: bytes) -> None:
+        if chance.random() >= fraction:
+            receive(sender, record)
+
+    node._state.receive = lossy  # type: ignore[method-assign]
+
+
+def meet(nodes: Sequence[HivemindTransport]) -> None:
+    for node in nodes:
+        until(lambda node=node: len(node.status().connected) == len(nodes) - 1, "a full mesh")
+
+
+def collect(nodes: Sequence[HivemindTransport], count: int, timeout_s: float = 30.0) -> list[list[bytes]]:
+    """What each node drains until all have `count` records, or until the time is up."""
+    got: list[list[bytes]] = [[] for _ in nodes]
+    deadline = time.monotonic() + timeout_s
+    while min(map(len, got)) < count and time.monotonic() < deadline:
+        for node, records in zip(nodes, got, strict=True):
+            records.extend(node.drain())
+        time.sleep(0.02)
+    return got
+
+
+def test_with_a_twentieth_of_gossip_lost_repair_delivers_the_rest(start: Start) -> None:
+    first = start("founder", loss=0.05)
+    nodes = [first, *(start(name, first.multiaddrs(), loss=0.05) for name in "bcd")]
+    meet(nodes)
+    sent = [b"%d of node %d" % (i, n) for n in range(len(nodes)) for i in range(250)]
+    for i in range(250):
+        for n, node in enumerate(nodes):
+            node.publish(b"%d of node %d" % (i, n))
+        time.sleep(0.01)
+    got = collect(nodes, 750)
+    for n, records in enumerate(got):
+        expected = {record for record in sent if not record.endswith(b"node %d" % n)}
+        assert len(records) == len(set(records)), "each record once"
+        assert len(expected & set(records)) >= 0.999 * len(expected)
+        assert nodes[n].counters()["repaired"] >= 10
+        assert nodes[n].counters()["delivered"] <= 0.98 * len(expected)
+
+
+def test_a_large_record_comes_from_another_when_its_holder_dies_half_way(start: Start) -> None:
+    first = start("founder")
+    second = start("b", first.multiaddrs())
+    meet([first, second])
+    large = os.urandom(8_000_000)
+    first.publish(large)
+    until(lambda: large in second.drain(), "the first receiver has it")
+    asked = 0
+    honest = first._state.handlers[LARGE_PROTOCOL]
+
+    def dying(remote: str, request: bytes) -> Iterator[bytes]:
+        nonlocal asked
+        asked += 1
+        for number, chunk in enumerate(honest(remote, request)):
+            if number == 10:
+                os.kill(next(d.pid for d in daemons() if d.pid == first._daemon.pid), signal.SIGKILL)  # type: ignore[union-attr]
+            yield chunk
+
+    first.serve_stream(LARGE_PROTOCOL, dying)
+    first._state.handlers[LARGE_PROTOCOL] = dying
+    third = start("c", (*first.multiaddrs(), *second.multiaddrs()))
+    records: list[bytes] = []
+    until(lambda: records.extend(third.drain()) or large in records, "the late comer has it")
+    assert third.counters()["fetched"] == 1 and records == [large]
+    assert asked == 0 or third.counters()["holders_failed"] >= 1
+
+
+def daemons() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child.name() == "p2pd"]
+
+
+def test_a_swarm_outlives_every_bootstrap_and_a_member_finds_back(start: Start, tmp_path: Path) -> None:
+    bootstraps = [start("founder")]
+    bootstraps.append(start("boot", bootstraps[0].multiaddrs()))
+    addresses = [address for node in bootstraps for address in node.multiaddrs()]
+    memory = tmp_path / "peers.known"
+    b, c, d = (start(name, addresses, remember=memory if name == "d" else None) for name in "bcd")
+    meet([*bootstraps, b, c, d])
+    for bootstrap in bootstraps:
+        bootstrap.close()
+    for node in (b, c, d):
+        until(lambda node=node: len(node.status().connected) == 2, "the bootstraps' departure is seen")
+    known = {address.rpartition("/")[2] for address in until(lambda: memory.exists() and read_addresses(memory), "")}
+    assert known >= {b.peer_id, c.peer_id}
+    b.publish(b"still here")
+    for node in (c, d):
+        until(lambda node=node: b"still here" in node.drain(), "gossip goes on")
+    d.close()
+    until(lambda: len(b.status().connected) == 1, "the member's departure is seen")
+    b.publish(b"you missed this")
+    make_identity_free(d)
+    back = start("d", addresses, remember=memory)
+    until(lambda: set(back.status().connected) == {b.peer_id, c.peer_id}, "it finds back without any bootstrap")
+    records: list[bytes] = []
+    until(lambda: records.extend(back.drain()) or b"you missed this" in records, "and gets what it missed")
+    assert back.counters()["backfilled"] >= 1
+
+
+def make_identity_free(node: HivemindTransport) -> None:
+    node._state.identity.close()
+
+
+def test_a_partner_that_is_named_by_host_is_found(start: Start) -> None:
+    first = start("founder")
+    port = first.multiaddrs()[0].split("/")[4]
+    second = start("b", [f"hosts:localhost:{port}/p2p/{first.peer_id}"])
+    until(second.manifest, "the run is learned through a host name")
+
+
+def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.net.dht import PeerDirectory
+
+    async def nothing(self: PeerDirectory) -> list[object]:
+        return []
+
+    monkeypatch.setattr(PeerDirectory, "read", nothing)
+    first = start("founder")
+    b = start("b", first.multiaddrs())
+    c = start("c", first.multiaddrs())
+    meet([first, b, c])
+    assert {record.peer_id for record in b.peers()} >= {first.peer_id, c.peer_id}
