@@ -28,6 +28,7 @@ class Bootstraps:
         """
         variables = os.environ if environment is None else environment
         self._sources: list[_File | tuple[str, ...]] = []
+        self._grouped: tuple[tuple[str, ...], dict[str, tuple[str, ...]]] = ((), {})
         for entry in entries:
             kind, _, rest = entry.partition(":")
             if kind == "file":
@@ -52,7 +53,10 @@ class Bootstraps:
 
     def by_peer(self) -> dict[str, tuple[str, ...]]:
         """Addresses of each peer that is named."""
-        return by_peer(self.multiaddrs())
+        multiaddrs = self.multiaddrs()
+        if multiaddrs != self._grouped[0]:
+            self._grouped = (multiaddrs, by_peer(multiaddrs))
+        return dict(self._grouped[1])
 
 
 class _File:

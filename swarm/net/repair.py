@@ -138,7 +138,8 @@ class Repair:
     async def round(self, peer_id: str) -> None:
         """Ask one peer what it holds and fetch what is missing. Raises `PeerUnreachable`."""
         began = self._clock()
-        missing = [held for held in await self._ask(peer_id) if self._is_missing(held)]
+        # The oldest first: should the inbox overflow, what it drops is what matters least.
+        missing = [held for held in reversed(await self._ask(peer_id)) if self._is_missing(held)]
         for _ in range(MAX_BATCHES):
             batch, missing = _first_batch(missing)
             if not batch:

@@ -127,7 +127,9 @@ class Session:
         connected = await self._daemon.connected()
         for peer_id in connected & state.banned:
             state.counters.add("banned_connections")
-            await self._daemon.disconnect(peer_id)
+            # It may have gone by itself meanwhile.
+            with suppress(TransportError):
+                await self._daemon.disconnect(peer_id)
         state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
         state.addresses = await self._daemon.addresses()
         state.detail = self._describe()
@@ -156,7 +158,7 @@ class Session:
                     with suppress(ConfigError):
                         wanted[peer_id] = (*wanted.get(peer_id, ()), *by_peer(record.multiaddrs).get(peer_id, ()))
         if len(state.in_run) < FEW_PEERS:
-            for peer_id, addresses in state.remembered.items():
+            for peer_id, addresses in reversed(state.remembered.items()):
                 wanted[peer_id] = tuple(dict.fromkeys((*wanted.get(peer_id, ()), *addresses)))
         unwanted = {*state.connected, *state.banned, state.identity.peer_id}
         return {peer_id: addresses for peer_id, addresses in wanted.items() if addresses and peer_id not in unwanted}

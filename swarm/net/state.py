@@ -218,14 +218,15 @@ class NodeState:
             self.alone_since = self.clock()
 
     def learn(self, records: list[tuple[PeerRecord, bytes]]) -> None:
-        """Remember where peers are; the longest expired make room."""
+        """Remember where peers are; of those not connected, the longest expired make room."""
         known = dict(self.known)
         for record, sealed in records:
             if record.peer_id not in known or known[record.peer_id][0].expires_at <= record.expires_at:
                 known[record.peer_id] = (record, sealed)
         known.pop(self.identity.peer_id, None)
-        freshest = sorted(known, key=lambda peer_id: known[peer_id][0].expires_at)[-MAX_KNOWN_PEERS:]
-        self.known = {peer_id: known[peer_id] for peer_id in freshest}
+        # Strangers can sign any number of records that live longer than honest ones.
+        worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
+        self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
 
     def fresh_peers(self) -> list[bytes]:
         """Signed records to hand on: this node's own, those of connected peers, then others, the freshest first."""
