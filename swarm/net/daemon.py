@@ -43,7 +43,7 @@ MAX_REPLY_BYTES = 2 * 2**20
 STREAMS = "streams.sock"
 STREAM_BUFFER_BYTES = 2**19
 MAX_STREAMS = 64
-"""Served at once; the bytes waiting in one are at most a request, or a few chunks."""
+"""Served at once; as many again are told that this is too much. One holds a request, or a few chunks."""
 MAX_STREAMS_PER_PEER = 16
 REQUEST_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 30.0
@@ -369,12 +369,14 @@ class Daemon:
             info = p2pd_pb2.StreamInfo()
             await read_pbmsg_safe(reader, info)
             remote = PeerID(info.peer).to_base58()
-            refusal = self._refusal(remote)
+            crowd = max(len(self._streams) / MAX_STREAMS, self._num_streams(remote) / MAX_STREAMS_PER_PEER)
             self._streams[task] = remote
-            if refusal is None:
-                request = await read_request(reader.readexactly)
-        if refusal is not None:
-            await _send(writer, encode_error(refusal))
+            if crowd >= 2 or not self.admits(remote):
+                return
+            # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+            request = await read_request(reader.readexactly)
+        if crowd >= 1:
+            await _send(writer, encode_error("busy, ask later"))
             return
         try:
             for frame in encode_answer(self._handlers[info.proto](remote, request)):
@@ -386,13 +388,8 @@ class Daemon:
             logger.debug("the handler for %s failed", info.proto, exc_info=True)
             await _send(writer, encode_error(f"the handler failed: {type(error).__name__}"))
 
-    def _refusal(self, remote: str) -> str | None:
-        if not self.admits(remote):
-            return "not served"
-        streams = list(self._streams.values())
-        if len(streams) > MAX_STREAMS or streams.count(remote) >= MAX_STREAMS_PER_PEER:
-            return "busy, ask later"
-        return None
+    def _num_streams(self, remote: str) -> int:
+        return list(self._streams.values()).count(remote)
 
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._open()

@@ -83,7 +83,9 @@ class Session:
 
     async def serve(self) -> None:
         """Register handlers added since the last call."""
-        for protocol in self._state.handlers.keys() - self._serving:
+        for protocol in self._state.handlers:
+            if protocol in self._serving:
+                continue  # also what another call is registering just now
             self._serving.add(protocol)
             await self._daemon.answer(protocol, partial(self._state.handle, protocol))
 

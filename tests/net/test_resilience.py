@@ -9,12 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from swarm.errors import PeerUnreachable
 from swarm.net.bootstrap import read_addresses
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.large import LARGE_PROTOCOL
+from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
+from swarm.net.shelf import Held
 
 from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest, until
 
@@ -177,3 +182,48 @@ def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.Monkey
     meet([first, b, c])
     everyone = {first.peer_id, c.peer_id}
     until(lambda: {record.peer_id for record in b.peers()} == everyone, "everyone is known without the directory")
+
+
+def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swarm.net import daemon as daemon_module
+
+    monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 1.0)
+    first = start("founder")
+    first.serve_stream("/test/endless", lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
+    second = start("b", first.multiaddrs())
+    third = start("c", first.multiaddrs())
+    meet([first, second, third])
+    taken = [
+        second.stream(first.peer_id, "/test/endless", b"", 5.0, 2**40)
+        for _ in range(daemon_module.MAX_STREAMS_PER_PEER)
+    ]
+    for chunks in taken:
+        assert next(chunks)
+    with pytest.raises(PeerUnreachable, match="busy"):
+        second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0)
+    assert third.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
+
+    def served_again() -> bool:
+        try:
+            return second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
+        except PeerUnreachable:
+            return False
+
+    # It takes no byte of them: they are given up, and the peer is served again.
+    until(served_again, "the stalled streams are given up")
+
+
+def test_a_member_that_lies_costs_its_budget_and_is_asked_less(start: Start) -> None:
+    first = start("founder")
+    liar = start("b", first.multiaddrs())
+    meet([first, liar])
+    liar.serve(HAVE_PROTOCOL, lambda remote, request: bytes(2**21))
+    liar.serve_stream(GIVE_PROTOCOL, lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
+    until(lambda: first.counters().get("repair_failures", 0) >= 2, "the lies are counted")
+    liar.serve(HAVE_PROTOCOL, lambda remote, request: msgspec.msgpack.encode([Held(bytes(16), 10, 5.0)]))
+    until(lambda: first.counters().get("repair_failures", 0) >= 3, "also about what it gives")
+    assert first.drain() == [] and first.counters().get("daemon_restarts", 0) == 0
+    liar.publish(b"true for once")
+    until(lambda: b"true for once" in first.drain(), "its gossip is still heard")
