@@ -22,6 +22,8 @@ INLINE_BYTES = 1_000_000
 """Gossip carries records up to here; its own limit is 1 MiB, for the message with its framing."""
 MAX_WAITING = 64
 MAX_WAITING_PER_PEER = 4
+MAX_PARTIAL_BYTES = 64 * 2**20
+"""Held by all unfinished downloads that wait for another try."""
 MIN_RATE_BYTES_PER_S = 2**18
 """A holder slower than this is given up for another."""
 MIN_FETCH_S = 30.0
@@ -70,6 +72,16 @@ class Download:
     def done(self) -> bool:
         """Whether every chunk is here."""
         return len(self._content) == self.announcement.num_bytes == self._verified
+
+    @property
+    def num_held(self) -> int:
+        """Bytes of it in memory."""
+        return len(self._content)
+
+    def clear(self) -> None:
+        """Let go of what is here."""
+        self._content.clear()
+        self._verified = 0
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes in. Raises `PeerUnreachable` when they are not the announced ones."""
@@ -126,7 +138,9 @@ class Waiting:
         return self._downloads.popleft() if self._downloads else None
 
     def put_back(self, give_up_at: float, download: Download) -> None:
-        """Let another try come later."""
+        """Let another try come later; it starts anew when those that wait hold too much already."""
+        if download.num_held + sum(other.num_held for _, other in self._downloads) > MAX_PARTIAL_BYTES:
+            download.clear()
         self._downloads.append((give_up_at, download))
 
     def forget(self, download: Download) -> None:

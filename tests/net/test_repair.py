@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import PeerUnreachable, RejectedGroup
+from swarm.net import large as large_module
 from swarm.net import repair as repair_module
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.identity import Identity
@@ -294,6 +295,17 @@ def test_junk_is_no_announcement(junk: bytes) -> None:
     outside(junk)
     with pytest.raises(RejectedGroup):
         opened(junk)
+
+
+def test_unfinished_downloads_hold_no_more_than_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_module, "MAX_PARTIAL_BYTES", 500_000)
+    waiting = Waiting()
+    for _ in range(3):
+        download = Download(opened(announce(ALICE, RUN, LARGE)))
+        download.feed(LARGE[:300_000])
+        waiting.put_back(1.0, download)
+    held = [found[1].num_held for _ in range(3) if (found := waiting.take())]
+    assert held == [300_000, 0, 0]
 
 
 def test_waiting_downloads_are_bounded_for_each_announcer() -> None:
