@@ -167,8 +167,9 @@ class HivemindTransport:
     def ban(self, peer_ids: Collection[str]) -> None:
         """Drop these peers, and no others; takes effect at once, or when the daemon is next up."""
         self._state.ban(peer_ids)
-        if self._loop is not None and self._session is not None:
-            asyncio.run_coroutine_threadsafe(self._session.look(), self._loop)
+        session, loop = self._session, self._loop
+        if session is not None and loop is not None and not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(session.look(), loop)
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
