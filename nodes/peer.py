@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nodes import exits
 from nodes.home import Home, claim_home
-from nodes.run import ask_bootstraps, best_address, manifest_values, remember
+from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values, remember
 from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
@@ -72,7 +72,8 @@ def _train(
     live: bool,
     report: bool,
 ) -> int:
-    transport = HivemindTransport(config.network, home.identity, profile=_profile(config), manifest=home.sealed)
+    network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
+    transport = HivemindTransport(network, home.identity, profile=_profile(config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         # A run may list tasks that this version of a library does not have; one's own list is meant as it stands.
         verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)

@@ -12,6 +12,7 @@ from rich.console import Console
 from swarm.config import NodeConfig, Values
 from swarm.engines.config import GenerationSettings
 from swarm.errors import PeerUnreachable, RejectedGroup, TaskError
+from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.manifest import fetch_manifest
@@ -21,6 +22,7 @@ from swarm.types import RunManifest
 
 IDENTITY_FILE = "identity.key"
 MANIFEST_FILE = "run.manifest"
+PEERS_FILE = "peers.known"
 ASK_TIMEOUT_S = 20.0
 
 
@@ -93,11 +95,15 @@ def remembered(out: Path) -> bytes | None:
 
 
 def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
-    """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers."""
-    if not settings.bootstrap:
+    """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers.
+
+    Raises `ConfigError` for a bootstrap that names no peer.
+    """
+    multiaddrs = Bootstraps(settings.bootstrap).multiaddrs()
+    if not multiaddrs:
         return None
     try:
-        return fetch_manifest(settings.bootstrap, ASK_TIMEOUT_S, run_id=settings.run_id)[1]
+        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id)[1]
     except PeerUnreachable as error:
         console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
         return None

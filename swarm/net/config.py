@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from swarm.net.accounts import SafetySettings
 from swarm.settings import Settings
@@ -14,7 +15,10 @@ class NetworkSettings(Settings):
     """Addresses, identity and limits of the network side."""
 
     bootstrap: tuple[str, ...] = ()
-    """Multiaddrs of any members of the run, each ending in `/p2p/PEER_ID`; they are tried in turn, for ever."""
+    """Any members of the run; they are tried in turn, for ever. Each entry is a multiaddr ending in `/p2p/PEER_ID`
+    (`/dns4/HOST/tcp/PORT/...` too), `file:PATH` (one multiaddr a line, `#` comments, read again when it changes),
+    `env:NAME` (multiaddrs separated by commas or spaces), or `hosts:HOST:PORT/p2p/PEER_ID,...` (looked up at every
+    dial)."""
     run_id: str | None = None
     """Take part in this run only; without it, in the one that the first peer reached names."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -23,16 +27,32 @@ class NetworkSettings(Settings):
     """Multiaddrs to tell others, when they differ from the ones listened on."""
     identity: Path | None = None
     """Ed25519 key file, made on first use with mode 0600; default `OUT/identity.key`."""
+    remember: Path | None = None
+    """File of peers met, for a restart at which no bootstrap lives; default of a peer `OUT/peers.known`."""
     nat_port_map: bool = True
     """Ask the router for a port through UPnP."""
-    max_record_bytes: int = Field(1_000_000, ge=1_000, le=1_000_000)
-    """Largest signed group, compressed."""
+    max_record_bytes: int = Field(1_000_000, ge=1_000, le=64 * 2**20)
+    """Largest signed group, compressed; above 1 000 000 it is announced by gossip and fetched from its holders."""
     max_completion_chars: int = Field(65_536, ge=16)
     inbox_records: int = Field(1_024, ge=1)
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)
     """Received records waiting for the round, bounded both ways; the oldest is dropped and counted."""
     safety: SafetySettings = SafetySettings()
+    shelf_records: int = Field(8_192, ge=1)
+    shelf_bytes: int = Field(128 * 2**20, ge=1_000)
+    """Recent records kept for others who missed them, bounded both ways and by `backfill_s`."""
+    backfill_s: float = Field(120.0, gt=0)
+    """How old a record may be that a peer who comes late, or comes back, still gets."""
+    repair_every_s: float = Field(5.0, gt=0)
+    """How often one random peer is asked for what gossip has lost."""
     announce_every_s: float = Field(20.0, gt=0)
     """How often this peer's record in the DHT is renewed and others' are read."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; doubles up to a minute."""
+
+    @model_validator(mode="after")
+    def _one_record_fits(self) -> Self:
+        for name, room in (("inbox_bytes", self.inbox_bytes), ("shelf_bytes", self.shelf_bytes)):
+            if room < self.max_record_bytes:
+                raise ValueError(f"{name} must be at least max_record_bytes ({self.max_record_bytes}), got {room}")
+        return self

@@ -16,15 +16,14 @@ import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import (
     P2PDaemonError,
-    P2PHandlerError,
     read_pbmsg_safe,
     write_pbmsg,
 )
@@ -34,12 +33,21 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.dial import probe
-from swarm.protocols import RequestHandler
+from swarm.net.framing import encode_answer, encode_error, encode_request, read_answer, read_request
+from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 2 * 2**20
-"""Replies near the control protocol's 4 MiB break hivemind's reader for good."""
+"""Of an answer that is wanted whole."""
+STREAMS = "streams.sock"
+STREAM_BUFFER_BYTES = 2**19
+MAX_STREAMS = 64
+"""Served at once; as many again are told that this is too much. One holds a request, or a few chunks."""
+MAX_STREAMS_PER_PEER = 16
+REQUEST_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 30.0
+"""A peer that takes no byte of its answer for so long is hung up on."""
 FOLDER_PREFIX = "swarm-p2pd-"
 STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0
@@ -92,6 +100,11 @@ class Daemon:
         self._reader: asyncio.Task[None] | None = None
         self._p2p: P2P | None = None
         self._publisher: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._handlers: dict[str, StreamHandler] = {}
+        self._server: asyncio.Server | None = None
+        self._streams: dict[asyncio.Task[object], str] = {}
+        self.admits: Callable[[str], bool] = lambda peer_id: True
+        """Whether a peer's streams are answered at all."""
 
     @classmethod
     async def start(
@@ -154,6 +167,9 @@ class Daemon:
                 break
         self._output.clear()
         self._reader = asyncio.create_task(self._read_output(output))
+        self._server = await asyncio.start_unix_server(
+            self._accept, str(self._folder / STREAMS), limit=STREAM_BUFFER_BYTES
+        )
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
 
     async def _read_output(self, output: asyncio.StreamReader) -> None:
@@ -200,6 +216,10 @@ class Daemon:
         """End the process and wait for it."""
         if self._publisher is not None:
             self._publisher[1].close()
+        if self._server is not None:
+            self._server.close()
+        for stream in self._streams:
+            stream.cancel()
         if self._p2p is not None:
             await self._p2p.shutdown()
         for end in (signal.SIGTERM, signal.SIGKILL):
@@ -280,32 +300,120 @@ class Daemon:
         request = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=message)
         await self._exchange(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=request))
 
+    async def disconnect(self, peer_id: str) -> None:
+        """Close every connection to a peer. Raises `TransportError`."""
+        target = p2pd_pb2.DisconnectRequest(peer=PeerID.from_base58(peer_id).to_bytes())
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=target))
+
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """A peer's reply to one request. Raises `PeerUnreachable`."""
+        """A peer's whole answer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
+        answer = bytearray()
         try:
-            target = PeerID.from_base58(peer_id)
-            async with asyncio.timeout(timeout_s):
-                reply: bytes = await self.p2p._client.call_unary_handler(target, protocol, payload)
+            async with (
+                asyncio.timeout(timeout_s),
+                aclosing(self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES)) as chunks,
+            ):
+                async for chunk in chunks:
+                    answer += chunk
         except TimeoutError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
-        except (ValueError, P2PDaemonError, P2PHandlerError) as error:
-            raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {_last_line(str(error))}") from error
-        return reply
+        return bytes(answer)
 
-    async def answer(self, protocol: str, handler: RequestHandler) -> None:
-        """Answer other peers' requests for `protocol`."""
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of a peer's answer; `timeout_s` is the longest silence. Raises `PeerUnreachable`."""
+        writer: asyncio.StreamWriter | None = None
 
-        async def reply(request: bytes, remote: PeerID) -> bytes:
-            response = handler(remote.to_base58(), request)
-            if len(response) > MAX_REPLY_BYTES:
-                raise ValueError(f"a reply must have at most {MAX_REPLY_BYTES} bytes, got {len(response)}")
-            return response
+        async def read(count: int) -> bytes:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await reader.readexactly(count)
+            except TimeoutError as error:
+                raise PeerUnreachable(f"nothing for {timeout_s:g} s") from error
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                raise PeerUnreachable("the stream ended early") from error
 
         try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                await self.p2p._client.add_unary_handler(protocol, reply)
-        except (TimeoutError, P2PDaemonError) as error:
-            raise TransportError(f"the daemon did not take the handler for {protocol}: {error}") from error
+            request = encode_request(payload)
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await self._open_stream(peer_id, protocol)
+                writer.write(request)
+                await writer.drain()
+            async with aclosing(read_answer(read, max_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except TimeoutError as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+        except (ValueError, OSError, TransportError) as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {error}") from error
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def _open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        target = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer_id).to_bytes(), proto=[protocol])
+        reader, writer = await self._open()
+        try:
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=target))
+            await _read_response(reader)
+        except asyncio.IncompleteReadError as error:
+            writer.close()
+            raise TransportError("the daemon hung up") from error
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def answer(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer other peers' requests for `protocol`. Raises `TransportError`."""
+        self._handlers[protocol] = handler
+        target = p2pd_pb2.StreamHandlerRequest(
+            addr=Multiaddr(f"/unix{self._folder}/{STREAMS}").to_bytes(), proto=[protocol], balanced=False
+        )
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=target))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one stream that a peer has opened."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams[task] = ""
+        try:
+            await self._serve(task, reader, writer)
+        except (TransportError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            logger.debug("a stream from %s was given up: %s", self._streams[task] or "a peer", error)
+        finally:
+            del self._streams[task]
+            writer.close()
+
+    async def _serve(
+        self, task: asyncio.Task[object], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            info = p2pd_pb2.StreamInfo()
+            await read_pbmsg_safe(reader, info)
+            remote = PeerID(info.peer).to_base58()
+            crowd = max(len(self._streams) / MAX_STREAMS, self._num_streams(remote) / MAX_STREAMS_PER_PEER)
+            self._streams[task] = remote
+            if crowd >= 2 or not self.admits(remote):
+                return
+            # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+            request = await read_request(reader.readexactly)
+        if crowd >= 1:
+            await _send(writer, encode_error("busy, ask later"))
+            return
+        try:
+            for frame in encode_answer(self._handlers[info.proto](remote, request)):
+                await _send(writer, frame)
+        except (OSError, TimeoutError):
+            raise
+        except Exception as error:
+            # Whatever a handler raises is its peer's problem to hear of, and no one else's.
+            logger.debug("the handler for %s failed", info.proto, exc_info=True)
+            await _send(writer, encode_error(f"the handler failed: {type(error).__name__}"))
+
+    def _num_streams(self, remote: str) -> int:
+        return list(self._streams.values()).count(remote)
 
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._open()
@@ -316,7 +424,7 @@ class Daemon:
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
-            return await asyncio.open_unix_connection(str(self._folder / "control.sock"))
+            return await asyncio.open_unix_connection(str(self._folder / "control.sock"), limit=STREAM_BUFFER_BYTES)
         except OSError as error:
             raise TransportError(f"the daemon's control socket cannot be opened: {error}") from error
 
@@ -331,6 +439,12 @@ class Daemon:
             raise TransportError(f"no answer within {CONTROL_TIMEOUT_S:g} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise TransportError("the daemon hung up") from error
+
+
+async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    async with asyncio.timeout(STALL_TIMEOUT_S):
+        writer.write(frame)
+        await writer.drain()
 
 
 async def _read_response(reader: asyncio.StreamReader) -> p2pd_pb2.Response:

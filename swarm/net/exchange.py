@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from swarm.errors import RejectedGroup
 from swarm.net.accounts import PeerBook, SafetySettings
 from swarm.net.identity import Identity
-from swarm.net.wire import Limits, group_problems, open_group, seal
+from swarm.net.wire import Limits, group_problems, open_group, payload_bytes, seal
 from swarm.protocols import Transport
 from swarm.types import NetworkStatus, RolloutGroup
 
@@ -65,6 +65,9 @@ class Exchange:
                 self._limits.max_record_bytes,
                 len(record),
             )
+            return None
+        if payload_bytes(record) > self._limits.max_payload_bytes:
+            logger.warning("group %d not shared: too large before compression", group.sequence)
             return None
         self._transport.publish(record)
         return stamped
