@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from swarm.settings import Settings
 
@@ -24,6 +25,20 @@ class NetworkSettings(Settings):
     """Ed25519 key file, made on first use with mode 0600; default `OUT/identity.key`."""
     nat_port_map: bool = True
     """Ask the router for a port through UPnP."""
+    relay: Literal["auto", "always", "off"] = "auto"
+    """Be reached through relays: `auto` once AutoNAT finds this node behind NAT, `always` at once, `off` never."""
+    trusted_relays: tuple[str, ...] = ()
+    """Multiaddrs of relays to reserve a place at, each ending in `/p2p/PEER_ID`; without any, the bootstraps."""
+    serve_relay: bool = False
+    """Carry other nodes' connections, and tell them whether they are behind NAT; needs a public address."""
+    relay_reservations: int = Field(256, ge=1)
+    """Nodes that may be reachable through this relay at a time."""
+    relay_circuits_per_peer: int = Field(64, ge=1)
+    """Connections that this relay carries for one node at a time."""
+    relay_circuit_bytes: int = Field(4 * 2**30, ge=2**17)
+    """Bytes each way after which this relay ends a connection that it carries; the nodes then dial again."""
+    relay_circuit_s: float = Field(1_800.0, ge=60)
+    """Seconds after which it does."""
     max_record_bytes: int = Field(1_000_000, ge=1_000, le=1_000_000)
     """Largest signed group, compressed."""
     max_completion_chars: int = Field(65_536, ge=16)
@@ -34,3 +49,9 @@ class NetworkSettings(Settings):
     """How often this peer's record in the DHT is renewed and others' are read."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; doubles up to a minute."""
+
+    @model_validator(mode="after")
+    def _a_relay_is_public(self) -> Self:
+        if self.serve_relay and self.relay == "always":
+            raise ValueError("a relay must be public: set serve_relay, or relay to 'always', not both")
+        return self

@@ -40,11 +40,15 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 2 * 2**20
 """Replies near the control protocol's 4 MiB break hivemind's reader for good."""
+DIAL_ONLY = ("-relay=1", "-relayService=0")
 FOLDER_PREFIX = "swarm-p2pd-"
 STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
+P2P_CODE = b"\xa5\x03"
+CIRCUIT_CODE = b"\xa2\x02"
+"""Multicodec numbers 421 and 290 as varints."""
 
 
 def binary_path() -> Path:
@@ -84,10 +88,13 @@ class Daemon:
         listen: Sequence[str],
         announce: Sequence[str] = (),
         identity: Path | None = None,
-        nat_port_map: bool = False,
+        nat: Sequence[str] = DIAL_ONLY,
         timeout_s: float = 15.0,
     ) -> Daemon:
-        """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`."""
+        """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`.
+
+        `nat` are the arguments that `nat_arguments` makes of the settings.
+        """
         # The control socket gives full use of the identity: its folder is readable by this user only.
         _sweep_folders()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -95,10 +102,9 @@ class Daemon:
             f"-listen=/unix{folder}/control.sock",
             "-dhtServer=1" if listen else "-dhtClient=1",
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
-            f"-natPortMap={int(nat_port_map)}",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            *("-pubsub=1", "-b=0", "-autonat=1", "-relay=1", "-tls=1", "-connManager=1", "-idleTimeout=30s"),
+            *("-pubsub=1", "-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -208,7 +214,7 @@ class Daemon:
                 raise PeerUnreachable(", ".join(f"{address}: {problem}" for address, problem in problems.items()))
             target = p2pd_pb2.ConnectRequest(
                 peer=PeerID.from_base58(peer_id).to_bytes(),
-                addrs=[Multiaddr(address).to_bytes() for address in reachable],
+                addrs=[_packed(address) for address in reachable],
             )
             await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
         except PeerUnreachable:
@@ -332,6 +338,16 @@ def _readable(address: bytes) -> str | None:
     except (ValueError, LookupError):
         logger.debug("an address of this node cannot be written down: %s", address.hex())
         return None
+
+
+def _packed(address: str) -> bytes:
+    # hivemind writes the relay's id inside an address as a CID, and the daemon reads only the older multihash.
+    direct, separator, relay = address.partition("/p2p/")
+    relay_id, _, rest = relay.partition("/")
+    if not separator or rest != "p2p-circuit":
+        return bytes(Multiaddr(address).to_bytes())
+    multihash = PeerID.from_base58(relay_id).to_bytes()
+    return bytes(Multiaddr(direct).to_bytes() + P2P_CODE + bytes([len(multihash)]) + multihash + CIRCUIT_CODE)
 
 
 def _last_line(message: str) -> str:

@@ -21,6 +21,7 @@ from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
 from swarm.net.dial import Backoff, by_peer
 from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.nat import RelayWatch, usable_relays
 from swarm.net.state import NodeState
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Session:
         self._daemon = daemon
         self._dialling = Backoff(state.settings.retry_s)
         self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
+        self._places = RelayWatch(relay.rpartition("/")[2] for relay in usable_relays(state.settings))
         self._failures: dict[str, str] = {}
         self._run_known = asyncio.Event()
         self._peers_changed = asyncio.Event()
@@ -106,9 +108,12 @@ class Session:
         topic = state.topic
         connected = await self._daemon.connected()
         state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
-        state.addresses = await self._daemon.addresses()
-        state.detail = self._describe()
-        if state.in_run - before:
+        moved = state.locate(await self._daemon.addresses())
+        state.detail = "; ".join(filter(None, (self._describe(), state.reachability())))
+        if self._places.lost(state.addresses, connected, time.monotonic()):
+            state.renewing = True
+            raise TransportError("the places at relays are lost, and only another daemon can reserve them again")
+        if moved or state.in_run - before:
             self._peers_changed.set()
         self.wake()
 

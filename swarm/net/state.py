@@ -13,6 +13,7 @@ from swarm.net.counters import Counters
 from swarm.net.dial import by_peer
 from swarm.net.identity import Identity
 from swarm.net.mailbox import Mailbox
+from swarm.net.nat import reachability, relay_of, to_tell
 from swarm.net.wire import MAX_MULTIADDRS, MAX_PEER_RECORD_LIFE_S, open_manifest
 from swarm.protocols import RequestHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -63,6 +64,10 @@ class NodeState:
         self.in_run: frozenset[str] = frozenset()
         """Those of them that take part in the run."""
         self.addresses: tuple[str, ...] = ()
+        self.behind_nat = False
+        """A place at a relay has been reserved before: AutoNAT need not be asked again."""
+        self.renewing = False
+        """The session ends only to get a place at a relay again."""
         self.alone_since: float | None = clock()
         self.detail = "not started"
         self.sealed: bytes | None = None
@@ -110,6 +115,17 @@ class NodeState:
         elif self.alone_since is None:
             self.alone_since = self.clock()
 
+    def locate(self, addresses: tuple[str, ...]) -> bool:
+        """Note the node's own addresses; whether they changed."""
+        changed = set(addresses) != set(self.addresses)
+        self.addresses = addresses
+        self.behind_nat = self.behind_nat or any(map(relay_of, addresses))
+        return changed
+
+    def reachability(self) -> str | None:
+        """In words, whether strangers can reach this node; None when nothing tells."""
+        return reachability(self.settings, self.addresses, self.connected)
+
     def learn(self, records: list[PeerRecord]) -> None:
         """Remember where peers are; the longest expired make room."""
         known = {**self.known, **{record.peer_id: record for record in records}}
@@ -121,7 +137,7 @@ class NodeState:
         """This node's entry in the directory, good for three renewals."""
         assert self.manifest is not None
         # An address of this machine only means nothing to others, unless they are on it too: then any will do.
-        outward = tuple(address for address in self.multiaddrs() if not address.startswith(LOOPBACK))
+        outward = tuple(address for address in to_tell(self.multiaddrs()) if not address.startswith(LOOPBACK))
         life_s = min(3 * self.settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
             self.manifest.run_id,
