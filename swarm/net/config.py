@@ -37,7 +37,7 @@ class NetworkSettings(Settings):
     """Connections that this relay carries for one node at a time."""
     relay_circuit_bytes: int = Field(4 * 2**30, ge=2**17)
     """Bytes each way after which this relay ends a connection that it carries; the nodes then dial again."""
-    relay_circuit_s: float = Field(1_800.0, ge=60)
+    relay_circuit_s: int = Field(1_800, ge=60)
     """Seconds after which it does."""
     max_record_bytes: int = Field(1_000_000, ge=1_000, le=1_000_000)
     """Largest signed group, compressed."""

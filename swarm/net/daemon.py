@@ -26,6 +26,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import (
     P2PDaemonError,
     P2PHandlerError,
     read_pbmsg_safe,
+    read_unsigned_varint,
     write_pbmsg,
 )
 from hivemind.proto import p2pd_pb2
@@ -33,6 +34,8 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
+from swarm.net.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.dial import probe
 from swarm.protocols import RequestHandler
 
@@ -288,6 +291,22 @@ class Daemon:
                 await self.p2p._client.add_unary_handler(protocol, reply)
         except (TimeoutError, P2PDaemonError) as error:
             raise TransportError(f"the daemon did not take the handler for {protocol}: {error}") from error
+
+    async def circuit_limits(self, relay_id: str) -> CircuitLimits:
+        """Reserve a place at a connected relay, for what it then says it allows. Raises `PeerUnreachable`."""
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                _, reader, writer = await self.p2p._client.stream_open(PeerID.from_base58(relay_id), [HOP_PROTOCOL])
+                try:
+                    writer.write(bytes([len(RESERVE)]) + RESERVE)
+                    num_bytes = await read_unsigned_varint(reader)
+                    if num_bytes > MAX_RELAY_REPLY_BYTES:
+                        raise ValueError(f"a relay's answer must have at most {MAX_RELAY_REPLY_BYTES} bytes")
+                    return read_limits(await reader.readexactly(num_bytes))
+                finally:
+                    writer.close()
+        except (TimeoutError, ValueError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
+            raise PeerUnreachable(f"{relay_id} is no relay for this node: {str(error) or repr(error)}") from error
 
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._open()

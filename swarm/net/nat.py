@@ -37,7 +37,7 @@ def nat_arguments(settings: NetworkSettings, relays: Sequence[str] = (), behind_
             f"-relayMaxReservations={settings.relay_reservations}",
             f"-relayMaxCircuits={settings.relay_circuits_per_peer}",
             f"-relayDataLimit={settings.relay_circuit_bytes}",
-            f"-relayTimeLimit={settings.relay_circuit_s:g}s",
+            f"-relayTimeLimit={settings.relay_circuit_s}s",
         )
     arguments.append("-relayService=0")
     if relays and wants_relay(settings):

@@ -75,7 +75,6 @@ class Node:
         script = Path(__file__).with_name("nat_process.py")
         arguments = (str(script), str(folder), bootstrap, relay)
         self.events: list[Event] = []
-        self.began = time.time()
         self._log = folder / "log.txt"
         self._process = internet.start(host, sys.executable, *arguments, log=self._log)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -102,7 +101,14 @@ class Node:
             raise AssertionError(f"{error}; it told last: {self.events[-3:]}") from None
 
     def peer_id(self) -> str:
-        return str(self.wait(lambda event: "peer_id" in event, "it is up")["peer_id"])
+        return str(self._up()["peer_id"])
+
+    def age_s(self, event: Event) -> float:
+        """Seconds from the start of its network to the event."""
+        return float(str(event["at"])) - float(str(self._up()["at"]))
+
+    def _up(self) -> Event:
+        return self.wait(lambda event: "peer_id" in event, "it is up")
 
     def wait_reachable(self, relay: Relay, since: int = 0) -> Event:
         words = f"behind NAT, reachable through relay {relay.peer_id}"
@@ -161,8 +167,8 @@ def test_two_hosts_behind_nat_exchange_groups_and_requests_through_a_relay(
     echoes_s.append(until_echoed(a, b))
 
     seconds = {
-        "first group": [float(str(event["at"])) - a.began for event in first],
-        "reachable": [float(str(event["at"])) - a.began for event in reachable],
+        "first group": [b.age_s(first[0]), a.age_s(first[1])],
+        "reachable": [a.age_s(reachable[0]), b.age_s(reachable[1])],
         "echoes of 1 kB, 1 kB, 1 MB, 1 kB": echoes_s,
         "group after the relay's return": [float(str(event["at"])) - back for event in again],
         "reachable after the relay's return": [float(str(event["at"])) - back for event in reachable_again],
