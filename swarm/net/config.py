@@ -26,7 +26,7 @@ class NetworkSettings(Settings):
     nat_port_map: bool = True
     """Ask the router for a port through UPnP."""
     relay: Literal["auto", "always", "off"] = "auto"
-    """Be reached through relays: `auto` once AutoNAT finds this node behind NAT, `always` at once, `off` never."""
+    """Hold places at relays: `auto` at those outside the local net unless `announce` is set, `always`, or `off`."""
     trusted_relays: tuple[str, ...] = ()
     """Multiaddrs of relays to reserve a place at, each ending in `/p2p/PEER_ID`; without any, the bootstraps."""
     serve_relay: bool = False

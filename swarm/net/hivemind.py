@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.dial import probe
 from swarm.net.identity import Identity
-from swarm.net.nat import nat_arguments, usable_relays, wants_relay
+from swarm.net.nat import nat_arguments
 from swarm.net.state import NodeState, Profile
 from swarm.protocols import RequestHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -208,9 +207,8 @@ class HivemindTransport:
         while not self._closed:
             born = time.monotonic()
             reason = await self._live_once(START_TIMEOUTS_S[min(failures, len(START_TIMEOUTS_S) - 1)])
-            if time.monotonic() - born > STEADY_AFTER_S or self._state.renewing:
+            if time.monotonic() - born > STEADY_AFTER_S:
                 failures = 0
-                self._state.renewing = False
             failures += 1
             self._state.see(frozenset(), frozenset())
             if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
@@ -236,7 +234,7 @@ class HivemindTransport:
                 listen=self._listen,
                 announce=self._settings.announce,
                 identity=self._identity_path,
-                nat=nat_arguments(self._settings, await self._relays(), self._state.behind_nat),
+                nat=nat_arguments(self._settings),
                 timeout_s=timeout_s,
             )
             relaying = self._settings.serve_relay
@@ -262,14 +260,6 @@ class HivemindTransport:
             self._session = None
             await self._daemon.stop()
             self._daemon = None
-
-    async def _relays(self) -> tuple[str, ...]:
-        relays = usable_relays(self._settings) if wants_relay(self._settings) else ()
-        if len(relays) < 2:
-            return relays
-        # The daemon waits up to three minutes for all it is given: leave out those that are down.
-        problems = await asyncio.gather(*(probe(relay.rpartition("/p2p/")[0]) for relay in relays))
-        return tuple(relay for relay, problem in zip(relays, problems, strict=True) if problem is None) or relays
 
 
 async def _end_strays() -> None:

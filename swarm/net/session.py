@@ -1,6 +1,7 @@
 """The life of a node on one daemon: a handful of loops that run until the daemon dies.
 
 dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
+reserve   places at relays, for those who cannot be dialled -> own addresses (renewed every minute)
 observe   the daemon's connections                  -> state, wakes the rest (every second)
 join      manifest from a connected peer            -> the run              (until there is one)
 hear      gossip on the run's topic                 -> inbox
@@ -21,7 +22,7 @@ from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
 from swarm.net.dial import Backoff, by_peer
 from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.nat import RelayWatch, usable_relays
+from swarm.net.nat import Places, candidates
 from swarm.net.state import NodeState
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Session:
         self._daemon = daemon
         self._dialling = Backoff(state.settings.retry_s)
         self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
-        self._places = RelayWatch(relay.rpartition("/")[2] for relay in usable_relays(state.settings))
+        self._places = Places(candidates(state.settings))
         self._failures: dict[str, str] = {}
         self._run_known = asyncio.Event()
         self._peers_changed = asyncio.Event()
@@ -64,7 +65,15 @@ class Session:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._watch())
                 loops.create_task(self._answer())
-                for loop in (self._dial, self._observe, self._join, self._hear, self._tell, self._discover):
+                for loop in (
+                    self._dial,
+                    self._reserve,
+                    self._observe,
+                    self._join,
+                    self._hear,
+                    self._tell,
+                    self._discover,
+                ):
                     loops.create_task(loop())
         except* TransportError as errors:
             reasons = [str(error) for error in errors.exceptions]
@@ -108,11 +117,8 @@ class Session:
         topic = state.topic
         connected = await self._daemon.connected()
         state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
-        moved = state.locate(await self._daemon.addresses())
+        moved = state.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
         state.detail = "; ".join(filter(None, (self._describe(), state.reachability())))
-        if self._places.lost(state.addresses, connected, time.monotonic()):
-            state.renewing = True
-            raise TransportError("the places at relays are lost, and only another daemon can reserve them again")
         if moved or state.in_run - before:
             self._peers_changed.set()
         self.wake()
@@ -130,7 +136,7 @@ class Session:
         # An expired record is better than nothing to a node that lost everyone.
         state = self._state
         now = state.clock()
-        wanted = dict(state.bootstrap)
+        wanted = {**self._places.relays, **state.bootstrap}
         if len(state.connected) < ENOUGH_PEERS:
             for peer_id, record in state.known.items():
                 if record.expires_at > now or not state.connected:
@@ -153,6 +159,20 @@ class Session:
         self._failures.pop(peer_id, None)
         self._dialling.succeeded(peer_id)
         return True
+
+    async def _reserve(self) -> None:
+        while self._places.relays:
+            for relay in self._places.due(self._state.connected, time.monotonic()):
+                try:
+                    limits = await self._daemon.circuit_limits(relay)
+                except PeerUnreachable as error:
+                    logger.info("no place at a relay: %s", error)
+                    self._places.refused(relay, time.monotonic())
+                else:
+                    logger.debug("a place at %s, %s", relay, limits)
+                    self._places.granted(relay, time.monotonic())
+                await self._look()
+            await asyncio.sleep(OBSERVE_EVERY_S)
 
     def _describe(self) -> str:
         state = self._state

@@ -13,7 +13,7 @@ from swarm.net.counters import Counters
 from swarm.net.dial import by_peer
 from swarm.net.identity import Identity
 from swarm.net.mailbox import Mailbox
-from swarm.net.nat import reachability, relay_of, to_tell
+from swarm.net.nat import reachability, to_tell
 from swarm.net.wire import MAX_MULTIADDRS, MAX_PEER_RECORD_LIFE_S, open_manifest
 from swarm.protocols import RequestHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -64,10 +64,6 @@ class NodeState:
         self.in_run: frozenset[str] = frozenset()
         """Those of them that take part in the run."""
         self.addresses: tuple[str, ...] = ()
-        self.behind_nat = False
-        """A place at a relay has been reserved before: AutoNAT need not be asked again."""
-        self.renewing = False
-        """The session ends only to get a place at a relay again."""
         self.alone_since: float | None = clock()
         self.detail = "not started"
         self.sealed: bytes | None = None
@@ -119,7 +115,6 @@ class NodeState:
         """Note the node's own addresses; whether they changed."""
         changed = set(addresses) != set(self.addresses)
         self.addresses = addresses
-        self.behind_nat = self.behind_nat or any(map(relay_of, addresses))
         return changed
 
     def reachability(self) -> str | None:

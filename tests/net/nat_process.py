@@ -25,13 +25,11 @@ def tell(**what: object) -> None:
     print(json.dumps({"at": time.time(), **what}), flush=True)
 
 
-def main(folder: Path, bootstrap: str, relay: str) -> None:
+def main(folder: Path, bootstrap: str) -> None:
     from net.records import make_group
 
     identity = Identity.load_or_create(folder / "identity.key")
-    settings = NetworkSettings(
-        bootstrap=(bootstrap,), relay=relay, nat_port_map=False, retry_s=0.5, announce_every_s=2.0
-    )
+    settings = NetworkSettings(bootstrap=(bootstrap,), nat_port_map=False, retry_s=0.5, announce_every_s=2.0)
     node = HivemindTransport(settings, identity)
     exchange = Exchange(node, identity)
     node.serve(PROTOCOL, lambda remote, request: request)
@@ -65,4 +63,4 @@ def main(folder: Path, bootstrap: str, relay: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -13,15 +13,16 @@ from swarm.net.circuit import CircuitLimits, read_limits
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.nat import (
-    MAX_CIRCUITS_TOLD,
-    RENEW_AFTER_S,
-    RelayWatch,
+    MAX_PLACES,
+    REFUSED_PAUSE_S,
+    RENEW_EVERY_S,
+    Places,
+    candidates,
     is_public,
     nat_arguments,
     reachability,
     relay_of,
     to_tell,
-    usable_relays,
 )
 
 RELAY, OTHER, ME = (Identity.generate().peer_id for _ in range(3))
@@ -29,38 +30,16 @@ RELAY_ADDRESS = f"/ip4/44.128.0.1/tcp/4001/p2p/{RELAY}"
 CIRCUIT = f"{RELAY_ADDRESS}/p2p-circuit"
 HOME = "/ip4/192.168.7.2/tcp/4001"
 BASE = ("-natPortMap=1", "-autonat=1", "-relay=1")
-RESERVED = ("-autoRelay=1", "-relayDiscovery=0", f"-trustedRelays={RELAY_ADDRESS}")
-PRIVATE = "-forceReachabilityPrivate=1"
 
 
-def test_a_node_without_bootstraps_only_maps_a_port_and_dials_through_relays() -> None:
+def test_a_node_maps_a_port_and_can_dial_through_relays() -> None:
     assert nat_arguments(NetworkSettings()) == (*BASE, "-relayService=0")
     assert nat_arguments(NetworkSettings(nat_port_map=False))[0] == "-natPortMap=0"
 
 
-@pytest.mark.parametrize(
-    ("settings", "behind_nat", "expected"),
-    [
-        (NetworkSettings(), False, RESERVED),
-        (NetworkSettings(), True, (*RESERVED, PRIVATE)),
-        (NetworkSettings(relay="always"), False, (*RESERVED, PRIVATE)),
-        (NetworkSettings(relay="off"), True, ()),
-        (NetworkSettings(announce=("/ip4/44.128.0.9/tcp/1",)), True, ()),
-        (NetworkSettings(announce=("/ip4/44.128.0.9/tcp/1",), relay="always"), False, (*RESERVED, PRIVATE)),
-    ],
-)
-def test_places_at_relays(settings: NetworkSettings, behind_nat: bool, expected: tuple[str, ...]) -> None:
-    assert nat_arguments(settings, (RELAY_ADDRESS,), behind_nat) == (*BASE, "-relayService=0", *expected)
-
-
-def test_at_most_three_relays_are_waited_for() -> None:
-    arguments = nat_arguments(NetworkSettings(), ("/a", "/b", "/c", "/d"))
-    assert "-trustedRelays=/a,/b,/c" in arguments
-
-
 def test_a_relay_is_public_and_limited() -> None:
     settings = NetworkSettings(serve_relay=True, bootstrap=(RELAY_ADDRESS,), relay_circuit_s=90)
-    assert nat_arguments(settings, (RELAY_ADDRESS,)) == (
+    assert nat_arguments(settings) == (
         *BASE,
         "-forceReachabilityPublic=1",
         "-relayService=1",
@@ -73,24 +52,27 @@ def test_a_relay_is_public_and_limited() -> None:
         NetworkSettings(serve_relay=True, relay="always")
 
 
-def test_relays_are_the_bootstraps_unless_named_and_one_address_each() -> None:
-    two = (f"/dns4/boot.example/tcp/1/p2p/{RELAY}", f"/ip4/44.128.0.1/tcp/1/p2p/{RELAY}", f"/ip6/::1/tcp/2/p2p/{OTHER}")
-    assert usable_relays(NetworkSettings(bootstrap=two)) == (two[0], two[2])
-    assert usable_relays(NetworkSettings(bootstrap=two, trusted_relays=(RELAY_ADDRESS,))) == (RELAY_ADDRESS,)
-
-
 @pytest.mark.parametrize(
-    "address",
-    ["/ip4/44.128.0.1/tcp/99999", "/ip4/boot/tcp/1", "/ip4/::1/tcp/1", "/nonsense/x", "/dns4/a,b/tcp/1", CIRCUIT],
+    ("settings", "expected"),
+    [
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,)), {RELAY}),
+        (NetworkSettings(bootstrap=(f"/dns4/boot.example/tcp/1/p2p/{RELAY}",)), {RELAY}),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), relay="off"), set()),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), serve_relay=True), set()),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), announce=("/ip4/44.128.0.9/tcp/1",)), set()),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), announce=("/ip4/44.128.0.9/tcp/1",), relay="always"), {RELAY}),
+        (NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",)), set()),
+        (NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",), relay="always"), {RELAY}),
+        (NetworkSettings(bootstrap=(f"{HOME}/p2p/{OTHER}",), trusted_relays=(RELAY_ADDRESS,)), {RELAY}),
+    ],
 )
-def test_addresses_that_the_daemon_would_exit_on_are_not_given_to_it(address: str) -> None:
-    assert usable_relays(NetworkSettings(bootstrap=(f"{address}/p2p/{OTHER}",))) == ()
+def test_where_places_are_wanted(settings: NetworkSettings, expected: set[str]) -> None:
+    assert set(candidates(settings)) == expected
 
 
-def test_others_are_told_public_addresses_first_then_a_few_circuits() -> None:
-    circuits = [CIRCUIT] * (MAX_CIRCUITS_TOLD + 2)
-    told = to_tell(["/ip4/127.0.0.1/tcp/1", HOME, *circuits, "/ip4/44.128.0.9/tcp/1"])
-    assert told == ("/ip4/44.128.0.9/tcp/1", *circuits[:MAX_CIRCUITS_TOLD], "/ip4/127.0.0.1/tcp/1", HOME)
+def test_others_are_told_public_addresses_first_then_circuits() -> None:
+    told = to_tell(["/ip4/127.0.0.1/tcp/1", HOME, CIRCUIT, "/ip4/44.128.0.9/tcp/1"])
+    assert told == ("/ip4/44.128.0.9/tcp/1", CIRCUIT, "/ip4/127.0.0.1/tcp/1", HOME)
 
 
 def test_addresses_are_told_apart() -> None:
@@ -110,14 +92,29 @@ def test_reachability_in_words() -> None:
     assert reachability(NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",)), (HOME,), joined) is None
 
 
-def test_lost_places_are_noticed_once_a_relay_is_back() -> None:
-    watch = RelayWatch([RELAY])
+def test_places_are_renewed_and_asked_for_again_after_a_loss_or_a_refusal() -> None:
+    places = Places({RELAY: (HOME, "/ip4/44.128.0.1/tcp/4001")})
     here, gone = frozenset({RELAY}), frozenset({OTHER})
-    assert not watch.lost([HOME], here, 0.0) and not watch.lost([HOME], here, 100.0), "there has been no place yet"
-    assert not watch.lost([HOME, CIRCUIT], here, 101.0)
-    assert not watch.lost([HOME], gone, 200.0) and not watch.lost([HOME], here, 300.0)
-    assert not watch.lost([HOME], here, 299.0 + RENEW_AFTER_S) and watch.lost([HOME], here, 300.0 + RENEW_AFTER_S)
-    assert not watch.lost([HOME, CIRCUIT], here, 400.0) and not watch.lost([HOME], here, 401.0)
+    assert places.due(gone, 0.0) == [] and places.due(here, 0.0) == [RELAY] and places.addresses(here) == ()
+    places.granted(RELAY, 0.0)
+    assert places.addresses(here) == (CIRCUIT,), "the address that is of use from elsewhere"
+    assert places.addresses(gone) == ()
+    assert places.due(here, RENEW_EVERY_S - 1) == [] and places.due(here, RENEW_EVERY_S) == [RELAY]
+    assert places.due(gone, 70.0) == [] and places.due(here, 71.0) == [RELAY], "the connection broke"
+    places.refused(RELAY, 71.0)
+    assert places.addresses(here) == ()
+    assert places.due(here, 70.0 + REFUSED_PAUSE_S) == [] and places.due(here, 71.0 + REFUSED_PAUSE_S) == [RELAY]
+
+
+def test_places_at_three_relays_are_enough() -> None:
+    relays = {Identity.generate().peer_id: ("/ip4/44.128.0.1/tcp/1",) for _ in range(5)}
+    places = Places(relays)
+    first = places.due(frozenset(relays), 0.0)
+    assert len(first) == MAX_PLACES
+    for relay in first:
+        places.granted(relay, 0.0)
+    assert places.due(frozenset(relays), 1.0) == []
+    assert len(places.due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
 
 
 def test_a_relays_limits_are_read() -> None:
