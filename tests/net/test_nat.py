@@ -154,10 +154,10 @@ def test_two_hosts_behind_nat_exchange_groups_and_requests_through_a_relay(inter
     relay.kill()
     for node, start in zip((a, b), since, strict=True):
         node.wait(lambda event: "no bootstrap reachable" in str(event.get("detail")), "the relay's end is seen", start)
+    since = [len(a.events), len(b.events)]
     relay.start()
     back = time.time()
     again = [exchange(a, b, 3), exchange(b, a, 4)]
-    since = [len(a.events), len(b.events)]
     reachable_again = [node.wait_reachable(relay, start) for node, start in zip((a, b), since, strict=True)]
     until_echoed(b, a)
     last_echo = until_echoed(a, b)
