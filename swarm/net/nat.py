@@ -7,6 +7,7 @@ minutes before it asks, and after a relay's restart asks again only an hour late
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 
@@ -103,17 +104,37 @@ def is_public(address: str) -> bool:
         return False
 
 
+def is_here(address: str) -> bool:
+    """Whether the IP of a direct `address` is this machine's: a router's, too, is told when peers have seen it."""
+    version, host = address.split("/")[1:3]
+    with socket.socket(socket.AF_INET6 if version == "ip6" else socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
 def to_tell(multiaddrs: Iterable[str]) -> tuple[str, ...]:
-    """The addresses in the order of their use to others: public, through relays, then those of a local net."""
-    return tuple(sorted(multiaddrs, key=lambda each: 0 if is_public(each) else 1 if relay_of(each) else 2))
+    """In the order of their use to others: public, through relays, perhaps forwarded by the router, of a local net."""
+
+    def rank(address: str) -> int:
+        if relay_of(address):
+            return 1
+        return (0 if is_here(address) else 2) if is_public(address) else 3
+
+    return tuple(sorted(multiaddrs, key=rank))
 
 
 def reachability(settings: NetworkSettings, addresses: Sequence[str], connected: frozenset[str]) -> str | None:
     """In words, whether strangers can reach a node with these own addresses; None when nothing tells."""
-    if settings.serve_relay or settings.announce or any(map(is_public, addresses)):
+    public = [address for address in addresses if is_public(address)]
+    if settings.serve_relay or settings.announce or any(map(is_here, public)):
         return "public"
     if relays := sorted({relay for address in addresses if (relay := relay_of(address))}):
         return f"behind NAT, reachable through relay {' and '.join(relays)}"
+    if public:
+        return "behind NAT, reachable only if the router forwards a port"
     # In a local network without any NAT all addresses are private too.
     outside = {peer_id for peer_id, each in by_peer(settings.bootstrap).items() if any(map(is_public, each))}
     return "behind NAT, not reachable" if outside & connected else None

@@ -18,6 +18,7 @@ from swarm.net.nat import (
     RENEW_EVERY_S,
     Places,
     candidates,
+    is_here,
     is_public,
     nat_arguments,
     reachability,
@@ -70,9 +71,11 @@ def test_where_places_are_wanted(settings: NetworkSettings, expected: set[str]) 
     assert set(candidates(settings)) == expected
 
 
-def test_others_are_told_public_addresses_first_then_circuits() -> None:
-    told = to_tell(["/ip4/127.0.0.1/tcp/1", HOME, CIRCUIT, "/ip4/44.128.0.9/tcp/1"])
-    assert told == ("/ip4/44.128.0.9/tcp/1", CIRCUIT, "/ip4/127.0.0.1/tcp/1", HOME)
+def test_others_are_told_public_addresses_first_then_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, router = "/ip4/44.128.0.9/tcp/1", "/ip4/44.128.0.8/tcp/1"
+    monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == mine)
+    told = to_tell(["/ip4/127.0.0.1/tcp/1", HOME, router, CIRCUIT, mine])
+    assert told == (mine, CIRCUIT, router, "/ip4/127.0.0.1/tcp/1", HOME)
 
 
 def test_addresses_are_told_apart() -> None:
@@ -81,11 +84,19 @@ def test_addresses_are_told_apart() -> None:
     assert not any(map(is_public, (CIRCUIT, HOME, "/ip6/::1/tcp/1", "/dns4/boot/tcp/1", "/ip4/x/tcp/1", "", "/ip4")))
 
 
-def test_reachability_in_words() -> None:
+def test_addresses_of_this_machine() -> None:
+    assert is_here("/ip4/127.0.0.1/tcp/1") and not is_here("/ip4/44.128.0.9/tcp/1")
+
+
+def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = NetworkSettings(bootstrap=(RELAY_ADDRESS,))
     joined = frozenset({RELAY})
     assert reachability(settings, (HOME, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
-    assert reachability(settings, ("/ip4/44.128.0.9/tcp/1",), joined) == "public"
+    seen = "/ip4/44.128.0.9/tcp/1"
+    assert reachability(settings, (HOME, seen), joined) == "behind NAT, reachable only if the router forwards a port"
+    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
+    monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == seen)
+    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == "public"
     assert reachability(NetworkSettings(serve_relay=True), (HOME,), joined) == "public"
     assert reachability(settings, (HOME,), joined) == "behind NAT, not reachable"
     assert reachability(settings, (HOME,), frozenset()) is None
