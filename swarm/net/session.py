@@ -22,7 +22,7 @@ from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
 from swarm.net.dial import Backoff, by_peer
 from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.nat import Places, candidates
+from swarm.net.nat import Places
 from swarm.net.state import NodeState
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Session:
         self._daemon = daemon
         self._dialling = Backoff(state.settings.retry_s)
         self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
-        self._places = Places(candidates(state.settings))
+        self._places = Places(state.relays)
         self._failures: dict[str, str] = {}
         self._run_known = asyncio.Event()
         self._peers_changed = asyncio.Event()

@@ -13,7 +13,7 @@ from swarm.net.counters import Counters
 from swarm.net.dial import by_peer
 from swarm.net.identity import Identity
 from swarm.net.mailbox import Mailbox
-from swarm.net.nat import reachability, to_tell
+from swarm.net.nat import candidates, reachability, to_tell
 from swarm.net.wire import MAX_MULTIADDRS, MAX_PEER_RECORD_LIFE_S, open_manifest
 from swarm.protocols import RequestHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -44,7 +44,7 @@ class NodeState:
         manifest: bytes | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """State of a node that has not started. Raises `ConfigError` for a bootstrap address that names no peer."""
+        """State of a node that has not started. Raises `ConfigError` for an address that names no peer."""
         self.settings = settings
         self.identity = identity
         self.profile = profile
@@ -58,6 +58,8 @@ class NodeState:
             for peer_id, addresses in by_peer(settings.bootstrap).items()
             if peer_id != identity.peer_id
         }
+        self.relays = candidates(settings)
+        """Relays to hold places at."""
         self.known: dict[str, PeerRecord] = {}
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
