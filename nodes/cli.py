@@ -107,11 +107,13 @@ def bootstrap(
     context: typer.Context,
     config: ConfigArgument = None,
     run_name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    relay: Annotated[bool, typer.Option("--relay", help="Also carry connections of peers behind NAT.")] = False,
     out: OutOption = None,
     supervised: SupervisedOption = False,
 ) -> None:
     """Start a run and print the one line that others join it with. Trains nothing."""
-    pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name}), *_fields(context)]
+    pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name})]
+    pairs += [*([("network.serve_relay", "true")] if relay else []), *_fields(context)]
     _check(config, pairs)
     from nodes.bootstrap import bootstrap as run
 

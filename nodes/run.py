@@ -16,6 +16,7 @@ from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.manifest import fetch_manifest
+from swarm.net.nat import to_tell
 from swarm.net.wire import make_run_id, open_manifest, seal_manifest
 from swarm.tasks.specs import from_specs, to_specs
 from swarm.types import RunManifest
@@ -112,5 +113,5 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
 def best_address(multiaddrs: Sequence[str]) -> str:
     """The address to give to others: one that is not of this machine only, if there is any."""
     reachable = [address for address in multiaddrs if "/127.0.0.1/" not in address and "/::1/" not in address]
-    plain = [address for address in reachable if "/tcp/" in address and "/p2p-circuit" not in address]
-    return (plain or reachable or list(multiaddrs) or ["(no address yet)"])[0]
+    over_tcp = [address for address in reachable if "/tcp/" in address]
+    return (*to_tell(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,20 @@ class NetworkSettings(Settings):
     """File of peers met, for a restart at which no bootstrap lives; default of a peer `OUT/peers.known`."""
     nat_port_map: bool = True
     """Ask the router for a port through UPnP."""
+    relay: Literal["auto", "always", "off"] = "auto"
+    """Hold places at relays: `auto` at those outside the local net unless `announce` is set, `always`, or `off`."""
+    trusted_relays: tuple[str, ...] = ()
+    """Multiaddrs of relays to reserve a place at, each ending in `/p2p/PEER_ID`; without any, the bootstraps."""
+    serve_relay: bool = False
+    """Carry other nodes' connections, and tell them whether they are behind NAT; needs a public address."""
+    relay_reservations: int = Field(256, ge=1)
+    """Nodes that may be reachable through this relay at a time."""
+    relay_circuits_per_peer: int = Field(64, ge=1)
+    """Connections that this relay carries for one node at a time."""
+    relay_circuit_bytes: int = Field(4 * 2**30, ge=2**17)
+    """Bytes each way after which this relay ends a connection that it carries; the nodes then dial again."""
+    relay_circuit_s: int = Field(1_800, ge=60)
+    """Seconds after which it does."""
     max_record_bytes: int = Field(1_000_000, ge=1_000, le=64 * 2**20)
     """Largest signed group, compressed; above 1 000 000 it is announced by gossip and fetched from its holders."""
     max_completion_chars: int = Field(65_536, ge=16)
@@ -55,4 +69,10 @@ class NetworkSettings(Settings):
         for name, room in (("inbox_bytes", self.inbox_bytes), ("shelf_bytes", self.shelf_bytes)):
             if room < self.max_record_bytes:
                 raise ValueError(f"{name} must be at least max_record_bytes ({self.max_record_bytes}), got {room}")
+        return self
+
+    @model_validator(mode="after")
+    def _a_relay_is_public(self) -> Self:
+        if self.serve_relay and self.relay == "always":
+            raise ValueError("a relay must be public: set serve_relay, or relay to 'always', not both")
         return self

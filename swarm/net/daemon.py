@@ -25,6 +25,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import (
     P2PDaemonError,
     read_pbmsg_safe,
+    read_unsigned_varint,
     write_pbmsg,
 )
 from hivemind.proto import p2pd_pb2
@@ -32,6 +33,8 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
+from swarm.net.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.dial import probe
 from swarm.net.framing import encode_answer, encode_error, encode_request, read_answer, read_request
 from swarm.protocols import StreamHandler
@@ -40,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 2 * 2**20
 """Of an answer that is wanted whole."""
+DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
 STREAM_BUFFER_BYTES = 2**19
 MAX_STREAMS = 64
@@ -53,6 +57,9 @@ STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
+P2P_CODE = b"\xa5\x03"
+CIRCUIT_CODE = b"\xa2\x02"
+"""Multicodec numbers 421 and 290 as varints."""
 
 
 def binary_path() -> Path:
@@ -113,10 +120,13 @@ class Daemon:
         listen: Sequence[str],
         announce: Sequence[str] = (),
         identity: Path | None = None,
-        nat_port_map: bool = False,
+        nat: Sequence[str] = DIAL_ONLY,
         timeout_s: float = 15.0,
     ) -> Daemon:
-        """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`."""
+        """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`.
+
+        `nat` are the arguments that `nat_arguments` makes of the settings.
+        """
         # The control socket gives full use of the identity: its folder is readable by this user only.
         _sweep_folders()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -124,10 +134,9 @@ class Daemon:
             f"-listen=/unix{folder}/control.sock",
             "-dhtServer=1" if listen else "-dhtClient=1",
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
-            f"-natPortMap={int(nat_port_map)}",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            *("-pubsub=1", "-b=0", "-autonat=1", "-relay=1", "-tls=1", "-connManager=1", "-idleTimeout=30s"),
+            *("-pubsub=1", "-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -244,7 +253,7 @@ class Daemon:
                 raise PeerUnreachable(", ".join(f"{address}: {problem}" for address, problem in problems.items()))
             target = p2pd_pb2.ConnectRequest(
                 peer=PeerID.from_base58(peer_id).to_bytes(),
-                addrs=[Multiaddr(address).to_bytes() for address in reachable],
+                addrs=[_packed(address) for address in reachable],
             )
             await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
         except PeerUnreachable:
@@ -415,6 +424,22 @@ class Daemon:
     def _num_streams(self, remote: str) -> int:
         return list(self._streams.values()).count(remote)
 
+    async def circuit_limits(self, relay_id: str) -> CircuitLimits:
+        """Reserve a place at a connected relay, for what it then says it allows. Raises `PeerUnreachable`."""
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                _, reader, writer = await self.p2p._client.stream_open(PeerID.from_base58(relay_id), [HOP_PROTOCOL])
+                try:
+                    writer.write(bytes([len(RESERVE)]) + RESERVE)
+                    num_bytes = await read_unsigned_varint(reader)
+                    if num_bytes > MAX_RELAY_REPLY_BYTES:
+                        raise ValueError(f"a relay's answer must have at most {MAX_RELAY_REPLY_BYTES} bytes")
+                    return read_limits(await reader.readexactly(num_bytes))
+                finally:
+                    writer.close()
+        except (TimeoutError, ValueError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
+            raise PeerUnreachable(f"{relay_id} is no relay for this node: {str(error) or repr(error)}") from error
+
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._open()
         try:
@@ -470,6 +495,16 @@ def _readable(address: bytes) -> str | None:
     except (ValueError, LookupError):
         logger.debug("an address of this node cannot be written down: %s", address.hex())
         return None
+
+
+def _packed(address: str) -> bytes:
+    # hivemind writes the relay's id inside an address as a CID, and the daemon reads only the older multihash.
+    direct, separator, relay = address.partition("/p2p/")
+    relay_id, _, rest = relay.partition("/")
+    if not separator or rest != "p2p-circuit":
+        return bytes(Multiaddr(address).to_bytes())
+    multihash = PeerID.from_base58(relay_id).to_bytes()
+    return bytes(Multiaddr(direct).to_bytes() + P2P_CODE + bytes([len(multihash)]) + multihash + CIRCUIT_CODE)
 
 
 def _last_line(message: str) -> str:

@@ -44,6 +44,7 @@ class Exchange:
         self._limits = limits or Limits()
         self._clock = clock
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._banned: frozenset[str] = frozenset()
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Stamp, sign and publish a group; the group as published, or None when it could not be.
@@ -88,11 +89,19 @@ class Exchange:
                 continue
             if opened is not None:
                 groups.append(opened)
+        self._close_the_door()
         return groups, dict(refused)
 
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         """Tell what became of a group of `peer_id`, and what its verification took."""
         self.book.report(peer_id, outcome, verify_s)
+
+    def _close_the_door(self) -> None:
+        """Nothing of a peer in quarantine shall take up gossip, inbox or shelf, until its time is up."""
+        quarantined = self.book.quarantined()
+        if quarantined != self._banned:
+            self._banned = quarantined
+            self._transport.ban(quarantined)
 
     def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
         """A record as (content id, group), or None for one of this node's own. Raises `RejectedGroup`."""

@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
+from swarm.net.nat import nat_arguments
 from swarm.net.state import NodeState, Profile
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -246,18 +248,22 @@ class HivemindTransport:
     async def _live_once(self, timeout_s: float) -> str:
         """One daemon from start to end; why it ended."""
         from swarm.net.daemon import Daemon
+        from swarm.net.relay import start_relay
         from swarm.net.session import Session
 
         # Ports are chosen by us and kept: after a restart others find this node where it was.
         self._listen = self._listen or tuple(map(_with_port, self._settings.listen))
         try:
-            self._daemon = await Daemon.start(
+            start = partial(
+                Daemon.start,
                 listen=self._listen,
                 announce=self._settings.announce,
                 identity=self._identity_path,
-                nat_port_map=self._settings.nat_port_map,
+                nat=nat_arguments(self._settings),
                 timeout_s=timeout_s,
             )
+            relaying = self._settings.serve_relay
+            self._daemon = await (start_relay(start, self._listen, self._settings) if relaying else start())
         except TransportError as error:
             self._listen = ()
             return str(error)

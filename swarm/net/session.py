@@ -1,6 +1,7 @@
 """The life of a node on one daemon: a handful of loops that run until the daemon dies.
 
 dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
+reserve   places at relays, for those who cannot be dialled -> own addresses (renewed every minute)
 observe   the daemon's connections                  -> state, wakes the rest (every second)
 join      manifest from a connected peer            -> the run              (until there is one)
 hear      gossip on the run's topic                 -> inbox
@@ -24,6 +25,7 @@ from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
 from swarm.net.dial import Backoff, by_peer
 from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.nat import Places
 from swarm.net.state import NodeState
 from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep, happens
 
@@ -56,6 +58,7 @@ class Session:
         self._upkeep = Upkeep(state, daemon)
         self._dialling = Backoff(state.settings.retry_s)
         self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
+        self._places = Places(state.relays)
         self._failures: dict[str, str] = {}
         self._run_known = asyncio.Event()
         self._peers_changed = asyncio.Event()
@@ -69,7 +72,15 @@ class Session:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._watch())
                 loops.create_task(self._answer())
-                for loop in (self._dial, self._observe, self._join, self._hear, self._tell, self._discover):
+                for loop in (
+                    self._dial,
+                    self._reserve,
+                    self._observe,
+                    self._join,
+                    self._hear,
+                    self._tell,
+                    self._discover,
+                ):
                     loops.create_task(loop())
                 for keep in (self._upkeep.repair, self._upkeep.acquaint, *[self._upkeep.download] * DOWNLOADS_AT_ONCE):
                     loops.create_task(self._in_run(keep))
@@ -134,9 +145,9 @@ class Session:
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
         state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
-        state.addresses = await self._daemon.addresses()
-        state.detail = self._describe()
-        if state.in_run - before:
+        moved = state.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
+        state.detail = "; ".join(filter(None, (self._describe(), state.reachability())))
+        if moved or state.in_run - before:
             self._peers_changed.set()
             self._upkeep.found(first=not before)
         self.wake()
@@ -154,7 +165,7 @@ class Session:
         # An expired record is better than nothing to a node that lost everyone.
         state = self._state
         now = state.clock()
-        wanted = dict(state.bootstrap)
+        wanted = {**self._places.relays, **state.bootstrap}
         if len(state.connected) < ENOUGH_PEERS:
             for peer_id, (record, _) in state.known.items():
                 if record.expires_at > now or not state.connected:
@@ -179,6 +190,20 @@ class Session:
         self._failures.pop(peer_id, None)
         self._dialling.succeeded(peer_id)
         return True
+
+    async def _reserve(self) -> None:
+        while self._places.relays:
+            for relay in self._places.due(self._state.connected, time.monotonic()):
+                try:
+                    limits = await self._daemon.circuit_limits(relay)
+                except PeerUnreachable as error:
+                    logger.info("no place at a relay: %s", error)
+                    self._places.refused(relay, time.monotonic())
+                else:
+                    logger.debug("a place at %s, %s", relay, limits)
+                    self._places.granted(relay, time.monotonic())
+                await self.look()
+            await asyncio.sleep(OBSERVE_EVERY_S)
 
     def _describe(self) -> str:
         state = self._state

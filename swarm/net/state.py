@@ -20,6 +20,7 @@ from swarm.net.identity import Identity
 from swarm.net.large import INLINE_BYTES, LARGE_PROTOCOL, Download, Waiting, announce, answer_large
 from swarm.net.mailbox import Mailbox
 from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.nat import candidates, reachability, to_tell
 from swarm.net.peers import PEERS_PROTOCOL, answer_peers
 from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
 from swarm.net.shelf import Shelf
@@ -67,7 +68,7 @@ class NodeState:
         manifest: bytes | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """State of a node that has not started. Raises `ConfigError` for a bootstrap address that names no peer."""
+        """State of a node that has not started. Raises `ConfigError` for an address that names no peer."""
         self.settings = settings
         self.identity = identity
         self.profile = profile
@@ -93,6 +94,8 @@ class NodeState:
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
         """What peers said about themselves, opened and as they signed it; may have expired."""
         self.banned: frozenset[str] = frozenset()
+        self.relays = candidates(settings)
+        """Relays to hold places at."""
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
         self.in_run: frozenset[str] = frozenset()
@@ -221,6 +224,16 @@ class NodeState:
         elif self.alone_since is None:
             self.alone_since = self.clock()
 
+    def locate(self, addresses: tuple[str, ...]) -> bool:
+        """Note the node's own addresses; whether they changed."""
+        changed = set(addresses) != set(self.addresses)
+        self.addresses = addresses
+        return changed
+
+    def reachability(self) -> str | None:
+        """In words, whether strangers can reach this node; None when nothing tells."""
+        return reachability(self.settings, self.addresses, self.connected)
+
     def learn(self, records: list[tuple[PeerRecord, bytes]]) -> None:
         """Remember where peers are; of those not connected, the longest expired make room."""
         known = dict(self.known)
@@ -274,7 +287,7 @@ class NodeState:
         """Good for three renewals."""
         assert self.manifest is not None
         # An address of this machine only means nothing to others, unless they are on it too: then any will do.
-        outward = tuple(address for address in self.multiaddrs() if not address.startswith(LOOPBACK))
+        outward = tuple(address for address in to_tell(self.multiaddrs()) if not address.startswith(LOOPBACK))
         life_s = min(3 * self.settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
             self.manifest.run_id,
