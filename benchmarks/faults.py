@@ -41,8 +41,8 @@ class FaultyDaemon:
             await asyncio.sleep(self.delay_s)
             return reply
 
-        Daemon.subscribe = faulty_subscribe  # type: ignore[method-assign]
-        Daemon.call = faulty_call  # type: ignore[method-assign]
+        Daemon.subscribe = faulty_subscribe  # type: ignore[method-assign, assignment]
+        Daemon.call = faulty_call  # type: ignore[method-assign, assignment]
 
     def wrap(self, deliver: Deliver) -> Deliver:
         """A delivery that is late, or never happens."""

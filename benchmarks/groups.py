@@ -49,7 +49,9 @@ def make_group(sequence: int, num_chars: int) -> RolloutGroup:
 def chars_for(size_bytes: int) -> int:
     """Characters at which a sealed group has about `size_bytes` bytes, and not more."""
     identity = Identity.generate()
-    trial = 16_384
-    overhead = len(seal(identity, "benchmark-" + 20 * "0", "group", make_group(0, 0)))
-    per_char = (len(seal(identity, "benchmark-" + 20 * "0", "group", make_group(0, trial))) - overhead) / trial
-    return max(0, int((size_bytes - overhead) / per_char * 0.998))
+    num_chars = size_bytes
+    for _ in range(4):
+        sealed = len(seal(identity, "benchmark-" + 20 * "0", "group", make_group(0, num_chars)))
+        # Groups of the same length differ by a few bytes once compressed.
+        num_chars = max(0, int(num_chars + (0.99 * size_bytes - sealed) * num_chars / max(1, sealed)))
+    return num_chars

@@ -9,6 +9,7 @@ ours: in its default mode, in which a round takes what the DHT holds, and with t
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
 import signal
@@ -358,8 +359,8 @@ def junk(plan: Plan) -> Result:
             fleet.start()
             fleet.settle()
             fleet.publish(4 * KIB, 1.0)
-            flooder = nursery.start("hostile", [sys.executable, "-m", "benchmarks.hostile", f'{{"folder": "{nursery.folder}"}}'],
-                                    {"PYTHONPATH": str(ROOT)})  # fmt: skip
+            command = [sys.executable, "-m", "benchmarks.hostile", json.dumps({"folder": str(nursery.folder)})]
+            flooder = nursery.start("hostile", command, {"PYTHONPATH": str(ROOT)})
             flooder.wait_for("warm")
             children = [member.child for member in fleet.members]
             addresses = [address for child in children for address in child.said("ready")[0]["addresses"]]  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import Any
 
 
 def emit(event: str, **fields: object) -> None:
@@ -31,7 +32,7 @@ def provide_missing_name() -> None:
         hivemind.get_dht_time = get_dht_time
 
 
-def read_commands(orders: queue.SimpleQueue) -> None:
+def read_commands(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Commands as they come; `quit` when the driver is gone."""
     # Not `sys.stdin`: the backend forks, and the fork would wait for ever for the lock that a reading thread holds.
     with os.fdopen(os.dup(0), "rb") as commands:
@@ -43,16 +44,16 @@ def read_commands(orders: queue.SimpleQueue) -> None:
 class GenrlNode:
     """A backend, and rounds with it."""
 
-    def __init__(self, spec: dict) -> None:
+    def __init__(self, spec: dict[str, Any]) -> None:
         """Start nothing yet."""
         self._spec = spec
         self._sequence = spec["first_sequence"]
-        self._backend = None
+        self._backend: Any = None
         self._size_bytes = 0
         self._every_s = 0.0
         self._next = float("inf")
 
-    def start(self, bootstrap: list) -> None:
+    def start(self, bootstrap: list[str]) -> None:
         """Join the DHT. Everything the package lets one choose is left at its default."""
         from genrl.communication.hivemind.hivemind_backend import HivemindBackend, HivemindRendezvouz
 
@@ -101,7 +102,7 @@ def main() -> None:
     import genrl.communication.hivemind.hivemind_backend  # noqa: F401  seconds that are not part of any figure
 
     node = GenrlNode(json.loads(sys.argv[1]))
-    orders: queue.SimpleQueue = queue.SimpleQueue()
+    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=read_commands, args=(orders,), daemon=True).start()
     emit("warm")
     while True:

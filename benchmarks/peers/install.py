@@ -15,7 +15,8 @@ from pathlib import Path
 
 PACKAGE = "gensyn-genrl==0.3.0"
 NEEDS = ("hivemind==1.1.12", "torch==2.13.0", "msgpack>=1", "numpy>=2,<3")
-CHECK = "from genrl.communication.hivemind.hivemind_backend import HivemindBackend"
+CHECK = "import genrl_node as node; node.provide_missing_name(); import genrl.communication.hivemind.hivemind_backend"
+"""Run beside `genrl_node.py`, whose first act mends the one thing the two packages disagree on."""
 INSTALL_TIMEOUT_S = 1_800.0
 
 
@@ -59,6 +60,7 @@ def _run(python: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         [str(python), *arguments],
+        cwd=Path(__file__).parent,
         env=environment,
         capture_output=True,
         text=True,
