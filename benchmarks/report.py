@@ -150,8 +150,9 @@ def figure(value: float | None) -> str:
 
 
 def command() -> str:
-    """How this run was started, without paths of this machine."""
-    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    """How this run was started; of paths the last part only."""
+    arguments = (Path(argument).name if os.sep in argument else argument for argument in sys.argv[1:])
+    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
 
 
 def versions() -> dict[str, str]:
