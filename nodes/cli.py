@@ -209,6 +209,17 @@ def export(
     export_checkpoint(checkpoint, directory, _console())
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which one: network, ...; with --help, its options.")],
+) -> None:
+    """Run a benchmark of a source checkout, e.g. `swarm bench network --quick`."""
+    from nodes.bench import bench as run
+
+    raise typer.Exit(run(name, context.args))
+
+
 @config_app.command("show")
 def config_show(
     context: typer.Context,
