@@ -370,7 +370,7 @@ def exercise(swarm: Swarm) -> None:
         address = bootstrap_address(swarm)
         kill_and_start(swarm, swarm.containers("bootstrap")[0])
         wait_until(
-            "a healthy bootstrap", lambda: "running healthy" == swarm.health(swarm.containers("bootstrap")[0]), 90
+            "a healthy bootstrap", lambda: swarm.health(swarm.containers("bootstrap")[0]) == "running healthy", 90
         )
         if bootstrap_address(swarm) != address:
             raise Failed(f"the bootstrap's address was {address}, and is now {bootstrap_address(swarm)}")

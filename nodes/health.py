@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from nodes import exits
 from nodes.bootstrap import ADDRESS_FILE
 from nodes.run import IDENTITY_FILE
 from swarm.errors import ConfigError
-from swarm.net.dial import probe, split_multiaddr
+from swarm.net.dial import probe
 from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, RoundEvent, decode
 
 LOCK_FILE = f"{IDENTITY_FILE}.lock"
@@ -106,10 +107,11 @@ def _last_event(metrics: Path) -> Event | None:
 
 
 async def _bootstrap(multiaddrs: list[str]) -> tuple[bool, str]:
-    tcp = [address for address in multiaddrs if "/tcp/" in address and "/p2p-circuit" not in address]
+    hosts = {address.partition("/p2p/")[0]: address for address in multiaddrs}
+    tcp = [host for host in hosts if re.fullmatch(r"/[^/]+/[^/]+/tcp/\d+", host)]
     if not tcp:
         return False, "gave out no TCP address"
-    problems = await asyncio.gather(*(probe(split_multiaddr(address)[0]) for address in tcp))
+    problems = await asyncio.gather(*map(probe, tcp))
     if None in problems:
-        return True, f"takes connections at {tcp[problems.index(None)]}"
-    return False, "; ".join(f"{address}: {problem}" for address, problem in zip(tcp, problems, strict=True))
+        return True, f"takes connections at {hosts[tcp[problems.index(None)]]}"
+    return False, "; ".join(f"{hosts[host]}: {problem}" for host, problem in zip(tcp, problems, strict=True))
