@@ -47,6 +47,7 @@ COPY --from=build /opt/swarm /opt/swarm
 COPY --from=build --chown=swarm:swarm /opt/cache /home/swarm/.cache
 ENV PATH=/opt/venv/bin:$PATH \
     HF_HOME=/data/hub \
+    MPLCONFIGDIR=/tmp/matplotlib \
     XDG_CACHE_HOME=/home/swarm/.cache \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

@@ -1,4 +1,4 @@
-"""Runs docker-compose.yml for real and takes it down again; `make compose-test`. Needs Python 3.9 and nothing else.
+"""Runs docker-compose.yml for real and takes it down again; `make compose-test`. Needs Python 3.10 and nothing else.
 
   engine      the one there is, or one of its own: installed from Debian's packages if need be, its state in build/
   base image  BASE_IMAGE or the Dockerfile's default if it can be had, else Debian bookworm by debootstrap
@@ -112,7 +112,7 @@ def wait_until(what: str, done: Callable[[], object], limit_s: float) -> None:
     while not done():
         if time.monotonic() > deadline:
             raise Failed(f"not within {limit_s:.0f} s: {what}")
-        time.sleep(2)
+        time.sleep(3)
 
 
 # --- an engine ---
@@ -154,40 +154,48 @@ def engine() -> Iterator[list[str]]:
         raise Skipped("no Docker engine answers, and this machine does not allow namespaces")
     if not shutil.which("dockerd") or compose_command() is None:
         install(*PACKAGES)
-    with step("start an engine"):
-        process = start_engine()
-    try:
-        compose = compose_command()
-        assert compose is not None
-        yield compose
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def start_engine() -> subprocess.Popen[bytes]:
-    """An engine of our own, with the best of the options that work in this place."""
+    compose = compose_command()
+    if compose is None:
+        raise Skipped("docker-compose is installed but does not run")
     # A socket's path must be short, the checkout's may be long.
-    run_dir = Path(tempfile.mkdtemp(prefix="swarm-docker-"))
-    os.environ["DOCKER_HOST"] = f"unix://{run_dir}/docker.sock"
+    with tempfile.TemporaryDirectory(prefix="swarm-docker-", ignore_cleanup_errors=True) as folder, own_engine(folder):
+        yield compose
+
+
+@contextlib.contextmanager
+def own_engine(folder: str) -> Iterator[None]:
+    """An engine that nobody else talks to, with the first of some options that works in this place."""
+    os.environ["DOCKER_HOST"] = f"unix://{folder}/docker.sock"
     for options in ([], ["--iptables=false"], ["--iptables=false", "--storage-driver=vfs"]):
         command = ["dockerd", "--host", os.environ["DOCKER_HOST"], "--data-root", str(WORK / "engine")]
-        command += ["--exec-root", f"{run_dir}/exec", "--pidfile", f"{run_dir}/pid", *options]
+        command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid", *options]
         with open(WORK / "engine.log", "ab") as log:
+            # In a session of its own: Ctrl-C must not end it before the containers.
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 45
-        while process.poll() is None and time.monotonic() < deadline:
-            if succeeds("docker", "info"):
-                print(f"engine started{' with ' + ' '.join(options) if options else ''}")
-                return process
-            time.sleep(0.5)
-        process.kill()
-        process.wait()
+        try:
+            with step(f"start an engine {' '.join(options)}".strip()):
+                answers = engine_answers(process)
+            if answers:
+                yield
+                return
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
     tail = (WORK / "engine.log").read_text(errors="replace").strip().splitlines()[-1:]
     raise Skipped(f"dockerd does not start here: {' '.join(tail)}")
+
+
+def engine_answers(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the engine came up."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if succeeds("docker", "info"):
+            return True
+        time.sleep(0.5)
+    return False
 
 
 # --- an image ---
@@ -317,16 +325,18 @@ class Swarm:
         return run(*self._compose, *arguments, timeout_s=timeout_s)
 
     def containers(self, service: str) -> list[str]:
-        """Ids."""
-        return self.compose("ps", "-q", service).split()
+        """Ids of those that run. Asked of the engine: compose takes a second of a core to say the same."""
+        label = "label=com.docker.compose"
+        filters = ("--filter", f"{label}.project={PROJECT}", "--filter", f"{label}.service={service}")
+        return run("docker", "ps", "--quiet", *filters).split()
 
     def look(self) -> dict[str, dict[str, int]]:
         """What the peers' metrics say, by directory."""
         try:
             found: dict[str, dict[str, int]] = json.loads(
-                run("docker", "exec", *self.containers("bootstrap"), "python3", "-c", LOOK, quiet=True)
+                run("docker", "exec", *self.containers("bootstrap")[:1], "python3", "-c", LOOK, quiet=True)
             )
-        except Failed:  # the bootstrap is being restarted
+        except (Failed, json.JSONDecodeError):  # the bootstrap is being restarted
             return {}
         return found
 
@@ -368,10 +378,9 @@ def exercise(swarm: Swarm) -> None:
         come_back(swarm, ids, containers[1], lambda: kill_and_start(swarm, containers[1]))
     with step("a killed bootstrap comes back with the same address"):
         address = bootstrap_address(swarm)
-        kill_and_start(swarm, swarm.containers("bootstrap")[0])
-        wait_until(
-            "a healthy bootstrap", lambda: swarm.health(swarm.containers("bootstrap")[0]) == "running healthy", 90
-        )
+        (container,) = swarm.containers("bootstrap")
+        kill_and_start(swarm, container)
+        wait_until("a healthy bootstrap", lambda: swarm.health(container) == "running healthy", 120)
         if bootstrap_address(swarm) != address:
             raise Failed(f"the bootstrap's address was {address}, and is now {bootstrap_address(swarm)}")
     after = swarm.look()
@@ -396,7 +405,7 @@ def come_back(swarm: Swarm, ids: dict[str, str], container: str, kill: Callable[
     wait_until(
         f"{home} in its container, training again",
         lambda: (peer := swarm.look().get(home)) and peer["starts"] > starts and peer["since_start"] > 1,
-        120,
+        180,
     )
     peer = swarm.look()[home]
     if swarm.home(container) != home or peer["peer_id"] != ids[home] or not peer["resumed_from"]:
