@@ -164,16 +164,20 @@ def engine() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def own_engine(folder: str) -> Iterator[None]:
-    """An engine that nobody else talks to, with the first of some options that works in this place."""
+    """An engine that nobody else talks to, and that leaves this machine's network as it is.
+
+    It needs no packet filter: containers talk over one bridge, and the builder is on the host's network.
+    """
     os.environ["DOCKER_HOST"] = f"unix://{folder}/docker.sock"
-    for options in ([], ["--iptables=false"], ["--iptables=false", "--storage-driver=vfs"]):
+    network = ["--bridge=none", "--iptables=false", "--ip-forward=false"]
+    for options in (network, [*network, "--storage-driver=vfs"]):
         command = ["dockerd", "--host", os.environ["DOCKER_HOST"], "--data-root", str(WORK / "engine")]
         command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid", *options]
         with open(WORK / "engine.log", "ab") as log:
             # In a session of its own: Ctrl-C must not end it before the containers.
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            with step(f"start an engine {' '.join(options)}".strip()):
+            with step(f"start an engine with {' '.join(options)}"):
                 answers = engine_answers(process)
             if answers:
                 yield
@@ -184,6 +188,9 @@ def own_engine(folder: str) -> Iterator[None]:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
+            for mount in Path("/proc/mounts").read_text().splitlines():
+                if mount.split()[1].startswith(folder):  # the engine leaves a network namespace behind
+                    succeeds("umount", mount.split()[1])
     tail = (WORK / "engine.log").read_text(errors="replace").strip().splitlines()[-1:]
     raise Skipped(f"dockerd does not start here: {' '.join(tail)}")
 
