@@ -25,6 +25,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -292,8 +293,9 @@ def package_sources() -> Iterator[dict[str, str]]:
         )
         settings[variable] = os.environ.get(variable) or configured.stdout.strip()
     folders: list[Path] = []
+    # The same port every time: it is part of the arguments that the builder's cache goes by.
     server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0),
+        ("127.0.0.1", stable_port()),
         functools.partial(FolderHandler, folders=folders),  # type: ignore[arg-type]
     )
     for variable, value in settings.items():
@@ -305,6 +307,18 @@ def package_sources() -> Iterator[dict[str, str]]:
         yield settings
     finally:
         server.shutdown()
+
+
+def stable_port() -> int:
+    """A free port, and the same one for a checkout if that is free."""
+    port = 20_000 + zlib.crc32(str(ROOT).encode()) % 10_000
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+    return port
 
 
 def reachable(location: str, is_index: bool, folders: list[Path], port: int) -> str:
