@@ -199,6 +199,20 @@ def evaluate(
 
 
 @app.command()
+def health(
+    out: Annotated[
+        Path | None, typer.Argument(help="A node's directory; default: of every node running on this machine.")
+    ] = None,
+    within: Annotated[float, typer.Option(min=0, help="Seconds that a peer may take for a round.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Whether nodes do their work: exit code 0 if so, 1 if one does not or none runs. For health checks."""
+    from nodes.health import report_health
+
+    raise typer.Exit(report_health(out, within, as_json, _console()))
+
+
+@app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a peer's directory: its newest one.")],
     directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
