@@ -86,7 +86,7 @@ def _train(
         with policy_progress(console) as progress:
             node = TrainingNode(config, home.identity, transport, verifier, stop, progress)
         console.print(f"others can join with: [bold]swarm join {best_address(transport.multiaddrs())}[/bold]")
-        history = PeerHistory(config.out / METRICS_FILE, config.name)
+        history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # an earlier process's lines are no news
         view = LiveView([history], title=config.name)
         with view.shown(console) if live else contextlib.nullcontext():
             code = _rounds(node, transport, config, stop, None if live else console, history)

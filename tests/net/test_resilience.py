@@ -143,8 +143,11 @@ def test_a_swarm_outlives_every_bootstrap_and_a_member_finds_back(start: Start, 
         bootstrap.close()
     for node in (b, c, d):
         until(lambda node=node: len(node.status().connected) == 2, "the bootstraps' departure is seen")
-    known = {address.rpartition("/")[2] for address in until(lambda: memory.exists() and read_addresses(memory), "")}
-    assert known >= {b.peer_id, c.peer_id}
+
+    def known() -> set[str]:
+        return {address.rpartition("/")[2] for address in read_addresses(memory)} if memory.exists() else set()
+
+    until(lambda: known() >= {b.peer_id, c.peer_id}, "whom it met is written down")
     b.publish(b"still here")
     for node in (c, d):
         until(lambda node=node: b"still here" in node.drain(), "gossip goes on")
