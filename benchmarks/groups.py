@@ -14,8 +14,8 @@ from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunMa
 NUM_COMPLETIONS = 8
 MAX_CHARS = 2**20
 """Characters of a completion; larger groups have more completions."""
-MAX_RECORD_BYTES = 1_000_000
-"""What a run allows inline today."""
+MAX_RECORD_BYTES = 64 * 2**20
+"""What the benchmark's run allows: the most that can be configured."""
 
 
 def benchmark_manifest(founder: Identity) -> bytes:

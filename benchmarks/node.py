@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.children import commands, emit
 from benchmarks.faults import FaultyDaemon
-from benchmarks.groups import MAX_CHARS, benchmark_manifest, chars_for, make_group
+from benchmarks.groups import MAX_CHARS, MAX_RECORD_BYTES, benchmark_manifest, chars_for, make_group
 from swarm.net.config import NetworkSettings
 from swarm.net.exchange import Exchange
 from swarm.net.hivemind import HivemindTransport
@@ -69,12 +69,21 @@ class Node:
     def start(self, bootstrap: list[str]) -> None:
         """Join the swarm."""
         settings = NetworkSettings(
-            bootstrap=tuple(bootstrap), listen=(LISTEN,), nat_port_map=False, retry_s=0.5, announce_every_s=2.0
+            bootstrap=tuple(bootstrap),
+            listen=(LISTEN,),
+            nat_port_map=False,
+            retry_s=0.5,
+            announce_every_s=2.0,
+            max_record_bytes=MAX_RECORD_BYTES,
+            inbox_bytes=4 * MAX_RECORD_BYTES,
+            shelf_bytes=4 * MAX_RECORD_BYTES,
         )
         sealed = benchmark_manifest(self._identity) if self._spec.founder else None
         self._transport = HivemindTransport(settings, self._identity, sealed, Profile(model="tiny", version="bench"))
         self._transport.start()
-        self._exchange = Exchange(self._transport, self._identity, Limits(max_completion_chars=MAX_CHARS))
+        self._exchange = Exchange(
+            self._transport, self._identity, Limits(max_record_bytes=MAX_RECORD_BYTES, max_completion_chars=MAX_CHARS)
+        )
         emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
 
     def publish(self, size_bytes: int, every_s: float) -> None:
