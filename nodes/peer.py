@@ -20,8 +20,8 @@ from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, NonFiniteUpdates, TaskError, TransportError
-from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
+from swarm.net.open import open_transport
 from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
 from swarm.policy.config import check_model_path
@@ -69,7 +69,7 @@ def _train(
     live: bool,
     report: bool,
 ) -> int:
-    transport = HivemindTransport(config.network, home.identity, profile=_profile(config), manifest=home.sealed)
+    transport = open_transport(config.network, home.identity, profile=_profile(config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         verifier = VerificationPool(config.tasks, config.verification)
         stack.callback(verifier.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,6 +13,9 @@ from swarm.settings import Settings
 class NetworkSettings(Settings):
     """Addresses, identity and limits of the network side."""
 
+    transport: Literal["hivemind", "libp2p"] = "hivemind"
+    """`hivemind`: the go daemon that it ships; `libp2p`: py-libp2p, where that daemon does not run. Both speak with
+    each other."""
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of any members of the run, each ending in `/p2p/PEER_ID`; they are tried in turn, for ever."""
     run_id: str | None = None
