@@ -204,8 +204,11 @@ class Libp2pTransport:
             self._state.see(frozenset(), frozenset())
             if self._closing.is_set():
                 break
+            if not self._settled.is_set():
+                self._failure = reason
+                break
             failures = 1 if time.monotonic() - born > STEADY_AFTER_S else failures + 1
-            if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else 0):
+            if failures > MAX_RESTARTS_IN_A_ROW:
                 self._failure = f"the network failed {failures} times in a row, last because {reason}"
                 logger.error(self._failure)
                 break

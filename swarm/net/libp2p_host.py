@@ -301,7 +301,7 @@ def _check_free(address: str) -> None:
         try:
             probe.bind((parts[2], int(parts[4])))
         except (OSError, OverflowError) as error:
-            raise TransportError(f"cannot listen on {address}: {error}") from error
+            raise TransportError(f"cannot listen on {address}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:
