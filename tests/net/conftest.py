@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,28 +20,28 @@ CHILD_TIMEOUT_S = 300
 class Child:
     """Runs all the marked tests that were selected, once, when the first of them comes up."""
 
-    def __init__(self, root: Path, report: Path) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._report = report
         self._outcomes: dict[str, tuple[str, str]] | None = None
         self.node_ids: list[str] = []
 
     def run(self, node_id: str) -> None:
         """Pass, fail or skip as the test did in the child."""
         if self._outcomes is None:
-            self._outcomes = self._run_all()
+            with TemporaryDirectory() as folder:
+                self._outcomes = self._run_all(Path(folder) / "report.jsonl")
         outcome, text = self._outcomes.get(node_id, ("failed", "the child never ran it"))
         if outcome == "skipped":
             pytest.skip(text)
         if outcome == "failed":
             pytest.fail(text, pytrace=False)
 
-    def _run_all(self) -> dict[str, tuple[str, str]]:
-        self._report.touch()
+    def _run_all(self, report: Path) -> dict[str, tuple[str, str]]:
+        report.touch()
         child = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *self.node_ids],
             cwd=self._root,
-            env={**os.environ, REPORT: str(self._report)},
+            env={**os.environ, REPORT: str(report)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -52,7 +53,7 @@ class Child:
             output, _ = child.communicate()
         never = ("failed", f"the child never finished it:\n{output}")
         outcomes = dict.fromkeys(self.node_ids, never)
-        for line in self._report.read_text().splitlines():
+        for line in report.read_text().splitlines():
             phase = json.loads(line)
             before = outcomes.get(phase["node_id"], never)
             # The first phase that did not pass is what counts; `call` passing overrides "never finished".
@@ -64,7 +65,7 @@ class Child:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("libp2p") and isinstance(item, pytest.Function)]
     if find_spec("libp2p") is None:
         for item in marked:
@@ -72,8 +73,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         return
     if REPORT in os.environ or not marked:
         return
-    folder = Path(config._tmp_path_factory.mktemp("libp2p"))  # type: ignore[attr-defined]
-    child = Child(config.rootpath, folder / "report.jsonl")
+    child = Child(config.rootpath)
     for item in marked:
         assert isinstance(item, pytest.Function)
         child.node_ids.append(item.nodeid)
