@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
-from swarm.net.peers import PeerBook
+from swarm.net.peer_exchange import PeerExchange
 from swarm.net.state import NodeState, Profile
 from swarm.protocols import RequestHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -66,8 +66,8 @@ class Libp2pTransport:
             self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
         except RejectedGroup as refusal:
             raise _bad_manifest(refusal) from refusal
-        self._book = PeerBook(self._state)
-        self._bans: dict[str, float] = {}
+        self._others = PeerExchange(self._state)
+        self._banned: frozenset[str] = frozenset()
         self._listen = settings.listen
         self._session: Session | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -152,13 +152,13 @@ class Libp2pTransport:
             answer.cancel()
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
 
-    def ban(self, peer_id: str, for_s: float) -> None:
-        """Keep a peer away: its connections are closed, what it writes or forwards is dropped."""
-        now = time.monotonic()
-        self._bans = {peer: until for peer, until in self._bans.items() if until > now} | {peer_id: now + for_s}
-        if self._session is not None:
-            self._session.bans = self._bans
-            self._wake()
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Drop these peers, and no others: hang up on them, do not dial them, pass on nothing they wrote or forward."""
+        self._banned = frozenset(peer_ids)
+        session = self._session
+        if session is not None:
+            banned = self._banned
+            self._soon(lambda: session.ban(banned))
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts: `published`, `delivered`, drops by reason, and what went wrong and was repaired."""
@@ -251,7 +251,7 @@ class Libp2pTransport:
             # The session alone is cancelled: the host then takes leave of its peers.
             with trio.CancelScope() as self._scope:
                 if not self._closing.is_set():
-                    self._session = Session(state, host, self._book, self._bans)
+                    self._session = Session(state, host, self._others, self._banned)
                     state.detail = "started"
                     await self._session.run(started=self._settled.set)
 

@@ -16,7 +16,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -27,7 +27,7 @@ from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
 from swarm.net.dial import Backoff, by_peer
 from swarm.net.libp2p_host import Host, interfaces
 from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.peers import MAX_LIST_BYTES, PEERS_PROTOCOL, PeerBook
+from swarm.net.peer_exchange import MAX_LIST_BYTES, PEERS_PROTOCOL, PeerExchange
 from swarm.net.state import NodeState
 
 logger = logging.getLogger(__name__)
@@ -69,12 +69,12 @@ class Signal:
 class Session:
     """One host's worth of a node."""
 
-    def __init__(self, state: NodeState, host: Host, book: PeerBook, bans: Mapping[str, float]) -> None:
-        """Run `state` on a host that has just started; `bans` says until when (monotonic) to keep peers out."""
+    def __init__(self, state: NodeState, host: Host, others: PeerExchange, banned: frozenset[str]) -> None:
+        """Run `state` on a host that has just started, and keep the peers `banned` out."""
         self._state = state
         self._host = host
-        self._book = book
-        self.bans = bans
+        self._others = others
+        self._banned = banned
         self._dialling = Backoff(state.settings.retry_s)
         self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
         self._failures: dict[str, str] = {}
@@ -88,7 +88,7 @@ class Session:
     async def run(self, started: Callable[[], None]) -> None:
         """Everything above, until cancelled; calls `started` when others can reach this node."""
         self._host.answer(MANIFEST_PROTOCOL, lambda remote, request: self._state.sealed or b"")
-        self._host.answer(PEERS_PROTOCOL, lambda remote, request: self._book.answer())
+        self._host.answer(PEERS_PROTOCOL, lambda remote, request: self._others.answer())
         self.serve()
         self._note_addresses()
         started()
@@ -108,6 +108,11 @@ class Session:
         if self._state.manifest is not None:
             self._run_known.set()
 
+    def ban(self, peer_ids: frozenset[str]) -> None:
+        """Keep these peers out from now on, and no others."""
+        self._banned = peer_ids
+        self._someone_came.give()
+
     def ask(self, answer: Future[bytes], peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> None:
         """Ask one peer; `answer` gets the reply or `PeerUnreachable`."""
         if self._loops is None:
@@ -126,9 +131,6 @@ class Session:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(failure) if reply is None else answer.set_result(reply)
 
-    def _banned(self, peer_id: str) -> bool:
-        return self.bans.get(peer_id, 0.0) > time.monotonic()
-
     def _note_addresses(self) -> None:
         announced = self._state.settings.announce
         listening = [address for wildcard in self._host.listening() for address in interfaces(wildcard)]
@@ -136,7 +138,8 @@ class Session:
 
     async def _observe(self) -> None:
         while True:
-            for peer_id in filter(self._banned, self._host.connected()):
+            for peer_id in self._host.connected() & self._banned:
+                self._state.counters.add("banned_connections")
                 await self._host.drop(peer_id)
             self._look()
             await self._someone_came.wait(OBSERVE_EVERY_S)
@@ -173,7 +176,7 @@ class Session:
         return {
             peer_id: tuple(dict.fromkeys(addresses))
             for peer_id, addresses in wanted.items()
-            if addresses and peer_id not in connected and not self._banned(peer_id)
+            if addresses and peer_id not in connected and peer_id not in self._banned
         }
 
     async def _dial_one(self, peer_id: str) -> None:
@@ -237,8 +240,8 @@ class Session:
 
     def _admissible(self, forwarder: str, author: str, record: bytes) -> bool:
         """Whether to pass a message on to others; what is in it is checked when it is opened."""
-        if self._banned(forwarder) or self._banned(author):
-            self._state.counters.add("drop_banned")
+        if forwarder in self._banned or author in self._banned:
+            self._state.counters.add("banned_gossip")
             return False
         if len(record) > self._state.settings.max_record_bytes:
             self._state.counters.add("drop_oversized")
@@ -281,7 +284,7 @@ class Session:
 
     async def _ask_for_peers(self, peer_id: str) -> None:
         try:
-            self._book.learn(await self._host.call(peer_id, PEERS_PROTOCOL, b"", ASK_TIMEOUT_S, MAX_LIST_BYTES))
+            self._others.learn(await self._host.call(peer_id, PEERS_PROTOCOL, b"", ASK_TIMEOUT_S, MAX_LIST_BYTES))
         except PeerUnreachable as error:
             self._state.counters.add("peer_lists_missed")
             logger.debug("no list of peers: %s", error)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
 from swarm.net.identity import Identity
-from swarm.net.peers import MAX_LIST_BYTES, MAX_LISTED, PeerBook
+from swarm.net.peer_exchange import MAX_LIST_BYTES, MAX_LISTED, PeerExchange
 from swarm.net.state import NodeState, Profile
 from swarm.net.wire import seal_peer_record
 
@@ -34,7 +34,7 @@ class Node:
             fast_settings(), self.identity, Profile(), sealed_manifest(FOUNDER) if in_run else None, clock
         )
         self.state.addresses = ("/ip4/10.0.0.1/tcp/1",)
-        self.book = PeerBook(self.state)
+        self.book = PeerExchange(self.state)
 
 
 def test_lists_spread_from_node_to_node() -> None:

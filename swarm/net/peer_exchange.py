@@ -21,11 +21,11 @@ MAX_LISTED = 64
 MAX_LIST_BYTES = MAX_LISTED * (MAX_PEER_RECORD_BYTES + 8)
 
 
-class PeerBook:
+class PeerExchange:
     """The sealed records behind `NodeState.known`."""
 
     def __init__(self, state: NodeState) -> None:
-        """An empty book of the node's run."""
+        """Nobody is known yet, in the run of `state`."""
         self._state = state
         self._sealed: dict[str, tuple[PeerRecord, bytes]] = {}
 
