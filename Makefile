@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check install install-dev clean
+.PHONY: demo test compose-test check install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
+
+# The swarm of docker-compose.yml for real; installs and starts a Docker engine where it can and there is none.
+compose-test:
+	@$(PYTHON) .ci/compose_test.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from nodes import exits
 from nodes.run import IDENTITY_FILE, best_address, found_run, remember
 from nodes.stop import StopRequest
 from swarm.config import load_config
+from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.identity import Identity
 from swarm.net.open import open_transport
 from swarm.net.state import Profile
@@ -35,6 +36,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
     transport = open_transport(config.network, identity, profile=profile, manifest=sealed)
     try:
+        serve_diagnosis(transport)
         transport.start()
         _announce(transport, config.out, console)
         _serve(transport, stop, console)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
-FIELD_COMMANDS = frozenset({"join", "bootstrap", "evaluate", "show"})
+FIELD_COMMANDS = frozenset({"join", "bootstrap", "evaluate", "doctor", "config show"})
+
+DEFAULT_HOME = Path("runs/peer")
 
 Fields = list[tuple[str, str]]
 """(dotted path, text) of configuration fields given on the command line."""
@@ -36,8 +38,13 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
+identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
+app.add_typer(identity_app, name="identity")
+
 ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
+HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
+PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
@@ -84,12 +91,7 @@ def join(
     supervised: SupervisedOption = False,
 ) -> None:
     """Train as one peer of a swarm. Any field of the configuration can be given as --path.to.field VALUE."""
-    pairs = [("network.bootstrap", address) for address in bootstrap or []]
-    file = None
-    if target is not None and target.startswith(MULTIADDR_STARTS):
-        pairs.append(("network.bootstrap", target))
-    elif target is not None:
-        file = Path(target)
+    file, pairs = _target(target, bootstrap)
     pairs += _given(
         {"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "seed": seed, "out": out}
     )
@@ -105,11 +107,13 @@ def bootstrap(
     context: typer.Context,
     config: ConfigArgument = None,
     run_name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    relay: Annotated[bool, typer.Option("--relay", help="Also carry connections of peers behind NAT.")] = False,
     out: OutOption = None,
     supervised: SupervisedOption = False,
 ) -> None:
     """Start a run and print the one line that others join it with. Trains nothing."""
-    pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name}), *_fields(context)]
+    pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name})]
+    pairs += [*([("network.serve_relay", "true")] if relay else []), *_fields(context)]
     _check(config, pairs)
     from nodes.bootstrap import bootstrap as run
 
@@ -138,6 +142,47 @@ def tasks(
 
 
 @app.command()
+def losses() -> None:
+    """List the objectives there are, with equation and paper."""
+    from nodes.losses import list_losses
+
+    list_losses(_console())
+
+
+@app.command()
+def peers(
+    target: Annotated[
+        str, typer.Argument(help="Directory of a running node, or the multiaddr of any member of a run.")
+    ] = str(DEFAULT_HOME),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on, in a terminal, until Ctrl-C.")] = False,
+) -> None:
+    """Who is in the run, what they send, and how useful it was to this node."""
+    from nodes.peers import show_peers
+
+    show_peers(target, target.startswith(MULTIADDR_STARTS), as_json, watch, _console())
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
+    ] = None,
+    bootstrap: Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")] = None,
+    out: OutOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look for what keeps a node on this machine from working, and say what to do. Exits with 1 if something fails."""
+    file, pairs = _target(target, bootstrap)
+    pairs += [*_given({"out": out}), *_fields(context)]
+    _check(file, pairs)
+    from nodes.doctor import doctor as run
+
+    raise typer.Exit(run(file, pairs, as_json, _console()))
+
+
+@app.command()
 def evaluate(
     context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a peer's directory, or a model directory.")],
@@ -154,6 +199,20 @@ def evaluate(
 
 
 @app.command()
+def health(
+    out: Annotated[
+        Path | None, typer.Argument(help="A node's directory; default: of every node running on this machine.")
+    ] = None,
+    within: Annotated[float, typer.Option(min=0, help="Seconds that a peer may take for a round.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Whether nodes do their work: exit code 0 if so, 1 if one does not or none runs. For health checks."""
+    from nodes.health import report_health
+
+    raise typer.Exit(report_health(out, within, as_json, _console()))
+
+
+@app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a peer's directory: its newest one.")],
     directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
@@ -162,6 +221,17 @@ def export(
     from nodes.checkpoints import export_checkpoint
 
     export_checkpoint(checkpoint, directory, _console())
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which one: network, ...; with --help, its options.")],
+) -> None:
+    """Run a benchmark of a source checkout, e.g. `swarm bench network --quick`."""
+    from nodes.bench import bench as run
+
+    raise typer.Exit(run(name, context.args))
 
 
 @config_app.command("show")
@@ -199,11 +269,47 @@ def config_reference() -> None:
     print(reference(), end="")
 
 
+@identity_app.command("show")
+def identity_show(
+    where: HomeArgument = DEFAULT_HOME,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Peer id, key file, its mode and age, and whether a node is using it."""
+    from nodes.identity import show_identity
+
+    show_identity(where, as_json, _console())
+
+
+@identity_app.command("export")
+def identity_export(
+    backup: Annotated[Path, typer.Argument(help="File to write; must not exist yet.")],
+    where: Annotated[Path, typer.Option("--from", help="A node's directory, or its key file.")] = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Back a node's key up; the node may be running."""
+    from nodes.identity import export_identity
+
+    export_identity(backup, where, passphrase_file, _console())
+
+
+@identity_app.command("import")
+def identity_import(
+    backup: Annotated[Path, typer.Argument(help="What `swarm identity export` wrote.")],
+    where: Annotated[Path, typer.Option("--to", help="A node's directory, or a key file.")] = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept beside.")] = False,
+) -> None:
+    """Restore a key: the node of that directory is then that peer."""
+    from nodes.identity import import_identity
+
+    import_identity(backup, where, passphrase_file, force, _console())
+
+
 def main() -> None:
     """Entry point: typed errors become one message and an exit code."""
     try:
         arguments, fields = split_fields(sys.argv[1:])
-        if fields and not FIELD_COMMANDS & set(arguments):
+        if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
             raise ConfigError(f"--{fields[0][0]} is a field of the configuration, which this command does not take")
         app(args=arguments, obj=fields)
     except (ConfigError, TaskError, IdentityError) as error:
@@ -229,6 +335,14 @@ def _check(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:
     from swarm.config import load_config
 
     return load_config(file, None, os.environ, pairs)
+
+
+def _target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[Path | None, Fields]:
+    """The configuration file and bootstraps that a command was given."""
+    pairs = [("network.bootstrap", address) for address in bootstraps or []]
+    if target is not None and target.startswith(MULTIADDR_STARTS):
+        return None, [*pairs, ("network.bootstrap", target)]
+    return None if target is None else Path(target), pairs
 
 
 def _given(values: dict[str, object]) -> list[tuple[str, str]]:

@@ -15,11 +15,12 @@ from rich.text import Text
 
 from nodes import exits
 from nodes.home import Home, claim_home
-from nodes.run import ask_bootstraps, best_address, manifest_values, remember
+from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values, remember
 from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, NonFiniteUpdates, TaskError, TransportError
+from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.identity import Identity
 from swarm.net.open import open_transport
 from swarm.net.state import Profile
@@ -56,7 +57,8 @@ def join(
         asked = manifest_values(manifest) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         _show_plan(loaded.config, home.identity, manifest, console)
-        return _train(loaded.config, home, stop, console, live and console.is_terminal, report)
+        tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+        return _train(loaded.config, home, tasks_of_the_run, stop, console, live and console.is_terminal, report)
     finally:
         home.identity.close()
 
@@ -64,15 +66,21 @@ def join(
 def _train(
     config: NodeConfig,
     home: Home,
+    tasks_of_the_run: bool,
     stop: StopRequest,
     console: Console,
     live: bool,
     report: bool,
 ) -> int:
-    transport = open_transport(config.network, home.identity, profile=_profile(config), manifest=home.sealed)
+    network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
+    transport = open_transport(network, home.identity, profile=_profile(config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
-        verifier = VerificationPool(config.tasks, config.verification)
+        # A run may list tasks that this version of a library does not have; one's own list is meant as it stands.
+        verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)
         stack.callback(verifier.close)
+        for name, reason in verifier.wait_until_ready().items():
+            console.print(f"going without the run's task {name}: {reason}", style="yellow", soft_wrap=True)
+        serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
         with policy_progress(console) as progress:

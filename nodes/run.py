@@ -12,15 +12,18 @@ from rich.console import Console
 from swarm.config import NodeConfig, Values
 from swarm.engines.config import GenerationSettings
 from swarm.errors import PeerUnreachable, RejectedGroup, TaskError
+from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.manifest import fetch_manifest
+from swarm.net.nat import to_tell
 from swarm.net.wire import make_run_id, open_manifest, seal_manifest
 from swarm.tasks.specs import from_specs, to_specs
 from swarm.types import RunManifest
 
 IDENTITY_FILE = "identity.key"
 MANIFEST_FILE = "run.manifest"
+PEERS_FILE = "peers.known"
 ASK_TIMEOUT_S = 20.0
 
 
@@ -93,11 +96,15 @@ def remembered(out: Path) -> bytes | None:
 
 
 def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
-    """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers."""
-    if not settings.bootstrap:
+    """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers.
+
+    Raises `ConfigError` for a bootstrap that names no peer.
+    """
+    multiaddrs = Bootstraps(settings.bootstrap).multiaddrs()
+    if not multiaddrs:
         return None
     try:
-        return fetch_manifest(settings.bootstrap, ASK_TIMEOUT_S, run_id=settings.run_id)[1]
+        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)[1]
     except PeerUnreachable as error:
         console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
         return None
@@ -106,5 +113,5 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
 def best_address(multiaddrs: Sequence[str]) -> str:
     """The address to give to others: one that is not of this machine only, if there is any."""
     reachable = [address for address in multiaddrs if "/127.0.0.1/" not in address and "/::1/" not in address]
-    plain = [address for address in reachable if "/tcp/" in address and "/p2p-circuit" not in address]
-    return (plain or reachable or list(multiaddrs) or ["(no address yet)"])[0]
+    over_tcp = [address for address in reachable if "/tcp/" in address]
+    return (*to_tell(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]

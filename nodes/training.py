@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from swarm.config import NodeConfig
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.evaluation import evaluate
+from swarm.net.census import take_census
 from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
+from swarm.net.roster import write_roster
 from swarm.net.wire import Limits
 from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, restore
 from swarm.policy.loading import load_policy
@@ -39,6 +42,7 @@ from swarm.types import PolicyId
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
 VERSIONED = ("swarm", "torch", "transformers", "reasoning-gym", "hivemind", "numpy")
+ROSTER_EVERY_S = 10.0
 SPEED_ROUNDS = 10
 """Tokens per second are a mean over about this many rounds."""
 
@@ -63,6 +67,7 @@ class TrainingNode:
         self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
         self._metrics = MetricsWriter(config.out, config.telemetry)
         self._tokens = 0
+        self._roster_at = -math.inf
         self._speed: float | None = None
         self._sampling = config.generation.sampling()
         found = self._store.newest()
@@ -74,6 +79,12 @@ class TrainingNode:
             )
         self._engine = TransformersEngine(self._policy, config.generation.max_batch_sequences, cancelled)
         self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
+        self._exchange = Exchange(
+            transport,
+            identity,
+            Limits(config.network.max_record_bytes, config.network.max_completion_chars),
+            config.network.safety,
+        )
         self._node = self._make_node()
         self._resumed_from = self._resume(found) if found else None
         self._saved_round = self._resumed_from
@@ -106,11 +117,18 @@ class TrainingNode:
         """One round, and what is due after it. Raises `Interrupted` with everything consistent."""
         report = self._node.run_round()
         self._record(report)
+        self.write_roster()
         every = self._config.evaluation.every_rounds
         if every and report.round % every == 0 and not self.done:
             self._evaluate()
         if report.round % self._config.checkpoint.every_rounds == 0:
             self.save()
+
+    def write_roster(self) -> None:
+        """Write who is in the run and how useful they were, if the last time is long enough ago."""
+        if time.monotonic() - self._roster_at >= ROSTER_EVERY_S:
+            self._roster_at = time.monotonic()
+            write_roster(self._config.out, take_census(self._transport, self._exchange.book, time.time()))
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""
@@ -129,6 +147,7 @@ class TrainingNode:
             pool=self._node.pool.dump(),
             ledger=self._node.ledger.snapshot(),
             tokens_generated=self._tokens,
+            sequences=self._exchange.book.highest_sequences(),
         )
         path = self._store.save(self._policy, self._updater, state, self._config.model_dump_json(indent=1))
         self._saved_round = self._node.round
@@ -154,17 +173,14 @@ class TrainingNode:
             seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
             questions_per_round=config.generation.questions_per_round,
             group_size=config.generation.group_size,
+            max_pending_per_peer=max(1, int(config.verification.queue_groups * config.pool.max_share_per_peer)),
             sampling=self._sampling,
             share=config.share,
             mix=config.mix,
             engine=self._engine,
             verifier=self._verifier,
             updater=self._updater,
-            exchange=Exchange(
-                self._transport,
-                self._identity,
-                Limits(config.network.max_record_bytes, config.network.max_completion_chars),
-            ),
+            exchange=self._exchange,
             pool=Pool(config.pool),
             ledger=Ledger(),
         )
@@ -182,6 +198,7 @@ class TrainingNode:
         node.round, node.position = state.round, state.position
         node.pool.restore(state.pool)
         node.ledger.restore(state.ledger)
+        self._exchange.book.restore(state.sequences)
         # What was being regraded when the checkpoint was written is not in it.
         node.ledger.dropped("lost_in_restart", node.ledger.unaccounted(node.pool.num_unused(), 0))
         self._tokens = state.tokens_generated

@@ -31,11 +31,11 @@ def reference() -> str:
     return "\n".join(sections)
 
 
-def _groups(model: type[BaseModel], title: str) -> Iterator[tuple[str, type[BaseModel]]]:
+def _groups(model: type[BaseModel], title: str, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     yield title, model
     for name, field in model.model_fields.items():
-        if _is_model(field):
-            yield f"`{name}`", field.annotation  # type: ignore[misc]
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _groups(field.annotation, f"`{prefix}{name}`", f"{prefix}{name}.")
 
 
 def _is_model(field: FieldInfo) -> bool:

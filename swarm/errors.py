@@ -21,11 +21,12 @@ class RejectedGroup(SwarmError):
     Bad rollouts are data: every refusal becomes a count, none of them stops a node.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        """`reason` is a short stable key, `detail` is for people."""
+    def __init__(self, reason: str, detail: str = "", peer_id: str | None = None) -> None:
+        """`reason` is a short stable key, `detail` for people, `peer_id` whom a good signature holds responsible."""
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+        self.peer_id = peer_id
 
 
 class IdentityError(SwarmError):
@@ -34,6 +35,10 @@ class IdentityError(SwarmError):
 
 class IdentityInUse(IdentityError):
     """The identity belongs to a node that is running."""
+
+
+class BackupError(IdentityError):
+    """A backup of an identity that is damaged, of another format, or whose passphrase does not fit."""
 
 
 class TransportError(SwarmError):

@@ -21,7 +21,8 @@ class PoolSettings(Settings):
     max_uses: int = Field(1, ge=1)
     """How many updates a group may take part in before it leaves the pool."""
     max_share_per_peer: float = Field(0.5, gt=0, le=1)
-    """Largest part of `max_groups` that one peer's groups may hold; beyond it that peer's oldest goes."""
+    """Largest part of `max_groups` that one peer's groups may hold, beyond it that peer's oldest goes; and of the queue
+    for grading, beyond it that peer's newest do not enter."""
 
 
 class PooledGroup(Struct):

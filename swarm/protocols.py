@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from swarm.types import (
@@ -10,6 +10,7 @@ from swarm.types import (
     Grade,
     GradedGroup,
     NetworkStatus,
+    PeerRecord,
     Question,
     Rejection,
     RolloutGroup,
@@ -21,6 +22,9 @@ from swarm.types import (
 
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
+
+StreamHandler = Callable[[str, bytes], Iterator[bytes]]
+"""(remote peer id, request) -> chunks of the answer. Advanced on the network thread: must not block."""
 
 
 class TaskSource(Protocol):
@@ -95,7 +99,7 @@ class Updater(Protocol):
 
 
 class Transport(Protocol):
-    """Moves bytes between peers. Methods never block on the network except `request` and `close`."""
+    """Moves bytes between peers. Methods never block on the network except `request`, `stream` and `close`."""
 
     peer_id: str
 
@@ -118,7 +122,8 @@ class Transport(Protocol):
     def publish(self, record: bytes) -> None:
         """Hand a record to everyone in the run; before a run is known it is dropped and counted.
 
-        Delivery is best effort and in no particular order.
+        Peers that are there, that come back, or that come within the backfill time get it, once, in no particular
+        order. A record larger than gossip carries is fetched by its receivers.
         """
         ...
 
@@ -142,8 +147,37 @@ class Transport(Protocol):
         """Ask one peer; not from a request handler. Raises `PeerUnreachable`."""
         ...
 
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer requests for `protocol` with as many bytes as it takes; each chunk is sent before the next is made."""
+        ...
+
+    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+        """Ask one peer; chunks of its answer as they arrive, not as its handler cut them. Not from a handler.
+
+        `timeout_s` is the longest silence; closing the iterator hangs up. Raises `PeerUnreachable` at the first or any
+        later chunk: the answer is whole only when the iterator ends by itself.
+        """
+        ...
+
+    def peers(self) -> tuple[PeerRecord, ...]:
+        """What others have said about themselves; entries may have expired."""
+        ...
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Have nothing to do with these peers; each call replaces the set.
+
+        Their connections are dropped and their new ones soon after they are made; their requests are refused, and so
+        is what they published, whoever passes it on. Counted as `banned_connections`, `banned_streams` and
+        `banned_gossip`.
+        """
+        ...
+
     def counters(self) -> dict[str, int]:
-        """Cumulative counts: records published and delivered, drops by reason, restarts."""
+        """Cumulative counts.
+
+        Records `published`, `delivered` by gossip, `repaired` and `backfilled` by asking peers, `fetched` because
+        they were large, `duplicates`; drops by reason; failures and restarts.
+        """
         ...
 
     def close(self) -> None:
@@ -160,6 +194,13 @@ class GroupExchange(Protocol):
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
+        ...
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Tell what became of a received group: `informative`, `used`, or the reason it was dropped for.
+
+        `verify_s`: seconds its verification took.
+        """
         ...
 
     def status(self) -> NetworkStatus:

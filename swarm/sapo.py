@@ -83,6 +83,7 @@ class SapoNode:
         seed: int,
         questions_per_round: int,
         group_size: int,
+        max_pending_per_peer: int,
         sampling: Sampling,
         share: ShareSettings,
         mix: MixSettings,
@@ -106,6 +107,7 @@ class SapoNode:
         self._seed = seed
         self._questions_per_round = questions_per_round
         self._group_size = group_size
+        self._max_pending_per_peer = max_pending_per_peer
         self._sampling = sampling
         self._share_settings = share
         self._mix_settings = mix
@@ -160,6 +162,9 @@ class SapoNode:
             if content_id in self._pending or content_id in self.pool:
                 self.ledger.dropped("duplicate")
                 continue
+            if sum(other.peer_id == group.peer_id for other in self._pending.values()) >= self._max_pending_per_peer:
+                self.ledger.dropped("peer_quota")
+                continue
             self._pending[content_id] = group
             self._verifier.submit(content_id, group.question, [c.text for c in group.completions])
         for content_id, verdict in self._verifier.collect():
@@ -170,17 +175,23 @@ class SapoNode:
     def _admit(self, content_id: str, verdict: Grade | Rejection) -> None:
         """Put a regraded group into the pool, or count why not."""
         group = self._pending.pop(content_id)
-        if isinstance(verdict, Rejection):
-            self.ledger.dropped(verdict.reason)
-            return
-        graded = GradedGroup(group, verdict.prompt, verdict.rewards)
-        if not has_signal(graded.rewards):
-            self.ledger.dropped("zero_advantage")
-        elif not self._updater.fits(graded):
-            self.ledger.dropped("too_long")
-        else:
+        refusal = self._refusal(group, verdict)
+        self._exchange.report(group.peer_id, refusal or "informative", verdict.seconds)
+        if refusal is not None:
+            self.ledger.dropped(refusal)
+        elif isinstance(verdict, Grade):
+            graded = GradedGroup(group, verdict.prompt, verdict.rewards)
             for reason, count in self.pool.add(content_id, graded, self._clock()).items():
                 self.ledger.dropped(reason, count)
+
+    def _refusal(self, group: RolloutGroup, verdict: Grade | Rejection) -> str | None:
+        """Why a regraded group cannot teach this node; None when it can."""
+        if isinstance(verdict, Rejection):
+            return verdict.reason
+        if not has_signal(verdict.rewards):
+            return "zero_advantage"
+        fits = self._updater.fits(GradedGroup(group, verdict.prompt, verdict.rewards))
+        return None if fits else "too_long"
 
     def _generate(self, stages: _Stopwatch) -> tuple[list[GradedGroup], Counter[str]]:
         """P questions of this node's stream, answered G times each and graded by its own verifier.
@@ -244,6 +255,8 @@ class SapoNode:
             self.ledger.local(reason, count)
         self.ledger.local("zero_advantage", num_zero_advantage)
         self.ledger.local("not_sampled", num_informative - len(mixed.local))
+        for graded in mixed.external:
+            self._exchange.report(graded.group.peer_id, "used")
         first = self.pool.use(mixed.external_ids)
         if skipped:
             self.ledger.local("update_skipped", len(mixed.local))

@@ -116,6 +116,8 @@ class Grade(Struct, frozen=True):
     prompt: str
     rewards: tuple[float, ...]
     """[G]"""
+    seconds: float = 0.0
+    """What it took to make the question again and score its completions."""
 
 
 class Rejection(Struct, frozen=True):
@@ -123,6 +125,8 @@ class Rejection(Struct, frozen=True):
 
     reason: str
     detail: str = ""
+    seconds: float = 0.0
+    """As in `Grade`."""
 
 
 class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,3 +191,5 @@ class UpdateReport(Struct, frozen=True):
     clip_fraction: float
     skipped: bool = False
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
+    ess: float = 1.0
+    """Effective sample size of the tokens' importance weights, as a part of their number: 1 on-policy."""

@@ -8,6 +8,7 @@ import pytest
 
 from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
+from swarm.net import wire
 from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
 from swarm.net.memory import MemoryHub, MemoryTransport
@@ -129,6 +130,7 @@ class Swarm:
             seed=seed,
             questions_per_round=6,
             group_size=GROUP_SIZE,
+            max_pending_per_peer=100,
             sampling=Sampling(),
             exchange=Exchange(transport, identity),
             **{**values, **parts},
@@ -194,13 +196,18 @@ def test_refusals_are_counted_by_reason() -> None:
     assert _balanced(picky) and _balanced(small)
 
 
-def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot_it() -> None:
+def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     swarm = Swarm()
     sender, receiver = swarm.node(1), swarm.node(2)
     sender.run_round()
     receiver.receive()
     held = receiver.pool.candidates()
     receiver._exchange._seen.clear()
+    receiver._exchange.book._peers.clear()
+    # In other bytes: the transport delivers the same ones only once.
+    monkeypatch.setattr(wire, "COMPRESSION_LEVEL", -7)
     for _, group in held:
         record = sender._exchange.share(group.group)
         assert record is not None
@@ -242,3 +249,18 @@ def test_a_repeated_round_draws_and_samples_as_the_lost_one_did() -> None:
     resumed.run_round()
     assert again.seeds == first.seeds[2:]
     assert len(set(first.seeds)) == 3
+
+
+def test_a_peer_whose_groups_hang_the_verifier_is_quarantined_and_the_others_are_not() -> None:
+    swarm = Swarm()
+    hostile, honest = swarm.node(1), swarm.node(2)
+    victim = swarm.node(3, verifier=FakeVerifier(refused=frozenset(range(1000, 1100))))
+    for _ in range(4):
+        hostile.run_round()
+        honest.run_round()
+        victim.run_round()
+    dropped = victim.ledger.snapshot()["dropped"]
+    assert dropped["verifier_timeout"] == 3 and dropped["quarantined"] == 3, "then the door is closed"
+    assert victim._exchange.book.quarantined() == {hostile._peer_id}
+    assert victim._exchange.book.stats()[honest._peer_id].used > 0
+    assert _balanced(victim)

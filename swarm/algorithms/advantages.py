@@ -1,21 +1,46 @@
-"""Group-relative advantages."""
+"""Group-relative advantages: [P, G] rewards in, [P, G] advantages out. A group of one has advantage 0."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from swarm.algorithms.names import AdvantageName
 
 EPSILON = 1e-6
 
 
 def grpo(rewards: Tensor) -> Tensor:
-    """Advantages [P, G] of rewards [P, G]: (r - mean) / (std + 1e-6), std with Bessel's correction.
+    """(r - mean) / (std + 1e-6), std with Bessel's correction.
 
-    A group of one has nothing to be compared with and gets advantage 0 (its standard deviation is undefined).
+    A group of one has nothing to be compared with: its standard deviation is undefined, its advantage 0.
 
     Source: arXiv:2402.03300, section 4.1.
     """
     if rewards.shape[-1] < 2:
         return torch.zeros_like(rewards)
-    centred = rewards - rewards.mean(dim=-1, keepdim=True)
-    return centred / (rewards.std(dim=-1, correction=1, keepdim=True) + EPSILON)
+    return dr_grpo(rewards) / (rewards.std(dim=-1, correction=1, keepdim=True) + EPSILON)
+
+
+def dr_grpo(rewards: Tensor) -> Tensor:
+    """r - mean: dividing by the standard deviation would favour questions that are nearly solved or nearly hopeless.
+
+    Source: arXiv:2503.20783, section 3.
+    """
+    return rewards - rewards.mean(dim=-1, keepdim=True)
+
+
+def rloo(rewards: Tensor) -> Tensor:
+    """r minus the mean of the other G - 1 rewards, which is G / (G - 1) times r - mean.
+
+    Source: arXiv:2402.14740, section 2.3.
+    """
+    group_size = rewards.shape[-1]
+    if group_size < 2:
+        return torch.zeros_like(rewards)
+    return dr_grpo(rewards) * group_size / (group_size - 1)
+
+
+ADVANTAGES: dict[AdvantageName, Callable[[Tensor], Tensor]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from swarm.net.accounts import SafetySettings
 from swarm.settings import Settings
 
 
@@ -17,7 +18,10 @@ class NetworkSettings(Settings):
     """`hivemind`: the go daemon that it ships; `libp2p`: py-libp2p, where that daemon does not run. Both speak with
     each other."""
     bootstrap: tuple[str, ...] = ()
-    """Multiaddrs of any members of the run, each ending in `/p2p/PEER_ID`; they are tried in turn, for ever."""
+    """Any members of the run; they are tried in turn, for ever. Each entry is a multiaddr ending in `/p2p/PEER_ID`
+    (`/dns4/HOST/tcp/PORT/...` too), `file:PATH` (one multiaddr a line, `#` comments, read again when it changes),
+    `env:NAME` (multiaddrs separated by commas or spaces), or `hosts:HOST:PORT/p2p/PEER_ID,...` (looked up at every
+    dial)."""
     run_id: str | None = None
     """Take part in this run only; without it, in the one that the first peer reached names."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -26,15 +30,52 @@ class NetworkSettings(Settings):
     """Multiaddrs to tell others, when they differ from the ones listened on."""
     identity: Path | None = None
     """Ed25519 key file, made on first use with mode 0600; default `OUT/identity.key`."""
+    remember: Path | None = None
+    """File of peers met, for a restart at which no bootstrap lives; default of a peer `OUT/peers.known`."""
     nat_port_map: bool = True
     """Ask the router for a port through UPnP."""
-    max_record_bytes: int = Field(1_000_000, ge=1_000, le=1_000_000)
-    """Largest signed group, compressed."""
+    relay: Literal["auto", "always", "off"] = "auto"
+    """Hold places at relays: `auto` at those outside the local net unless `announce` is set, `always`, or `off`."""
+    trusted_relays: tuple[str, ...] = ()
+    """Multiaddrs of relays to reserve a place at, each ending in `/p2p/PEER_ID`; without any, the bootstraps."""
+    serve_relay: bool = False
+    """Carry other nodes' connections, and tell them whether they are behind NAT; needs a public address."""
+    relay_reservations: int = Field(256, ge=1)
+    """Nodes that may be reachable through this relay at a time."""
+    relay_circuits_per_peer: int = Field(64, ge=1)
+    """Connections that this relay carries for one node at a time."""
+    relay_circuit_bytes: int = Field(4 * 2**30, ge=2**17)
+    """Bytes each way after which this relay ends a connection that it carries; the nodes then dial again."""
+    relay_circuit_s: int = Field(1_800, ge=60)
+    """Seconds after which it does."""
+    max_record_bytes: int = Field(1_000_000, ge=1_000, le=64 * 2**20)
+    """Largest signed group, compressed; above 1 000 000 it is announced by gossip and fetched from its holders."""
     max_completion_chars: int = Field(65_536, ge=16)
     inbox_records: int = Field(1_024, ge=1)
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)
     """Received records waiting for the round, bounded both ways; the oldest is dropped and counted."""
+    safety: SafetySettings = SafetySettings()
+    shelf_records: int = Field(8_192, ge=1)
+    shelf_bytes: int = Field(128 * 2**20, ge=1_000)
+    """Recent records kept for others who missed them, bounded both ways and by `backfill_s`."""
+    backfill_s: float = Field(120.0, gt=0)
+    """How old a record may be that a peer who comes late, or comes back, still gets."""
+    repair_every_s: float = Field(5.0, gt=0)
+    """How often one random peer is asked for what gossip has lost."""
     announce_every_s: float = Field(20.0, gt=0)
     """How often this peer's record in the DHT is renewed and others' are read."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; doubles up to a minute."""
+
+    @model_validator(mode="after")
+    def _one_record_fits(self) -> Self:
+        for name, room in (("inbox_bytes", self.inbox_bytes), ("shelf_bytes", self.shelf_bytes)):
+            if room < self.max_record_bytes:
+                raise ValueError(f"{name} must be at least max_record_bytes ({self.max_record_bytes}), got {room}")
+        return self
+
+    @model_validator(mode="after")
+    def _a_relay_is_public(self) -> Self:
+        if self.serve_relay and self.relay == "always":
+            raise ValueError("a relay must be public: set serve_relay, or relay to 'always', not both")
+        return self

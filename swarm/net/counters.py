@@ -14,10 +14,10 @@ class Counters:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
-    def add(self, name: str) -> None:
-        """One more of `name`."""
+    def add(self, name: str, count: int = 1) -> None:
+        """`count` more of `name`."""
         with self._lock:
-            self._counts[name] += 1
+            self._counts[name] += count
 
     def snapshot(self) -> dict[str, int]:
         """Every count so far."""

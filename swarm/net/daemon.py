@@ -16,16 +16,16 @@ import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import (
     P2PDaemonError,
-    P2PHandlerError,
     read_pbmsg_safe,
+    read_unsigned_varint,
     write_pbmsg,
 )
 from hivemind.proto import p2pd_pb2
@@ -33,18 +33,36 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
+from swarm.net.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.dial import probe
-from swarm.protocols import RequestHandler
+from swarm.net.framing import (
+    MAX_REPLY_BYTES,
+    MAX_STREAMS,
+    MAX_STREAMS_PER_PEER,
+    REQUEST_TIMEOUT_S,
+    STALL_TIMEOUT_S,
+    encode_answer,
+    encode_error,
+    encode_request,
+    read_answer,
+    read_request,
+)
+from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
 
-MAX_REPLY_BYTES = 2 * 2**20
-"""Replies near the control protocol's 4 MiB break hivemind's reader for good."""
+DIAL_ONLY = ("-relay=1", "-relayService=0")
+STREAMS = "streams.sock"
+STREAM_BUFFER_BYTES = 2**19
 FOLDER_PREFIX = "swarm-p2pd-"
 STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
+P2P_CODE = b"\xa5\x03"
+CIRCUIT_CODE = b"\xa2\x02"
+"""Multicodec numbers 421 and 290 as varints."""
 
 
 def binary_path() -> Path:
@@ -65,6 +83,22 @@ def quiet_hivemind() -> None:
     logging.addLevelName(logging.WARNING, "WARNING")
 
 
+def trial_start(timeout_s: float = 15.0) -> float:
+    """Seconds in which a daemon, that listens on loopback only, starts and answers. Raises `TransportError`."""
+
+    async def start() -> float:
+        began = time.monotonic()
+        daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), timeout_s=timeout_s)
+        try:
+            await daemon.addresses()
+            return time.monotonic() - began
+        finally:
+            await daemon.stop()
+
+    quiet_hivemind()
+    return asyncio.run(start())
+
+
 class Daemon:
     """A running daemon and the connections to it; make one with `start`."""
 
@@ -76,6 +110,11 @@ class Daemon:
         self._reader: asyncio.Task[None] | None = None
         self._p2p: P2P | None = None
         self._publisher: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._handlers: dict[str, StreamHandler] = {}
+        self._server: asyncio.Server | None = None
+        self._streams: dict[asyncio.Task[object], str] = {}
+        self.admits: Callable[[str], bool] = lambda peer_id: True
+        """Whether a peer's streams are answered at all."""
 
     @classmethod
     async def start(
@@ -84,10 +123,13 @@ class Daemon:
         listen: Sequence[str],
         announce: Sequence[str] = (),
         identity: Path | None = None,
-        nat_port_map: bool = False,
+        nat: Sequence[str] = DIAL_ONLY,
         timeout_s: float = 15.0,
     ) -> Daemon:
-        """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`."""
+        """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`.
+
+        `nat` are the arguments that `nat_arguments` makes of the settings.
+        """
         # The control socket gives full use of the identity: its folder is readable by this user only.
         _sweep_folders()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -95,10 +137,9 @@ class Daemon:
             f"-listen=/unix{folder}/control.sock",
             "-dhtServer=1" if listen else "-dhtClient=1",
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
-            f"-natPortMap={int(nat_port_map)}",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            *("-pubsub=1", "-b=0", "-autonat=1", "-relay=1", "-tls=1", "-connManager=1", "-idleTimeout=30s"),
+            *("-pubsub=1", "-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -138,6 +179,9 @@ class Daemon:
                 break
         self._output.clear()
         self._reader = asyncio.create_task(self._read_output(output))
+        self._server = await asyncio.start_unix_server(
+            self._accept, str(self._folder / STREAMS), limit=STREAM_BUFFER_BYTES
+        )
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
 
     async def _read_output(self, output: asyncio.StreamReader) -> None:
@@ -184,6 +228,10 @@ class Daemon:
         """End the process and wait for it."""
         if self._publisher is not None:
             self._publisher[1].close()
+        if self._server is not None:
+            self._server.close()
+        for stream in self._streams:
+            stream.cancel()
         if self._p2p is not None:
             await self._p2p.shutdown()
         for end in (signal.SIGTERM, signal.SIGKILL):
@@ -208,7 +256,7 @@ class Daemon:
                 raise PeerUnreachable(", ".join(f"{address}: {problem}" for address, problem in problems.items()))
             target = p2pd_pb2.ConnectRequest(
                 peer=PeerID.from_base58(peer_id).to_bytes(),
-                addrs=[Multiaddr(address).to_bytes() for address in reachable],
+                addrs=[_packed(address) for address in reachable],
             )
             await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
         except PeerUnreachable:
@@ -218,8 +266,16 @@ class Daemon:
 
     async def connected(self) -> frozenset[str]:
         """Peer ids with an open connection."""
+        return frozenset(await self.remote_addresses())
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """The other end of every open connection, as the kernel sees it, by peer id."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        return frozenset(PeerID(peer.id).to_base58() for peer in response.peers)
+        found: dict[str, tuple[str, ...]] = {}
+        for peer in response.peers:
+            peer_id, addresses = PeerID(peer.id).to_base58(), map(_readable, peer.addrs)
+            found[peer_id] = (*found.get(peer_id, ()), *(address for address in addresses if address is not None))
+        return found
 
     async def addresses(self) -> tuple[str, ...]:
         """Addresses the daemon listens on or announces, without the peer id."""
@@ -256,32 +312,136 @@ class Daemon:
         request = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=message)
         await self._exchange(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=request))
 
+    async def disconnect(self, peer_id: str) -> None:
+        """Close every connection to a peer. Raises `TransportError`."""
+        target = p2pd_pb2.DisconnectRequest(peer=PeerID.from_base58(peer_id).to_bytes())
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=target))
+
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """A peer's reply to one request. Raises `PeerUnreachable`."""
+        """A peer's whole answer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
+        answer = bytearray()
         try:
-            target = PeerID.from_base58(peer_id)
-            async with asyncio.timeout(timeout_s):
-                reply: bytes = await self.p2p._client.call_unary_handler(target, protocol, payload)
+            async with (
+                asyncio.timeout(timeout_s),
+                aclosing(self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES)) as chunks,
+            ):
+                async for chunk in chunks:
+                    answer += chunk
         except TimeoutError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
-        except (ValueError, P2PDaemonError, P2PHandlerError) as error:
-            raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {_last_line(str(error))}") from error
-        return reply
+        return bytes(answer)
 
-    async def answer(self, protocol: str, handler: RequestHandler) -> None:
-        """Answer other peers' requests for `protocol`."""
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of a peer's answer; `timeout_s` is the longest silence. Raises `PeerUnreachable`."""
+        writer: asyncio.StreamWriter | None = None
 
-        async def reply(request: bytes, remote: PeerID) -> bytes:
-            response = handler(remote.to_base58(), request)
-            if len(response) > MAX_REPLY_BYTES:
-                raise ValueError(f"a reply must have at most {MAX_REPLY_BYTES} bytes, got {len(response)}")
-            return response
+        async def read(count: int) -> bytes:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await reader.readexactly(count)
+            except TimeoutError as error:
+                raise PeerUnreachable(f"nothing for {timeout_s:g} s") from error
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                raise PeerUnreachable("the stream ended early") from error
 
         try:
+            request = encode_request(payload)
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await self._open_stream(peer_id, protocol)
+                writer.write(request)
+                await writer.drain()
+            async with aclosing(read_answer(read, max_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except TimeoutError as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+        except (ValueError, OSError, TransportError) as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {error}") from error
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def _open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        target = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer_id).to_bytes(), proto=[protocol])
+        reader, writer = await self._open()
+        try:
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=target))
+            await _read_response(reader)
+        except asyncio.IncompleteReadError as error:
+            writer.close()
+            raise TransportError("the daemon hung up") from error
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def answer(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer other peers' requests for `protocol`. Raises `TransportError`."""
+        self._handlers[protocol] = handler
+        target = p2pd_pb2.StreamHandlerRequest(
+            addr=Multiaddr(f"/unix{self._folder}/{STREAMS}").to_bytes(), proto=[protocol], balanced=False
+        )
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=target))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one stream that a peer has opened."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams[task] = ""
+        try:
+            await self._serve(task, reader, writer)
+        except (TransportError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            logger.debug("a stream from %s was given up: %s", self._streams[task] or "a peer", error)
+        finally:
+            del self._streams[task]
+            writer.close()
+
+    async def _serve(
+        self, task: asyncio.Task[object], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            info = p2pd_pb2.StreamInfo()
+            await read_pbmsg_safe(reader, info)
+            remote = PeerID(info.peer).to_base58()
+            crowd = max(len(self._streams) / MAX_STREAMS, self._num_streams(remote) / MAX_STREAMS_PER_PEER)
+            self._streams[task] = remote
+            if crowd >= 2 or not self.admits(remote):
+                return
+            # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+            request = await read_request(reader.readexactly)
+        if crowd >= 1:
+            await _send(writer, encode_error("busy, ask later"))
+            return
+        try:
+            for frame in encode_answer(self._handlers[info.proto](remote, request)):
+                await _send(writer, frame)
+        except (OSError, TimeoutError):
+            raise
+        except Exception as error:
+            # Whatever a handler raises is its peer's problem to hear of, and no one else's.
+            logger.debug("the handler for %s failed", info.proto, exc_info=True)
+            await _send(writer, encode_error(f"the handler failed: {type(error).__name__}"))
+
+    def _num_streams(self, remote: str) -> int:
+        return list(self._streams.values()).count(remote)
+
+    async def circuit_limits(self, relay_id: str) -> CircuitLimits:
+        """Reserve a place at a connected relay, for what it then says it allows. Raises `PeerUnreachable`."""
+        try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                await self.p2p._client.add_unary_handler(protocol, reply)
-        except (TimeoutError, P2PDaemonError) as error:
-            raise TransportError(f"the daemon did not take the handler for {protocol}: {error}") from error
+                _, reader, writer = await self.p2p._client.stream_open(PeerID.from_base58(relay_id), [HOP_PROTOCOL])
+                try:
+                    writer.write(bytes([len(RESERVE)]) + RESERVE)
+                    num_bytes = await read_unsigned_varint(reader)
+                    if num_bytes > MAX_RELAY_REPLY_BYTES:
+                        raise ValueError(f"a relay's answer must have at most {MAX_RELAY_REPLY_BYTES} bytes")
+                    return read_limits(await reader.readexactly(num_bytes))
+                finally:
+                    writer.close()
+        except (TimeoutError, ValueError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
+            raise PeerUnreachable(f"{relay_id} is no relay for this node: {str(error) or repr(error)}") from error
 
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._open()
@@ -292,7 +452,7 @@ class Daemon:
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
-            return await asyncio.open_unix_connection(str(self._folder / "control.sock"))
+            return await asyncio.open_unix_connection(str(self._folder / "control.sock"), limit=STREAM_BUFFER_BYTES)
         except OSError as error:
             raise TransportError(f"the daemon's control socket cannot be opened: {error}") from error
 
@@ -307,6 +467,12 @@ class Daemon:
             raise TransportError(f"no answer within {CONTROL_TIMEOUT_S:g} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise TransportError("the daemon hung up") from error
+
+
+async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    async with asyncio.timeout(STALL_TIMEOUT_S):
+        writer.write(frame)
+        await writer.drain()
 
 
 async def _read_response(reader: asyncio.StreamReader) -> p2pd_pb2.Response:
@@ -332,6 +498,16 @@ def _readable(address: bytes) -> str | None:
     except (ValueError, LookupError):
         logger.debug("an address of this node cannot be written down: %s", address.hex())
         return None
+
+
+def _packed(address: str) -> bytes:
+    # hivemind writes the relay's id inside an address as a CID, and the daemon reads only the older multihash.
+    direct, separator, relay = address.partition("/p2p/")
+    relay_id, _, rest = relay.partition("/")
+    if not separator or rest != "p2p-circuit":
+        return bytes(Multiaddr(address).to_bytes())
+    multihash = PeerID.from_base58(relay_id).to_bytes()
+    return bytes(Multiaddr(direct).to_bytes() + P2P_CODE + bytes([len(multihash)]) + multihash + CIRCUIT_CODE)
 
 
 def _last_line(message: str) -> str:

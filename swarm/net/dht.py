@@ -15,11 +15,9 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.serializer import MSGPackSerializer
-from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
-from swarm.net.identity import Identity
-from swarm.net.wire import MAX_PEER_RECORD_BYTES, open_peer_record, seal_peer_record
+from swarm.net.wire import open_peer_record
 from swarm.types import PeerRecord
 
 RPC_TIMEOUT_S = 3.0
@@ -65,10 +63,13 @@ class PeerDirectory:
         self._clock = clock
 
     @classmethod
-    async def create(cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time) -> PeerDirectory:
-        """A directory that knows no other node yet; `meet` some."""
+    async def create(
+        cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time, *, keeps: bool = True
+    ) -> PeerDirectory:
+        """A directory that knows no other node yet; `meet` some. It holds others' records unless not `keeps`."""
         node = await DHTNode.create(
             p2p,
+            client_mode=not keeps,
             wait_timeout=RPC_TIMEOUT_S,
             parallel_rpc=PARALLEL_RPC,
             cache_locally=False,
@@ -88,24 +89,20 @@ class PeerDirectory:
             await self._node.find_nearest_nodes([self._node.node_id])
         return met
 
-    async def announce(self, identity: Identity, record: PeerRecord) -> bool:
-        """Store our own record; whether some node took it."""
-        sealed = seal_peer_record(identity, record)
-        if len(sealed) > MAX_PEER_RECORD_BYTES:
-            # Where a peer is matters more than what it does.
-            sealed = seal_peer_record(identity, replace(record, tasks=()))
-        stored = await self._node.store(_key(self._run_id), sealed, record.expires_at, subkey=record.peer_id)
+    async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
+        """Store our own signed record; whether some node took it."""
+        stored = await self._node.store(_key(self._run_id), sealed, expires_at, subkey=peer_id)
         return bool(stored)
 
-    async def read(self) -> list[PeerRecord]:
-        """Every valid record in the directory."""
+    async def read(self) -> list[tuple[PeerRecord, bytes]]:
+        """Every valid record in the directory: opened, and as its peer signed it."""
         found = await self._node.get(_key(self._run_id), latest=True)
         if found is None or not isinstance(found.value, dict):
             return []
         records = []
         for entry in found.value.values():
             try:
-                records.append(open_peer_record(entry.value, self._run_id, now=self._clock()))
+                records.append((open_peer_record(entry.value, self._run_id, now=self._clock()), entry.value))
             except RejectedGroup:
                 continue
         return records

@@ -60,6 +60,20 @@ async def probe(address: str) -> str | None:
     return None
 
 
+def unreachable(multiaddrs: Iterable[str]) -> dict[str, str]:
+    """What `probe` says against each of some peers' addresses; those with nothing against them are left out.
+
+    Takes seconds, and a thread without a running loop. Raises `ConfigError`.
+    """
+
+    async def ask(addresses: list[str]) -> list[str | None]:
+        return await asyncio.gather(*map(probe, addresses))
+
+    asked = list(multiaddrs)
+    problems = asyncio.run(ask([split_multiaddr(multiaddr)[0] for multiaddr in asked]))
+    return {multiaddr: problem for multiaddr, problem in zip(asked, problems, strict=True) if problem is not None}
+
+
 class Backoff:
     """When to try again what has failed: first after `first_s`, then twice as long each time, up to `longest_s`."""
 

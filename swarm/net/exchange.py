@@ -10,8 +10,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
+from swarm.net.accounts import PeerBook, SafetySettings
 from swarm.net.identity import Identity
-from swarm.net.wire import Limits, group_problems, open_group, seal
+from swarm.net.wire import Limits, group_problems, open_group, payload_bytes, seal
 from swarm.protocols import Transport
 from swarm.types import NetworkStatus, RolloutGroup
 
@@ -23,7 +24,8 @@ SEEN_GROUPS = 8_192
 class Exchange:
     """`GroupExchange` over any `Transport`.
 
-    Refusals are counted under the reasons of `wire.open_group`, and under `duplicate` for a group seen before.
+    Refusals are counted under the reasons of `wire.open_group` and `PeerBook.admit`, and under `duplicate` for a group
+    seen before; those a signature pins on a peer also against that peer.
     """
 
     def __init__(
@@ -31,15 +33,18 @@ class Exchange:
         transport: Transport,
         identity: Identity,
         limits: Limits | None = None,
+        safety: SafetySettings | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Exchange groups as `identity`, refusing what exceeds `limits`."""
+        """Exchange groups as `identity`, refusing what exceeds `limits` and peers that misbehave under `safety`."""
+        self.book = PeerBook(safety or SafetySettings(), clock)
         self._transport = transport
         self._identity = identity
         self._limits = limits or Limits()
         self._clock = clock
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._banned: frozenset[str] = frozenset()
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Stamp, sign and publish a group; the group as published, or None when it could not be.
@@ -62,6 +67,9 @@ class Exchange:
                 len(record),
             )
             return None
+        if payload_bytes(record) > self._limits.max_payload_bytes:
+            logger.warning("group %d not shared: too large before compression", group.sequence)
+            return None
         self._transport.publish(record)
         return stamped
 
@@ -72,20 +80,43 @@ class Exchange:
         run_id = self._transport.status().run_id
         for record in self._transport.drain():
             try:
-                if run_id is None:
-                    raise RejectedGroup("wrong_run", "no run is known yet")
-                content_id, group = open_group(record, run_id, self._limits, now=self._clock())
+                opened = self._open(record, run_id)
             except RejectedGroup as refusal:
                 logger.debug("refused a record: %s", refusal)
                 refused[refusal.reason] += 1
+                if refusal.peer_id is not None:
+                    self.book.report(refusal.peer_id, refusal.reason)
                 continue
-            if group.peer_id == self._identity.peer_id:
-                continue
-            if self._seen_before(content_id):
-                refused["duplicate"] += 1
-                continue
-            groups.append((content_id, group))
+            if opened is not None:
+                groups.append(opened)
+        self._close_the_door()
         return groups, dict(refused)
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Tell what became of a group of `peer_id`, and what its verification took."""
+        self.book.report(peer_id, outcome, verify_s)
+
+    def _close_the_door(self) -> None:
+        """Nothing of a peer in quarantine shall take up gossip, inbox or shelf, until its time is up."""
+        quarantined = self.book.quarantined()
+        if quarantined != self._banned:
+            self._banned = quarantined
+            self._transport.ban(quarantined)
+
+    def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
+        """A record as (content id, group), or None for one of this node's own. Raises `RejectedGroup`."""
+        if run_id is None:
+            raise RejectedGroup("wrong_run", "no run is known yet")
+        content_id, group = open_group(record, run_id, self._limits, now=self._clock())
+        if group.peer_id == self._identity.peer_id:
+            return None
+        if self._seen_before(content_id):
+            raise RejectedGroup("duplicate")
+        try:
+            self.book.admit(group.peer_id, group.sequence, len(record))
+        except RejectedGroup as refusal:
+            raise RejectedGroup(refusal.reason, refusal.detail, group.peer_id) from refusal
+        return content_id, group
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""

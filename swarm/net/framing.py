@@ -1,75 +1,91 @@
-"""Requests and replies on a raw stream, whichever library carries it.
+"""Requests and streamed answers as bytes on a libp2p stream, whichever library carries it.
 
-The client writes one length and the request. The server answers with frames: a length and a chunk each; length 0 ends
-the reply; length `ERROR` is followed by one more length and a message for people. Lengths are 4 bytes, big-endian.
+    client   length | request                                  at most 1 MiB
+    server   (length | chunk)* , 0                             chunks of 1 byte to 256 KiB, then the end
+             (length | chunk)* , 0xFFFFFFFF, length | message  or an error, in UTF-8
+
+Every length is 4 bytes, big-endian. Readers take a `ReadExactly` of asyncio or trio; nothing is allocated before its
+length was checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
-from swarm.errors import PeerUnreachable, TransportError
-
-ReadExactly = Callable[[int], Awaitable[bytes]]
-"""Reads this many bytes of a stream, no fewer."""
+from swarm.errors import PeerUnreachable
 
 MAX_REQUEST_BYTES = 2**20
-MAX_CHUNK_BYTES = 256 * 2**10
-MAX_REPLY_BYTES = 64 * 2**20
+MAX_CHUNK_BYTES = 2**18
 MAX_ERROR_BYTES = 1_024
-END = 0
-ERROR = 0xFFFF_FFFF
+MAX_REPLY_BYTES = 2 * 2**20
+"""Of an answer that is wanted whole."""
+MAX_STREAMS = 64
+"""Served at once; as many again are told that this is too much. One holds a request, or a few chunks."""
+MAX_STREAMS_PER_PEER = 16
+REQUEST_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 30.0
+"""A peer that takes no byte of its answer for so long is hung up on."""
 LENGTH_BYTES = 4
+END = bytes(LENGTH_BYTES)
+ERROR_LENGTH = 0xFFFFFFFF
+
+ReadExactly = Callable[[int], Awaitable[bytes]]
+"""That many bytes of the stream. Raises `PeerUnreachable` when it ends before."""
 
 
 def encode_request(request: bytes) -> bytes:
-    """What a client writes. Raises `TransportError` when the request is too large."""
+    """A request as the client writes it. Raises `ValueError` when it is too large."""
     if len(request) > MAX_REQUEST_BYTES:
-        raise TransportError(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(request)}")
+        raise ValueError(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(request)}")
     return _length(len(request)) + request
 
 
-def encode_reply(reply: bytes) -> Iterator[bytes]:
-    """What a server writes, in pieces."""
-    for start in range(0, len(reply), MAX_CHUNK_BYTES):
-        chunk = reply[start : start + MAX_CHUNK_BYTES]
-        yield _length(len(chunk)) + chunk
-    yield _length(END)
+def encode_answer(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The frames of an answer, one at a time; larger chunks are cut, empty ones left out."""
+    for chunk in chunks:
+        for start in range(0, len(chunk), MAX_CHUNK_BYTES):
+            piece = chunk[start : start + MAX_CHUNK_BYTES]
+            yield _length(len(piece)) + piece
+    yield END
 
 
 def encode_error(message: str) -> bytes:
-    """What a server writes instead of the rest of a reply."""
-    # A cut through a character is mended by the reader, which replaces what it cannot decode.
+    """The frame that ends an answer with an error; a long message is cut."""
     encoded = message.encode(errors="replace")[:MAX_ERROR_BYTES]
-    return _length(ERROR) + _length(len(encoded)) + encoded
+    return _length(ERROR_LENGTH) + _length(len(encoded)) + encoded
 
 
 async def read_request(read: ReadExactly) -> bytes:
-    """A client's request. Raises `TransportError` when it is larger than allowed."""
-    return await read(await _read_length(read, MAX_REQUEST_BYTES, "request"))
+    """The request at the start of a stream. Raises `PeerUnreachable` when it is too large or cut short."""
+    return await _read_block(read, await _read_length(read), MAX_REQUEST_BYTES, "request")
 
 
-async def read_reply(read: ReadExactly, max_bytes: int = MAX_REPLY_BYTES) -> bytes:
-    """A server's whole reply. Raises `PeerUnreachable` with the server's message, `TransportError` for bad framing."""
-    reply = bytearray()
-    while (length := int.from_bytes(await read(LENGTH_BYTES))) != END:
-        if length == ERROR:
-            message = await read(await _read_length(read, MAX_ERROR_BYTES, "error message"))
-            raise PeerUnreachable(message.decode(errors="replace"))
-        if length > MAX_CHUNK_BYTES:
-            raise TransportError(f"a chunk must have at most {MAX_CHUNK_BYTES} bytes, got {length}")
-        if len(reply) + length > max_bytes:
-            raise TransportError(f"this reply must have at most {max_bytes} bytes, got more")
-        reply += await read(length)
-    return bytes(reply)
+async def read_answer(read: ReadExactly, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The chunks of an answer, as they arrive.
+
+    Raises `PeerUnreachable` for the peer's own error, a frame against the rules, a stream that ends before its end
+    frame, or more than `max_bytes` in all.
+    """
+    room = max_bytes
+    while (length := await _read_length(read)) != 0:
+        if length == ERROR_LENGTH:
+            message = await _read_block(read, await _read_length(read), MAX_ERROR_BYTES, "error message")
+            raise PeerUnreachable(f"it answered with an error: {message.decode(errors='replace')}")
+        if length > room:
+            raise PeerUnreachable(f"an answer must have at most {max_bytes} bytes, got more")
+        room -= length
+        yield await _read_block(read, length, MAX_CHUNK_BYTES, "chunk")
 
 
-async def _read_length(read: ReadExactly, most: int, what: str) -> int:
-    length = int.from_bytes(await read(LENGTH_BYTES))
+def _length(value: int) -> bytes:
+    return value.to_bytes(LENGTH_BYTES, "big")
+
+
+async def _read_length(read: ReadExactly) -> int:
+    return int.from_bytes(await read(LENGTH_BYTES), "big")
+
+
+async def _read_block(read: ReadExactly, length: int, most: int, what: str) -> bytes:
     if length > most:
-        raise TransportError(f"the {what} must have at most {most} bytes, got {length}")
-    return length
-
-
-def _length(count: int) -> bytes:
-    return count.to_bytes(LENGTH_BYTES)
+        raise PeerUnreachable(f"a {what} must have at most {most} bytes, got {length}")
+    return await read(length) if length else b""

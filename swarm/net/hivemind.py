@@ -11,14 +11,17 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
+from swarm.net.nat import nat_arguments
 from swarm.net.state import NodeState, Profile
-from swarm.protocols import RequestHandler
+from swarm.protocols import RequestHandler, StreamHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
 if TYPE_CHECKING:
@@ -111,7 +114,7 @@ class HivemindTransport:
         elif len(record) > self._settings.max_record_bytes:
             self._state.counters.add("drop_oversized")
         else:
-            self._state.outbox.put(record)
+            self._state.offer(record)
             self._wake()
 
     def drain(self) -> list[bytes]:
@@ -124,15 +127,23 @@ class HivemindTransport:
         return self._state.status()
 
     def peers(self) -> tuple[PeerRecord, ...]:
-        """What the directory says about others; entries may have expired."""
-        return tuple(self._state.known.values())
+        """What others have said about themselves; entries may have expired."""
+        return tuple(record for record, _ in self._state.known.values())
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
         return self._state.multiaddrs()
 
+    def observed(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
+        return self._state.observed.get(peer_id, ())
+
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`, on the network thread."""
+        self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
+
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer requests for `protocol` chunk by chunk, on the network thread."""
         self._state.handlers = {**self._state.handlers, protocol: handler}
         if self._loop is not None and self._session is not None:
             asyncio.run_coroutine_threadsafe(self._session.serve(), self._loop)
@@ -150,8 +161,24 @@ class HivemindTransport:
             answer.cancel()
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
 
+    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+        """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
+        self._require_running()
+        session, loop = self._session, self._loop
+        if session is None or loop is None:
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        return _taken(chunks, loop, 2 * timeout_s + CLOSE_TIMEOUT_S)
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Drop these peers, and no others; takes effect at once, or when the daemon is next up."""
+        self._state.ban(peer_ids)
+        session, loop = self._session, self._loop
+        if session is not None and loop is not None and not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(session.look(), loop)
+
     def counters(self) -> dict[str, int]:
-        """Cumulative counts: `published`, `delivered`, drops by reason, and what went wrong and was repaired."""
+        """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
         drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
         return {**self._state.counters.snapshot(), **drops}
 
@@ -221,18 +248,22 @@ class HivemindTransport:
     async def _live_once(self, timeout_s: float) -> str:
         """One daemon from start to end; why it ended."""
         from swarm.net.daemon import Daemon
+        from swarm.net.relay import start_relay
         from swarm.net.session import Session
 
         # Ports are chosen by us and kept: after a restart others find this node where it was.
         self._listen = self._listen or tuple(map(_with_port, self._settings.listen))
         try:
-            self._daemon = await Daemon.start(
+            start = partial(
+                Daemon.start,
                 listen=self._listen,
                 announce=self._settings.announce,
                 identity=self._identity_path,
-                nat_port_map=self._settings.nat_port_map,
+                nat=nat_arguments(self._settings),
                 timeout_s=timeout_s,
             )
+            relaying = self._settings.serve_relay
+            self._daemon = await (start_relay(start, self._listen, self._settings) if relaying else start())
         except TransportError as error:
             self._listen = ()
             return str(error)
@@ -252,8 +283,36 @@ class HivemindTransport:
             return repr(error)
         finally:
             self._session = None
+            self._state.remember()
             await self._daemon.stop()
             self._daemon = None
+
+
+def _taken(chunks: AsyncGenerator[bytes, None], loop: asyncio.AbstractEventLoop, timeout_s: float) -> Iterator[bytes]:
+    """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
+
+    async def following() -> bytes | None:
+        return await anext(chunks, None)
+
+    try:
+        while (chunk := _result(following(), loop, timeout_s)) is not None:
+            yield chunk
+    finally:
+        # Not waited for: an iterator that was let go of may be collected on the network thread itself.
+        if not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(chunks.aclose(), loop)
+
+
+def _result(
+    step: Coroutine[None, None, bytes | None], loop: asyncio.AbstractEventLoop, timeout_s: float
+) -> bytes | None:
+    if loop.is_closed():
+        step.close()
+        raise PeerUnreachable("the network was closed meanwhile")
+    try:
+        return asyncio.run_coroutine_threadsafe(step, loop).result(timeout_s)
+    except (TimeoutError, CancelledError) as error:
+        raise PeerUnreachable("the network was closed meanwhile") from error
 
 
 async def _end_strays() -> None:

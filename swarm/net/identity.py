@@ -80,23 +80,31 @@ class Identity:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = _lock(path)
             if not path.exists():
-                _create(path)
+                _write(path, Ed25519PrivateKey.generate())
             encoded = path.read_bytes()
             if path.stat().st_mode & 0o077:
                 logger.warning("the key file %s can be read by other users: chmod 600 it", path)
         except OSError as error:
             raise IdentityError(f"the identity file {path} cannot be used: {error.strerror or error}") from error
-        seed = encoded[len(PRIVATE_KEY_HEADER) : len(PRIVATE_KEY_HEADER) + KEY_BYTES]
-        public_key = encoded[len(PRIVATE_KEY_HEADER) + KEY_BYTES :]
-        if not encoded.startswith(PRIVATE_KEY_HEADER) or len(public_key) != KEY_BYTES:
-            raise IdentityError(
-                f"the identity file {path} must hold an Ed25519 key in libp2p's private key format, "
-                f"got {len(encoded)} other bytes; move it away to have a new one made"
-            )
-        key = Ed25519PrivateKey.from_private_bytes(seed)
-        if key.public_key().public_bytes_raw() != public_key:
-            raise IdentityError(f"the identity file {path} is damaged: its public key is not that of its private key")
-        return cls(key, path, lock)
+        return cls(_parse(encoded, path), path, lock)
+
+    @classmethod
+    def parse(cls, encoded: bytes) -> Identity:
+        """The key in the bytes of a key file, in memory only. Raises `IdentityError`."""
+        return cls(_parse(encoded, "given"))
+
+    @classmethod
+    def read(cls, path: Path) -> Identity:
+        """The key in `path`, to look at or to back up: another process may be using it. Raises `IdentityError`."""
+        try:
+            encoded = path.read_bytes()
+        except OSError as error:
+            raise IdentityError(f"the identity file {path} cannot be read: {error.strerror or error}") from error
+        return cls(_parse(encoded, path), path)
+
+    def encoded(self) -> bytes:
+        """The private key, as in its file. Never send or print it."""
+        return _encode(self._key)
 
     def sign(self, message: bytes) -> bytes:
         """64-byte signature over `message`."""
@@ -123,12 +131,70 @@ def _lock(path: Path) -> IO[bytes]:
     return lock
 
 
-def _create(path: Path) -> None:
-    key = Ed25519PrivateKey.generate()
+def in_use(path: Path) -> bool:
+    """Whether a process holds the identity in `path`; a node that starts in the instant of asking may be refused it."""
+    try:
+        with path.with_name(path.name + ".lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no lock file: never used; or another user's, and then nobody can tell
+    return False
+
+
+def install(path: Path, encoded: bytes, created_at: float, *, force: bool = False) -> Path | None:
+    """Put a key into `path`; where another one was moved to, None when there was none.
+
+    Raises `IdentityInUse` while a process uses `path`, and `IdentityError` when it holds another identity and not
+    `force`, or cannot be written.
+    """
+    key = _parse(encoded, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path):
+            moved = None
+            if path.exists():
+                if path.read_bytes() == encoded:
+                    return None
+                if not force:
+                    raise IdentityError(
+                        f"{path} holds another identity already; import into another directory, or give --force to "
+                        "replace it, which keeps the old file beside the new one"
+                    )
+                moved = path.with_name(f"{path.name}.replaced-{secrets.token_hex(4)}")
+                # A link, then a rename over it: there is no moment without an identity, in which a new one was made.
+                os.link(path, moved)
+            _write(path, key)
+            os.utime(path, (created_at, created_at))
+            return moved
+    except OSError as error:
+        raise IdentityError(f"the identity file {path} cannot be written: {error.strerror or error}") from error
+
+
+def _parse(encoded: bytes, path: Path | str) -> Ed25519PrivateKey:
+    seed = encoded[len(PRIVATE_KEY_HEADER) : len(PRIVATE_KEY_HEADER) + KEY_BYTES]
+    public_key = encoded[len(PRIVATE_KEY_HEADER) + KEY_BYTES :]
+    if not encoded.startswith(PRIVATE_KEY_HEADER) or len(public_key) != KEY_BYTES:
+        raise IdentityError(
+            f"the identity file {path} must hold an Ed25519 key in libp2p's private key format, "
+            f"got {len(encoded)} other bytes; move it away to have a new one made"
+        )
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    if key.public_key().public_bytes_raw() != public_key:
+        raise IdentityError(f"the identity file {path} is damaged: its public key is not that of its private key")
+    return key
+
+
+def _encode(key: Ed25519PrivateKey) -> bytes:
+    return PRIVATE_KEY_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw()
+
+
+def _write(path: Path, key: Ed25519PrivateKey) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(PRIVATE_KEY_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw())
+        file.write(_encode(key))
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)

@@ -1,7 +1,8 @@
 """The transport in pure Python: py-libp2p for connections, gossip and requests; for platforms without the go daemon.
 
 Nodes on it and nodes on hivemind's daemon are in the same swarm: same topics, stream protocols, records and peer ids.
-There is no DHT here: members of the run are asked whom they know. It opens no ports on routers and uses no relays.
+There is no DHT here: members of the run are asked whom they know. It opens no ports on routers, listens on TCP only,
+and neither uses relays nor is one.
 
 Everything asynchronous happens on one network thread, in trio; the node's thread meets it in two mailboxes. This module
 can be imported without libp2p: `start` imports it.
@@ -13,17 +14,17 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
-from swarm.net.peer_exchange import PeerExchange
 from swarm.net.state import NodeState, Profile
-from swarm.protocols import RequestHandler
+from swarm.protocols import RequestHandler, StreamHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from swarm.net.libp2p_session import Session
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_RESTARTS_IN_A_ROW = 5
 FIRST_RESTART_PAUSE_S = 0.25
@@ -66,8 +69,6 @@ class Libp2pTransport:
             self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
         except RejectedGroup as refusal:
             raise _bad_manifest(refusal) from refusal
-        self._others = PeerExchange(self._state)
-        self._banned: frozenset[str] = frozenset()
         self._listen = settings.listen
         self._session: Session | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -113,7 +114,7 @@ class Libp2pTransport:
         elif len(record) > self._settings.max_record_bytes:
             self._state.counters.add("drop_oversized")
         else:
-            self._state.outbox.put(record)
+            self._state.offer(record)
             self._wake()
 
     def drain(self) -> list[bytes]:
@@ -126,15 +127,23 @@ class Libp2pTransport:
         return self._state.status()
 
     def peers(self) -> tuple[PeerRecord, ...]:
-        """What others say about each other; entries may have expired."""
-        return tuple(self._state.known.values())
+        """What others have said about themselves; entries may have expired."""
+        return tuple(record for record, _ in self._state.known.values())
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
         return self._state.multiaddrs()
 
+    def observed(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
+        return self._state.observed.get(peer_id, ())
+
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`, on the network thread."""
+        self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
+
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer requests for `protocol` chunk by chunk, on the network thread."""
         self._state.handlers = {**self._state.handlers, protocol: handler}
         if self._session is not None:
             self._soon(self._session.serve)
@@ -143,25 +152,51 @@ class Libp2pTransport:
         """Ask one connected peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
         self._require_running()
         session = self._session
-        answer: Future[bytes] = Future()
-        if session is None or not self._soon(lambda: session.ask(answer, peer_id, protocol, payload, timeout_s)):
+        if session is None:
             raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        question = partial(session.call, peer_id, protocol, payload, timeout_s)
+        return self._done(session, question, timeout_s + CLOSE_TIMEOUT_S)
+
+    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+        """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
+        self._require_running()
+        session = self._session
+        if session is None:
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        return self._taken(session, chunks, 2 * timeout_s + CLOSE_TIMEOUT_S)
+
+    def _taken(self, session: Session, chunks: AsyncGenerator[bytes, None], timeout_s: float) -> Iterator[bytes]:
+        """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
+
+        async def following() -> bytes | None:
+            return await anext(chunks, None)
+
         try:
-            return answer.result(timeout_s + CLOSE_TIMEOUT_S)
+            while (chunk := self._done(session, following, timeout_s)) is not None:
+                yield chunk
+        finally:
+            # Not waited for: an iterator that was let go of may be collected on the network thread itself.
+            self._soon(partial(session.have_done, Future(), chunks.aclose))
+
+    def _done(self, session: Session, step: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        outcome: Future[T] = Future()
+        if not self._soon(partial(session.have_done, outcome, step)):
+            raise PeerUnreachable("the network was closed meanwhile")
+        try:
+            return outcome.result(timeout_s)
         except TimeoutError as error:
-            answer.cancel()
-            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+            outcome.cancel()
+            raise PeerUnreachable(f"no answer within {timeout_s:g} s") from error
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Drop these peers, and no others: hang up on them, do not dial them, pass on nothing they wrote or forward."""
-        self._banned = frozenset(peer_ids)
-        session = self._session
-        if session is not None:
-            banned = self._banned
-            self._soon(lambda: session.ban(banned))
+        self._state.ban(peer_ids)
+        if self._session is not None:
+            self._soon(self._session.look_again)
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts: `published`, `delivered`, drops by reason, and what went wrong and was repaired."""
+        """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
         drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
         return {**self._state.counters.snapshot(), **drops}
 
@@ -201,6 +236,7 @@ class Libp2pTransport:
             born = time.monotonic()
             reason = self._live_once()
             self._session = self._token = self._scope = None
+            self._state.remember()
             self._state.see(frozenset(), frozenset())
             if self._closing.is_set():
                 break
@@ -251,7 +287,7 @@ class Libp2pTransport:
             # The session alone is cancelled: the host then takes leave of its peers.
             with trio.CancelScope() as self._scope:
                 if not self._closing.is_set():
-                    self._session = Session(state, host, self._others, self._banned)
+                    self._session = Session(state, host)
                     state.detail = "started"
                     await self._session.run(started=self._settled.set)
 

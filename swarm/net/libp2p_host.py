@@ -15,8 +15,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 
@@ -24,6 +25,7 @@ import libp2p.pubsub.pubsub as pubsub_module
 import psutil
 import trio
 from libp2p import new_host
+from libp2p.abc import INetConn
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.host.basic_host import BasicHost
@@ -40,8 +42,19 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.counters import Counters
-from swarm.net.framing import MAX_REPLY_BYTES, encode_error, encode_reply, encode_request, read_reply, read_request
-from swarm.protocols import RequestHandler
+from swarm.net.framing import (
+    MAX_REPLY_BYTES,
+    MAX_STREAMS,
+    MAX_STREAMS_PER_PEER,
+    REQUEST_TIMEOUT_S,
+    STALL_TIMEOUT_S,
+    encode_answer,
+    encode_error,
+    encode_request,
+    read_answer,
+    read_request,
+)
+from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +65,10 @@ MAX_WAITING_FOR_A_SUBSCRIPTION = 8
 """Messages kept for each connected peer that has not subscribed yet; they may be a megabyte each."""
 MAX_CONNECTIONS = 128
 DIAL_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 1.0
 ANYWHERE = ("0.0.0.0", "::")
 
-StreamHandler = Callable[[NetStream], Awaitable[None]]
+RawHandler = Callable[[NetStream], Awaitable[None]]
 
 
 class GuardedPubsub(Pubsub):  # type: ignore[misc]
@@ -87,6 +99,9 @@ class Host:
         self._host = host
         self._pubsub = pubsub
         self._counters = counters
+        self._served: Counter[str] = Counter()
+        self.admits: Callable[[str], bool] = lambda peer_id: True
+        """Whether a peer's streams are answered at all."""
 
     @property
     def peer_id(self) -> str:
@@ -100,6 +115,11 @@ class Host:
     def connected(self) -> frozenset[str]:
         """Peer ids with an open connection."""
         return frozenset(str(peer) for peer in self._host.get_connected_peers())
+
+    def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """By connected peer: the other ends of its connections."""
+        connections = self._host.get_network().get_connections_map()
+        return {str(peer): tuple(filter(None, map(_remote_address, each))) for peer, each in connections.items()}
 
     def subscribers(self, topic: str) -> frozenset[str]:
         """Connected peers that subscribe to `topic`."""
@@ -148,41 +168,99 @@ class Host:
     async def call(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int = MAX_REPLY_BYTES
     ) -> bytes:
-        """A connected peer's reply to one request. Raises `PeerUnreachable`."""
-        if peer_id not in self.connected():
-            raise PeerUnreachable(f"{peer_id} is not connected")
+        """A connected peer's whole answer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
+        answer = bytearray()
         try:
             with trio.fail_after(timeout_s):
-                stream = await self._host.new_stream(ID.from_base58(peer_id), [protocol])
-                try:
-                    await stream.write(encode_request(payload))
-                    return await read_reply(partial(_read_exactly, stream), max_bytes)
-                finally:
-                    await _abandon(stream)
+                async with aclosing(self.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
+                    async for chunk in chunks:
+                        answer += chunk
+        except trio.TooSlowError as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+        return bytes(answer)
+
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of a connected peer's answer; `timeout_s` is the longest silence. Raises `PeerUnreachable`."""
+        if peer_id not in self.connected():
+            raise PeerUnreachable(f"{peer_id} is not connected")
+        stream: NetStream | None = None
+
+        async def read(count: int) -> bytes:
+            with trio.fail_after(timeout_s):
+                return await _read_exactly(opened, count)
+
+        try:
+            with trio.fail_after(timeout_s):
+                stream = opened = await self._host.new_stream(ID.from_base58(peer_id), [protocol])
+                await opened.write(encode_request(payload))
+            async with aclosing(read_answer(read, max_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         except trio.TooSlowError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
         except Exception as error:
             # Whatever the peer, the connection or py-libp2p's layers make of it, the answer did not come.
             raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {_reason(error)}") from error
+        finally:
+            if stream is not None:
+                await _abandon(stream)
 
-    def answer(self, protocol: str, handler: RequestHandler) -> None:
-        """Answer other peers' requests for `protocol`."""
+    def answer(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer other peers' requests for `protocol`, chunk by chunk."""
 
         async def reply(stream: NetStream) -> None:
             remote = str(stream.muxed_conn.peer_id)
-            with trio.fail_after(ANSWER_TIMEOUT_S):
-                request = await read_request(partial(_read_exactly, stream))
-                try:
-                    frames = encode_reply(handler(remote, request))
-                except Exception as error:
-                    # The handler is ours, but its request is a stranger's; `NodeState.handle` has counted it.
-                    logger.debug("a request for %s failed", protocol, exc_info=True)
-                    frames = iter((encode_error(repr(error)),))
-                for frame in frames:
-                    await stream.write(frame)
-                await stream.close()
+            self._served[remote] += 1
+            try:
+                await self._serve(stream, remote, protocol, handler)
+            finally:
+                self._served[remote] -= 1
+                if not self._served[remote]:
+                    del self._served[remote]
 
         self._host.set_stream_handler(protocol, reply)
+
+    async def _serve(self, stream: NetStream, remote: str, protocol: str, handler: StreamHandler) -> None:
+        crowd = max(self._served.total() / MAX_STREAMS, self._served[remote] / MAX_STREAMS_PER_PEER)
+        if crowd > 2 or not self.admits(remote):
+            await _abandon(stream)
+            return
+        with trio.fail_after(REQUEST_TIMEOUT_S):
+            # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+            request = await read_request(partial(_read_exactly, stream))
+        if crowd > 1:
+            await _send(stream, encode_error("busy, ask later"))
+        else:
+            frames = encode_answer(handler(remote, request))
+            while (frame := _next_frame(frames, protocol)) is not None:
+                await _send(stream, frame)
+        await stream.close()
+
+
+def _next_frame(frames: Iterator[bytes], protocol: str) -> bytes | None:
+    try:
+        return next(frames, None)
+    except Exception as error:
+        # Whatever a handler raises is its peer's problem to hear of, and no one else's; `NodeState` has counted it.
+        logger.debug("the handler for %s failed", protocol, exc_info=True)
+        return encode_error(f"the handler failed: {type(error).__name__}")
+
+
+async def _send(stream: NetStream, frame: bytes) -> None:
+    with trio.fail_after(STALL_TIMEOUT_S):
+        await stream.write(frame)
+
+
+def _remote_address(connection: INetConn) -> str | None:
+    try:
+        found = connection.muxed_conn.get_remote_address()
+        host = ip_address(found[0]) if found else None
+    except Exception:
+        # A connection that is closing answers in any of its layers' ways.
+        return None
+    return f"/ip{host.version}/{host}/tcp/{found[1]}" if host else None
 
 
 @asynccontextmanager
@@ -263,7 +341,7 @@ def _make_router() -> GossipSub:
     )
 
 
-def _guarded(handler: StreamHandler, counters: Counters) -> StreamHandler:
+def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
     async def guarded(stream: NetStream) -> None:
         try:
             await handler(stream)
@@ -286,7 +364,7 @@ async def _read_exactly(stream: NetStream, count: int) -> bytes:
     while len(received) < count:
         chunk = await stream.read(count - len(received))
         if not chunk:
-            raise TransportError("the peer hung up")
+            raise PeerUnreachable("the peer hung up")
         received += chunk
     return bytes(received)
 

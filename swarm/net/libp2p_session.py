@@ -5,7 +5,8 @@ observe   the host's connections                    -> state, wakes the rest (ev
 join      manifest from a connected peer            -> the run              (until there is one)
 hear      gossip on the run's topic                 -> inbox
 tell      outbox                                    -> gossip               (paced; waits while nobody hears)
-discover  members of the run, asked whom they know  -> records of others    (every `announce_every_s`)
+
+and those of `upkeep`: repair, download, acquaint. The last takes the place of a directory.
 
 Importing this imports libp2p; see `libp2p_host`.
 """
@@ -14,30 +15,36 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import trio
 
 from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
 from swarm.net.dial import Backoff, by_peer
+from swarm.net.large import INLINE_BYTES
 from swarm.net.libp2p_host import Host, interfaces
 from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.peer_exchange import MAX_LIST_BYTES, PEERS_PROTOCOL, PeerExchange
+from swarm.net.nat import CIRCUIT
 from swarm.net.state import NodeState
+from swarm.net.trio_waits import TrioSignal, TrioWaits
+from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OBSERVE_EVERY_S = 1.0
 ASK_TIMEOUT_S = 5.0
 MAX_DIALS_AT_ONCE = 8
 ENOUGH_PEERS = 32
 """Gossip needs no full mesh: peers heard of are dialled up to this many connections."""
-PEERS_ASKED_AT_ONCE = 4
+FEW_PEERS = 3
+"""With fewer, those remembered from earlier are dialled too."""
 RECORDS_PER_S = 100.0
 BYTES_PER_S = 6e6
 """A peer's queue holds 32 messages, and what does not fit is lost: one busy interpreter empties it at this rate."""
@@ -45,56 +52,43 @@ SETTLE_S = 1.0
 """A message published within a heartbeat of the first peer's arrival can miss it."""
 
 
-class Signal:
-    """Something to wake one waiting loop with, again and again."""
-
-    def __init__(self) -> None:
-        """Not given yet."""
-        self._event = trio.Event()
-
-    def give(self) -> None:
-        """Wake the loop, or keep it from waiting when it next would."""
-        self._event.set()
-
-    async def wait(self, timeout_s: float = math.inf) -> bool:
-        """Whether the signal came in time; takes it."""
-        with trio.move_on_after(timeout_s):
-            await self._event.wait()
-        given: bool = self._event.is_set()
-        if given:
-            self._event = trio.Event()
-        return given
-
-
 class Session:
     """One host's worth of a node."""
 
-    def __init__(self, state: NodeState, host: Host, others: PeerExchange, banned: frozenset[str]) -> None:
-        """Run `state` on a host that has just started, and keep the peers `banned` out."""
+    def __init__(self, state: NodeState, host: Host) -> None:
+        """Run `state` on a host that has just started."""
         self._state = state
         self._host = host
-        self._others = others
-        self._banned = banned
+        self._upkeep = Upkeep(state, host.stream, TrioWaits())
         self._dialling = Backoff(state.settings.retry_s)
         self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
         self._failures: dict[str, str] = {}
         self._run_known = trio.Event()
-        self._peers_changed = Signal()
-        self._someone_came = Signal()
-        self._outgoing = Signal()
+        self._peers_changed = TrioSignal()
+        self._someone_came = TrioSignal()
+        self._outgoing = TrioSignal()
         self._serving: set[str] = set()
         self._loops: trio.Nursery | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
         """Everything above, until cancelled; calls `started` when others can reach this node."""
-        self._host.answer(MANIFEST_PROTOCOL, lambda remote, request: self._state.sealed or b"")
-        self._host.answer(PEERS_PROTOCOL, lambda remote, request: self._others.answer())
+        self._host.admits = self._state.admits
         self.serve()
         self._note_addresses()
         started()
-        async with trio.open_nursery() as self._loops:
-            for loop in (self._dial, self._observe, self._join, self._hear, self._tell, self._discover):
-                self._loops.start_soon(loop)
+        upkeep = self._upkeep
+        try:
+            async with trio.open_nursery() as self._loops:
+                for loop in (self._dial, self._observe, self._join, self._hear, self._tell):
+                    self._loops.start_soon(loop)
+                for keep in (upkeep.repair, upkeep.acquaint, *[upkeep.download] * DOWNLOADS_AT_ONCE):
+                    self._loops.start_soon(self._in_run, keep)
+        finally:
+            self._loops = None
+
+    async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._run_known.wait()
+        await loop()
 
     def serve(self) -> None:
         """Register handlers added since the last call; on the network thread, as everything here."""
@@ -104,53 +98,68 @@ class Session:
 
     def wake(self) -> None:
         """Look again at the outbox and the run."""
-        self._outgoing.give()
+        self._outgoing.set()
         if self._state.manifest is not None:
             self._run_known.set()
 
-    def ban(self, peer_ids: frozenset[str]) -> None:
-        """Keep these peers out from now on, and no others."""
-        self._banned = peer_ids
-        self._someone_came.give()
+    def look_again(self) -> None:
+        """Look at once who is connected, and who of them is banned."""
+        self._someone_came.set()
 
-    def ask(self, answer: Future[bytes], peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> None:
-        """Ask one peer; `answer` gets the reply or `PeerUnreachable`."""
+    async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer. Raises `PeerUnreachable`."""
+        return await self._host.call(peer_id, protocol, payload, timeout_s)
+
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of one peer's answer. Raises `PeerUnreachable`."""
+        return self._host.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+
+    def have_done(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
+        """Do something in this session; `outcome` gets what comes of it, or `PeerUnreachable`."""
         if self._loops is None:
-            answer.set_exception(PeerUnreachable(f"{peer_id} cannot be asked: the network is starting"))
+            outcome.set_exception(PeerUnreachable("the network is starting or closing"))
         else:
-            self._loops.start_soon(self._ask, answer, peer_id, protocol, payload, timeout_s)
+            self._loops.start_soon(self._do, outcome, step)
 
-    async def _ask(self, answer: Future[bytes], peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> None:
-        failure = PeerUnreachable(f"{peer_id} did not answer {protocol}: the network was closed")
-        reply: bytes | None = None
+    async def _do(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
+        result: T | None = None
+        failure: Exception | None = PeerUnreachable("the network was closed meanwhile")
         try:
-            reply = await self._host.call(peer_id, protocol, payload, timeout_s)
-        except PeerUnreachable as error:
+            result = await step()
+            failure = None
+        except Exception as error:
+            # For whoever waits for it, on another thread.
             failure = error
         finally:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(failure) if reply is None else answer.set_result(reply)
+            if outcome.set_running_or_notify_cancel():
+                # Without a failure there is a result.
+                outcome.set_exception(failure) if failure else outcome.set_result(result)  # type: ignore[arg-type]
 
     def _note_addresses(self) -> None:
         announced = self._state.settings.announce
         listening = [address for wildcard in self._host.listening() for address in interfaces(wildcard)]
-        self._state.addresses = announced or tuple(listening)
+        self._state.locate(announced or tuple(listening))
 
     async def _observe(self) -> None:
         while True:
-            for peer_id in self._host.connected() & self._banned:
+            self._someone_came.clear()
+            for peer_id in self._host.connected() & self._state.banned:
                 self._state.counters.add("banned_connections")
                 await self._host.drop(peer_id)
             self._look()
-            await self._someone_came.wait(OBSERVE_EVERY_S)
+            await self._someone_came.happens(OBSERVE_EVERY_S)
 
     def _look(self) -> None:
         state = self._state
         before = state.in_run
+        state.observed = self._host.remote_addresses()
         state.see(self._host.connected(), self._host.subscribers(state.topic) if state.topic else frozenset())
         state.detail = self._describe()
         if state.in_run - before:
-            self._peers_changed.give()
+            self._peers_changed.set()
+            self._upkeep.found(first=not before)
         self.wake()
 
     async def _dial(self) -> None:
@@ -169,15 +178,20 @@ class Session:
         connected = self._host.connected()
         wanted = dict(state.bootstrap)
         if len(connected) < ENOUGH_PEERS:
-            for peer_id, record in state.known.items():
+            for peer_id, (record, _) in state.known.items():
                 if record.expires_at > now or not connected:
                     with suppress(ConfigError):
                         wanted[peer_id] = (*wanted.get(peer_id, ()), *by_peer(record.multiaddrs).get(peer_id, ()))
-        return {
-            peer_id: tuple(dict.fromkeys(addresses))
+        if len(state.in_run) < FEW_PEERS:
+            for peer_id, addresses in reversed(state.remembered.items()):
+                wanted[peer_id] = (*wanted.get(peer_id, ()), *addresses)
+        unwanted = {*connected, *state.banned, state.identity.peer_id}
+        dialable = {
+            peer_id: tuple(dict.fromkeys(filter(_can_dial, addresses)))
             for peer_id, addresses in wanted.items()
-            if addresses and peer_id not in connected and peer_id not in self._banned
+            if peer_id not in unwanted
         }
+        return {peer_id: addresses for peer_id, addresses in dialable.items() if addresses}
 
     async def _dial_one(self, peer_id: str) -> None:
         try:
@@ -190,7 +204,7 @@ class Session:
         else:
             self._failures.pop(peer_id, None)
             self._dialling.succeeded(peer_id)
-        self._someone_came.give()
+        self._someone_came.set()
 
     def _describe(self) -> str:
         state = self._state
@@ -214,7 +228,8 @@ class Session:
                 if state.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
                     await self._ask_for_run(peer_id)
             if state.manifest is None:
-                await self._peers_changed.wait(OBSERVE_EVERY_S)
+                self._peers_changed.clear()
+                await self._peers_changed.happens(OBSERVE_EVERY_S)
         logger.info("in the run %s", state.manifest.run_id)
         self._run_known.set()
 
@@ -235,15 +250,17 @@ class Session:
         await self._run_known.wait()
         topic = self._state.topic
         assert topic is not None
+        if not self._state.profile.listed:
+            return
         self._host.admit(topic, self._admissible)
         await self._host.subscribe(topic, self._state.receive)
 
     def _admissible(self, forwarder: str, author: str, record: bytes) -> bool:
         """Whether to pass a message on to others; what is in it is checked when it is opened."""
-        if forwarder in self._banned or author in self._banned:
+        if {forwarder, author} & self._state.banned:
             self._state.counters.add("banned_gossip")
             return False
-        if len(record) > self._state.settings.max_record_bytes:
+        if len(record) > min(self._state.settings.max_record_bytes, INLINE_BYTES):
             self._state.counters.add("drop_oversized")
             return False
         return True
@@ -261,33 +278,14 @@ class Session:
                 settled = True
             record = self._state.outbox.take() if settled else None
             if record is None:
-                await self._outgoing.wait()
+                await self._outgoing.happens(math.inf)
+                self._outgoing.clear()
                 continue
             await self._host.publish(topic, record)
             self._state.counters.add("published")
             await trio.sleep(max(1 / RECORDS_PER_S, len(record) / BYTES_PER_S))
 
-    async def _discover(self) -> None:
-        await self._run_known.wait()
-        pause_s = OBSERVE_EVERY_S
-        while True:
-            members = sorted(self._state.in_run)
-            async with trio.open_nursery() as questions:
-                for peer_id in random.sample(members, min(len(members), PEERS_ASKED_AT_ONCE)):
-                    questions.start_soon(self._ask_for_peers, peer_id)
-            # Someone new may know others; else what is known changes slowly: look again soon at first.
-            if await self._peers_changed.wait(pause_s):
-                pause_s = OBSERVE_EVERY_S
-                await trio.sleep(OBSERVE_EVERY_S)
-            else:
-                pause_s = min(2 * pause_s, self._state.settings.announce_every_s)
 
-    async def _ask_for_peers(self, peer_id: str) -> None:
-        try:
-            self._others.learn(await self._host.call(peer_id, PEERS_PROTOCOL, b"", ASK_TIMEOUT_S, MAX_LIST_BYTES))
-        except PeerUnreachable as error:
-            self._state.counters.add("peer_lists_missed")
-            logger.debug("no list of peers: %s", error)
-        except RejectedGroup as refusal:
-            self._state.counters.add("refused_peer_lists")
-            logger.debug("refused the list of peers that %s sent: %s", peer_id, refusal)
+def _can_dial(address: str) -> bool:
+    """Others may be reachable in ways that py-libp2p is not set up for: QUIC, relays."""
+    return "/tcp/" in address and CIRCUIT not in address

@@ -5,13 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES
 from swarm.net.mailbox import Mailbox
-from swarm.net.wire import open_manifest
-from swarm.protocols import RequestHandler
-from swarm.types import NetworkStatus, RunManifest
+from swarm.net.repair import MAX_LISTED
+from swarm.net.shelf import Shelf
+from swarm.net.wire import open_manifest, outside
+from swarm.protocols import RequestHandler, StreamHandler
+from swarm.types import NetworkStatus, PeerRecord, RunManifest
+
+MAX_ANSWER_BYTES = 2 * 2**20
 
 
 class MemoryHub:
@@ -51,6 +56,8 @@ class MemoryTransport:
         *,
         inbox_records: int = 1_024,
         inbox_bytes: int = 64 * 2**20,
+        shelf_records: int = 8_192,
+        backfill_s: float = 120.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A peer of `hub`; with `manifest` (sealed) it brings the run, without it takes that of the others."""
@@ -58,7 +65,11 @@ class MemoryTransport:
         self._hub = hub
         self._clock = clock
         self._inbox = Mailbox(inbox_records, inbox_bytes)
-        self._handlers: dict[str, RequestHandler] = {}
+        self._shelf = Shelf(shelf_records, inbox_bytes, backfill_s)
+        self._backfill_s = backfill_s
+        self._backfilled = False
+        self._banned: frozenset[str] = frozenset()
+        self._handlers: dict[str, StreamHandler] = {}
         self._counts: Counter[str] = Counter()
         self._sealed: bytes | None = None
         self._manifest: RunManifest | None = None
@@ -102,24 +113,48 @@ class MemoryTransport:
             self._counts["no_run"] += 1
             return
         self._counts["published"] += 1
-        for member in self._hub.others(self.peer_id):
-            peer_run = member.manifest()
-            if peer_run is not None and peer_run.run_id == run.run_id:
-                member._deliver(record)
+        self._shelf.add(record)
+        for member in self._in_run(run):
+            member._deliver(self.peer_id, record, "delivered")
 
-    def _deliver(self, record: bytes) -> None:
-        self._counts["delivered"] += 1
-        self._inbox.put(record)
+    def _in_run(self, run: RunManifest) -> list[MemoryTransport]:
+        others = [member for member in self._hub.others(self.peer_id) if self._meets(member)]
+        return [member for member in others if (theirs := member.manifest()) and theirs.run_id == run.run_id]
+
+    def _meets(self, other: MemoryTransport) -> bool:
+        return other.peer_id not in self._banned and self.peer_id not in other._banned
+
+    def _deliver(self, sender: str, record: bytes, how: str) -> None:
+        label = outside(record)
+        if sender in self._banned or (label is not None and label[1] in self._banned):
+            self._counts["banned_gossip"] += 1
+        elif not self._shelf.add(record):
+            self._counts["duplicates"] += 1
+        else:
+            self._counts[how] += 1
+            self._inbox.put(record)
+
+    def _backfill(self, run: RunManifest) -> None:
+        """What was published before this peer came."""
+        for member in self._in_run(run):
+            for held in reversed(member._shelf.listing(self._backfill_s, 0.0, MAX_LISTED)):
+                record = member._shelf.get(held.record_id)
+                if record is not None and not self._shelf.knows(held.record_id):
+                    self._deliver(member.peer_id, record, "backfilled")
 
     def drain(self) -> list[bytes]:
         """Records that arrived since the last call, oldest first."""
         self._require_open()
+        run = self.manifest()
+        if run is not None and not self._backfilled:
+            self._backfilled = True
+            self._backfill(run)
         return self._inbox.drain()
 
     def status(self) -> NetworkStatus:
         """The other peers in the run, or all others while there is none."""
         run = self.manifest()
-        others = self._hub.others(self.peer_id) if self._open else []
+        others = [member for member in self._hub.others(self.peer_id) if self._meets(member)] if self._open else []
         connected = tuple(
             member.peer_id for member in others if run is None or (member.manifest() or run).run_id == run.run_id
         )
@@ -135,19 +170,54 @@ class MemoryTransport:
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`, on the thread of whoever asks."""
+        self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
+
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer requests for `protocol`, on the thread of whoever asks."""
         self._handlers[protocol] = handler
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """Call another peer's handler. Raises `PeerUnreachable` when the peer or handler is missing or fails."""
+        return b"".join(self.stream(peer_id, protocol, payload, timeout_s, MAX_ANSWER_BYTES))
+
+    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+        """Chunks of another peer's answer. Raises `PeerUnreachable`."""
         self._require_open()
-        for member in self._hub.others(self.peer_id):
-            if member.peer_id == peer_id and protocol in member._handlers:
-                try:
-                    return member._handlers[protocol](self.peer_id, payload)
-                except Exception as error:
-                    member._counts["handler_errors"] += 1
-                    raise PeerUnreachable(f"{peer_id} failed to answer {protocol}: {error}") from error
-        raise PeerUnreachable(f"no peer {peer_id} answers {protocol} on this hub")
+        return self._ask(peer_id, protocol, payload, max_bytes)
+
+    def _ask(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> Iterator[bytes]:
+        if len(payload) > MAX_REQUEST_BYTES:
+            raise PeerUnreachable(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(payload)}")
+        serving = [other for other in self._hub.others(self.peer_id) if protocol in other._handlers]
+        member = next((other for other in serving if other.peer_id == peer_id), None)
+        if member is None:
+            raise PeerUnreachable(f"no peer {peer_id} answers {protocol} on this hub")
+        if self.peer_id in member._banned:
+            member._counts["banned_streams"] += 1
+            raise PeerUnreachable(f"{member.peer_id} does not serve this peer")
+        room = max_bytes
+        try:
+            for chunk in member._handlers[protocol](self.peer_id, payload):
+                room -= len(chunk)
+                if room < 0:
+                    break
+                for start in range(0, len(chunk), MAX_CHUNK_BYTES):
+                    yield chunk[start : start + MAX_CHUNK_BYTES]
+        except Exception as error:
+            member._counts["handler_errors"] += 1
+            raise PeerUnreachable(f"{member.peer_id} failed to answer {protocol}: {error}") from error
+        if room < 0:
+            raise PeerUnreachable(f"an answer must have at most {max_bytes} bytes, got more")
+
+    def peers(self) -> tuple[PeerRecord, ...]:
+        """Nobody: peers of one process need not be found."""
+        return ()
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Have nothing to do with these peers, and with no others."""
+        present = {member.peer_id for member in self._hub.others(self.peer_id)}
+        self._counts["banned_connections"] += len(present & (frozenset(peer_ids) - self._banned))
+        self._banned = frozenset(peer_ids) - {self.peer_id}
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts."""

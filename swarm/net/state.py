@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from swarm.errors import ConfigError, RejectedGroup
+from swarm.net.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.dial import by_peer
 from swarm.net.identity import Identity
+from swarm.net.large import INLINE_BYTES, LARGE_PROTOCOL, Download, Waiting, announce, answer_large
 from swarm.net.mailbox import Mailbox
-from swarm.net.wire import MAX_MULTIADDRS, MAX_PEER_RECORD_LIFE_S, open_manifest
-from swarm.protocols import RequestHandler
+from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.nat import candidates, reachability, to_tell
+from swarm.net.peers import PEERS_PROTOCOL, answer_peers
+from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
+from swarm.net.shelf import Shelf
+from swarm.net.wire import (
+    MAX_MULTIADDRS,
+    MAX_PEER_RECORD_BYTES,
+    MAX_PEER_RECORD_LIFE_S,
+    open_announcement,
+    open_manifest,
+    outside,
+    seal_peer_record,
+)
+from swarm.protocols import StreamHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 OUTBOX_RECORDS = 64
 OUTBOX_BYTES = 16 * 2**20
+"""A large record waits as its announcement."""
 MAX_KNOWN_PEERS = 1_024
+MAX_REMEMBERED_PEERS = 64
 
 
 class Profile(Struct, frozen=True):
@@ -30,6 +53,8 @@ class Profile(Struct, frozen=True):
     tasks: tuple[str, ...] = ()
     role: str = "peer"
     version: str = ""
+    listed: bool = True
+    """False for a visitor that only looks: it enters itself in no directory, and hears no gossip."""
 
 
 class NodeState:
@@ -43,7 +68,7 @@ class NodeState:
         manifest: bytes | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """State of a node that has not started. Raises `ConfigError` for a bootstrap address that names no peer."""
+        """State of a node that has not started. Raises `ConfigError` for an address that names no peer."""
         self.settings = settings
         self.identity = identity
         self.profile = profile
@@ -51,22 +76,38 @@ class NodeState:
         self.counters = Counters()
         self.inbox = Mailbox(settings.inbox_records, settings.inbox_bytes)
         self.outbox = Mailbox(OUTBOX_RECORDS, OUTBOX_BYTES)
-        self.handlers: dict[str, RequestHandler] = {}
-        self.bootstrap = {
-            peer_id: addresses
-            for peer_id, addresses in by_peer(settings.bootstrap).items()
-            if peer_id != identity.peer_id
+        self.shelf = Shelf(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
+        self.large = Waiting()
+        self.on_announcement: Callable[[], None] = lambda: None
+        """Called when a download is queued."""
+        self.handlers: dict[str, StreamHandler] = {
+            MANIFEST_PROTOCOL: lambda remote, request: iter([self.sealed or b""]),
+            HAVE_PROTOCOL: lambda remote, request: iter([answer_have(self.shelf, request)]),
+            GIVE_PROTOCOL: lambda remote, request: answer_give(self.shelf, request),
+            LARGE_PROTOCOL: lambda remote, request: answer_large(self.shelf, request),
+            PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self.fresh_peers())]),
         }
-        self.known: dict[str, PeerRecord] = {}
+        """What is answered for each protocol, ours and those added by `serve`."""
+        self._bootstraps = Bootstraps(settings.bootstrap)
+        self.remembered = _remembered(settings.remember)
+        """Addresses of peers met earlier, also by an earlier process; the latest met come last."""
+        self.known: dict[str, tuple[PeerRecord, bytes]] = {}
+        """What peers said about themselves, opened and as they signed it; may have expired."""
+        self.banned: frozenset[str] = frozenset()
+        self.relays = candidates(settings)
+        """Relays to hold places at."""
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
         self.in_run: frozenset[str] = frozenset()
         """Those of them that take part in the run."""
+        self.observed: dict[str, tuple[str, ...]] = {}
+        """By peer: the other ends of its connections, as this machine sees them."""
         self.addresses: tuple[str, ...] = ()
         self.alone_since: float | None = clock()
         self.detail = "not started"
         self.sealed: bytes | None = None
         self.manifest: RunManifest | None = None
+        self._in_run_since = time.monotonic()
         self._adopting = threading.Lock()
         if manifest is not None:
             self.adopt(manifest)
@@ -81,47 +122,172 @@ class NodeState:
         with self._adopting:
             expected = self.manifest.run_id if self.manifest else self.settings.run_id
             manifest = open_manifest(sealed, expected)
+            if self.manifest is None:
+                self._in_run_since = time.monotonic()
             self.sealed, self.manifest = sealed, manifest
+
+    @property
+    def bootstrap(self) -> dict[str, tuple[str, ...]]:
+        """Addresses of the bootstraps, as they stand now."""
+        found = self._bootstraps.by_peer()
+        found.pop(self.identity.peer_id, None)
+        return found
+
+    def offer(self, record: bytes) -> None:
+        """Publish a record in the run, which must be known: by gossip, and on the shelf for those whom that misses."""
+        assert self.manifest is not None
+        if len(record) > INLINE_BYTES:
+            self.shelf.add(record, listed=False)
+            record = announce(self.identity, self.manifest.run_id, record)
+        self.shelf.add(record)
+        self.outbox.put(record)
 
     def receive(self, sender: str, record: bytes) -> None:
         """Take a gossip message in."""
         if sender == self.identity.peer_id:
             return
-        if len(record) > self.settings.max_record_bytes:
-            self.counters.add("drop_oversized")
-            return
-        self.counters.add("delivered")
-        self.inbox.put(record)
+        if sender in self.banned:
+            self.counters.add("banned_gossip")
+        elif self._take_in(record, 0.0):
+            self.counters.add("delivered")
 
-    def handle(self, protocol: str, remote: str, request: bytes) -> bytes:
+    def mend(self, record: bytes, age_s: float) -> None:
+        """Take in a record that gossip did not bring; one from before this node's time is a backfill."""
+        if self._take_in(record, age_s):
+            before = age_s > time.monotonic() - self._in_run_since
+            self.counters.add("backfilled" if before else "repaired")
+
+    def _take_in(self, record: bytes, age_s: float) -> bool:
+        if len(record) > min(self.settings.max_record_bytes, INLINE_BYTES):
+            self.counters.add("drop_oversized")
+            return False
+        label = outside(record)
+        if label is not None and label[1] in self.banned:
+            self.counters.add("banned_gossip")
+            return False
+        if not self.shelf.add(record, age_s):
+            self.counters.add("duplicates")
+            return False
+        if label is not None and label[0] == "large":
+            self._expect(record)
+        else:
+            self.inbox.put(record)
+        return True
+
+    def _expect(self, sealed: bytes) -> None:
+        """Queue the download of an announced record."""
+        assert self.manifest is not None
+        try:
+            announcement = open_announcement(sealed, self.manifest.run_id, self.settings.max_record_bytes)
+        except RejectedGroup as refusal:
+            self.counters.add("refused_announcements")
+            logger.debug("refused an announcement: %s", refusal)
+            return
+        if announcement.peer_id == self.identity.peer_id or self.shelf.knows(announcement.record_id):
+            return
+        if not self.large.add(announcement, time.monotonic() + self.settings.backfill_s):
+            self.counters.add("drop_announced")
+        self.on_announcement()
+
+    def complete(self, download: Download) -> None:
+        """Take in a large record that was fetched. Raises `PeerUnreachable` when it is not the announced one."""
+        record = download.record()
+        if self.shelf.add(record, listed=False):
+            self.counters.add("fetched")
+            self.inbox.put(record)
+
+    def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes]:
         """Answer a peer's request; a failing handler is counted, and the peer told."""
         try:
-            return self.handlers[protocol](remote, request)
+            yield from self.handlers[protocol](remote, request)
         except Exception:
             self.counters.add("handler_errors")
             raise
 
+    def admits(self, peer_id: str) -> bool:
+        """Whether a peer's streams are to be answered."""
+        if peer_id in self.banned:
+            self.counters.add("banned_streams")
+            return False
+        return True
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Have nothing to do with these peers from now on, and with no others."""
+        self.banned = frozenset(peer_ids) - {self.identity.peer_id}
+
     def see(self, connected: frozenset[str], subscribers: frozenset[str]) -> None:
         """Note who is connected now, and who of them subscribes to the run's groups."""
-        self.connected = connected
+        self.connected = connected = connected - self.banned
         self.in_run = connected & subscribers if self.manifest else connected
         if self.in_run:
             self.alone_since = None
         elif self.alone_since is None:
             self.alone_since = self.clock()
 
-    def learn(self, records: list[PeerRecord]) -> None:
-        """Remember where peers are; the longest expired make room."""
-        known = {**self.known, **{record.peer_id: record for record in records}}
-        known.pop(self.identity.peer_id, None)
-        freshest = sorted(known, key=lambda peer_id: known[peer_id].expires_at)[-MAX_KNOWN_PEERS:]
-        self.known = {peer_id: known[peer_id] for peer_id in freshest}
+    def locate(self, addresses: tuple[str, ...]) -> bool:
+        """Note the node's own addresses; whether they changed."""
+        changed = set(addresses) != set(self.addresses)
+        self.addresses = addresses
+        return changed
 
-    def own_record(self) -> PeerRecord:
-        """This node's entry in the directory, good for three renewals."""
+    def reachability(self) -> str | None:
+        """In words, whether strangers can reach this node; None when nothing tells."""
+        return reachability(self.settings, self.addresses, self.connected)
+
+    def learn(self, records: list[tuple[PeerRecord, bytes]]) -> None:
+        """Remember where peers are; of those not connected, the longest expired make room."""
+        known = dict(self.known)
+        for record, sealed in records:
+            if record.peer_id not in known or known[record.peer_id][0].expires_at <= record.expires_at:
+                known[record.peer_id] = (record, sealed)
+        known.pop(self.identity.peer_id, None)
+        # Strangers can sign any number of records that live longer than honest ones.
+        worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
+        self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
+
+    def fresh_peers(self) -> list[bytes]:
+        """Signed records to hand on: this node's own, those of connected peers, then others, the freshest first."""
+        now = self.clock()
+        fresh = [entry for entry in self.known.values() if entry[0].expires_at > now]
+        fresh.sort(key=lambda entry: (entry[0].peer_id in self.connected, entry[0].expires_at), reverse=True)
+        own = [self.sealed_own_record()[0]] if self.manifest else []
+        return own + [sealed for record, sealed in fresh if record.peer_id not in self.banned]
+
+    def remember(self) -> None:
+        """Write down where the peers of the run are, if a path for that is set."""
+        for peer_id in self.in_run:
+            entry = self.known.get(peer_id)
+            if entry is not None and entry[0].multiaddrs:
+                self.remembered.pop(peer_id, None)
+                # A record may name other peers too: those are not its to place.
+                suffix = f"/p2p/{peer_id}"
+                own = tuple(address.removesuffix(suffix) for address in entry[0].multiaddrs if address.endswith(suffix))
+                if own and all(address.isprintable() for address in own):
+                    self.remembered[peer_id] = own
+        self.remembered = dict(list(self.remembered.items())[-MAX_REMEMBERED_PEERS:])
+        if self.settings.remember is None or not self.remembered:
+            return
+        addresses = [f"{address}/p2p/{peer_id}" for peer_id, group in self.remembered.items() for address in group]
+        try:
+            write_addresses(self.settings.remember, addresses, "peers met; the latest last")
+        except OSError as error:
+            self.counters.add("remember_failures")
+            logger.warning("the peers met cannot be written to %s: %s", self.settings.remember, error)
+
+    def sealed_own_record(self) -> tuple[bytes, float]:
+        """This node's entry in the directory, signed, and when it expires; too many tasks are left out."""
+        record = self._own_record()
+        sealed = seal_peer_record(self.identity, record)
+        if len(sealed) > MAX_PEER_RECORD_BYTES:
+            # Where a peer is matters more than what it does.
+            sealed = seal_peer_record(self.identity, replace(record, tasks=()))
+        return sealed, record.expires_at
+
+    def _own_record(self) -> PeerRecord:
+        """Good for three renewals."""
         assert self.manifest is not None
         # An address of this machine only means nothing to others, unless they are on it too: then any will do.
-        outward = tuple(address for address in self.multiaddrs() if not address.startswith(LOOPBACK))
+        outward = tuple(address for address in to_tell(self.multiaddrs()) if not address.startswith(LOOPBACK))
         life_s = min(3 * self.settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
             self.manifest.run_id,
@@ -142,3 +308,14 @@ class NodeState:
         """The network as it is now."""
         run_id = self.manifest.run_id if self.manifest else None
         return NetworkStatus(run_id, tuple(sorted(self.in_run)), self.alone_since, self.detail)
+
+
+def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
+    if path is None:
+        return {}
+    try:
+        return by_peer(read_addresses(path))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"the file of peers met, {path}, cannot be read: {error.strerror or error}") from error

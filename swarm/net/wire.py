@@ -18,15 +18,32 @@ import zstandard
 from msgspec import Struct
 
 from swarm.errors import RejectedGroup
+from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.identity import MAX_PEER_ID_CHARS, Identity, verify
+from swarm.net.shelf import RECORD_ID_BYTES
 from swarm.types import SCHEMA_VERSION, PeerRecord, RolloutGroup, RunManifest
 
-Kind = Literal["group", "manifest", "peer"]
-Record = TypeVar("Record", RolloutGroup, RunManifest, PeerRecord)
+
+class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
+    """A record too large for gossip, signed by its publisher: whoever holds it can be asked for it by id."""
+
+    run_id: str
+    peer_id: str
+    record_id: bytes
+    """Digest of the sealed record, see `shelf.record_id`."""
+    num_bytes: int
+    chunk_ids: tuple[bytes, ...]
+    """Digest of each 256 KiB of it, the last may be shorter."""
+
+
+Kind = Literal["group", "manifest", "peer", "large"]
+Record = TypeVar("Record", RolloutGroup, RunManifest, PeerRecord, Announcement)
 
 SIGNATURE_DOMAIN = b"swarm envelope\0"
 MAX_EXPANSION = 8
 """A payload may be this many times the largest record: text compresses 2 to 5 times."""
+MAX_PAYLOAD_BYTES = 128 * 2**20
+"""And has this many bytes at most, however large records may be."""
 MAX_CLOCK_SKEW_S = 600.0
 MAX_NAME_CHARS = 256
 MAX_RUN_ID_CHARS = 64
@@ -35,6 +52,7 @@ MAX_MANIFEST_TASKS = 256
 MAX_PEER_RECORD_BYTES = 1_536
 MAX_PEER_RECORD_LIFE_S = 300.0
 MAX_MULTIADDRS = 16
+MAX_ANNOUNCEMENT_BYTES = 16_384
 MAX_INTEGER = 2**63 - 1
 COMPRESSION_LEVEL = 3
 
@@ -49,6 +67,11 @@ class Limits(Struct, frozen=True):
     max_completions: int = 256
     max_age_s: float = 3_600.0
     """On the sender's clock: an old record replayed after a restart is nothing new."""
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Most bytes of a group before compression."""
+        return min(MAX_EXPANSION * self.max_record_bytes, MAX_PAYLOAD_BYTES)
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +98,11 @@ class _Version(Struct, frozen=True):
     schema_version: int
 
 
+class _Label(Struct, frozen=True):
+    kind: str
+    peer_id: str
+
+
 def make_run_id(name: str, founder: str) -> str:
     """`NAME-DIGEST`: the name people chose and a digest of the peer id that owns it. Raises `ValueError`."""
     if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
@@ -82,7 +110,7 @@ def make_run_id(name: str, founder: str) -> str:
     return f"{name}-{hashlib.blake2b(founder.encode(), digest_size=10).hexdigest()}"
 
 
-def seal(identity: Identity, run_id: str, kind: Kind, record: RolloutGroup | RunManifest | PeerRecord) -> bytes:
+def seal(identity: Identity, run_id: str, kind: Kind, record: Record) -> bytes:
     """A signed envelope around a record."""
     payload = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(msgspec.msgpack.encode(record))
     unsigned = Envelope(SCHEMA_VERSION, run_id, identity.peer_id, kind, payload, b"")
@@ -99,6 +127,11 @@ def seal_peer_record(identity: Identity, record: PeerRecord) -> bytes:
     return seal(identity, record.run_id, "peer", record)
 
 
+def seal_announcement(identity: Identity, announcement: Announcement) -> bytes:
+    """The announcement of a record too large for gossip."""
+    return seal(identity, announcement.run_id, "large", announcement)
+
+
 def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None = None) -> tuple[str, RolloutGroup]:
     """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
 
@@ -108,19 +141,32 @@ def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None 
     envelope = _open_envelope(record, "group", limits.max_record_bytes)
     if envelope.run_id != run_id:
         raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
-    group = _open_payload(envelope, RolloutGroup, MAX_EXPANSION * limits.max_record_bytes)
+    _check_signature(envelope)
+    try:
+        group = _open_payload(envelope, RolloutGroup, limits.max_payload_bytes)
+        _check_group(group, envelope, limits, _now(now))
+    except RejectedGroup as refusal:
+        raise RejectedGroup(refusal.reason, refusal.detail, envelope.peer_id) from refusal
+    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
+
+
+def _check_group(group: RolloutGroup, envelope: Envelope, limits: Limits, now: float) -> None:
     _check_schema(group.schema_version)
-    if group.run_id != run_id:
-        raise RejectedGroup("wrong_run", f"the envelope says {run_id!r}, the group {group.run_id!r}")
+    if group.run_id != envelope.run_id:
+        raise RejectedGroup("wrong_run", f"the envelope says {envelope.run_id!r}, the group {group.run_id!r}")
     if group.peer_id != envelope.peer_id:
         raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
-    if not math.isfinite(group.created_at) or group.created_at > _now(now) + MAX_CLOCK_SKEW_S:
+    if not math.isfinite(group.created_at) or group.created_at > now + MAX_CLOCK_SKEW_S:
         raise RejectedGroup("clock", f"created_at must not be in the future, got {group.created_at}")
-    if group.created_at < _now(now) - limits.max_age_s:
+    if group.created_at < now - limits.max_age_s:
         raise RejectedGroup("stale", f"created_at must be within {limits.max_age_s:g} s, got {group.created_at}")
     for problem in group_problems(group, limits):
         raise RejectedGroup("limits", problem)
-    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
+
+
+def payload_bytes(sealed: bytes) -> int:
+    """Size before compression of a record that was sealed here."""
+    return zstandard.frame_content_size(msgspec.msgpack.decode(sealed, type=Envelope).payload)
 
 
 def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
@@ -129,6 +175,7 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
     With `run_id`, a manifest of any other run is refused.
     """
     envelope = _open_envelope(record, "manifest", MAX_MANIFEST_BYTES)
+    _check_signature(envelope)
     manifest = _open_payload(envelope, RunManifest, MAX_EXPANSION * MAX_MANIFEST_BYTES)
     _check_schema(manifest.schema_version)
     if manifest.founder != envelope.peer_id:
@@ -149,6 +196,7 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
 def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
     """The peer record in an envelope, signed by the peer it is about and not expired. Raises `RejectedGroup`."""
     envelope = _open_envelope(record, "peer", MAX_PEER_RECORD_BYTES)
+    _check_signature(envelope)
     peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
     if not peer.run_id == envelope.run_id == run_id:
         raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {peer.run_id!r}")
@@ -159,6 +207,34 @@ def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) ->
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
         raise RejectedGroup("limits", f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
     return peer
+
+
+def open_announcement(record: bytes, run_id: str, max_record_bytes: int) -> Announcement:
+    """The announcement of a large record in an envelope, signed by its publisher. Raises `RejectedGroup`."""
+    envelope = _open_envelope(record, "large", MAX_ANNOUNCEMENT_BYTES)
+    _check_signature(envelope)
+    announced = _open_payload(envelope, Announcement, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES)
+    if not announced.run_id == envelope.run_id == run_id:
+        raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {announced.run_id!r}")
+    if announced.peer_id != envelope.peer_id:
+        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {announced.peer_id!r}")
+    if not 0 < announced.num_bytes <= max_record_bytes:
+        raise RejectedGroup("oversized", f"at most {max_record_bytes} bytes, got {announced.num_bytes}")
+    ids = (announced.record_id, *announced.chunk_ids)
+    if len(announced.chunk_ids) != -(-announced.num_bytes // MAX_CHUNK_BYTES) or any(
+        len(digest) != RECORD_ID_BYTES for digest in ids
+    ):
+        raise RejectedGroup("limits", f"the digests do not fit {announced.num_bytes} bytes")
+    return announced
+
+
+def outside(record: bytes) -> tuple[str, str] | None:
+    """Kind and peer id that an envelope claims, unverified and cheaply had; None for anything else."""
+    try:
+        label = msgspec.msgpack.decode(record, type=_Label)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return label.kind, label.peer_id
 
 
 def _now(now: float | None) -> float:
@@ -186,9 +262,12 @@ def _open_envelope(record: bytes, kind: Kind, max_bytes: int) -> Envelope:
     return envelope
 
 
-def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int) -> Record:
+def _check_signature(envelope: Envelope) -> None:
     if not verify(envelope.peer_id, envelope.signed_bytes(), envelope.signature):
         raise RejectedGroup("bad_signature", f"not signed by {envelope.peer_id}")
+
+
+def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int) -> Record:
     try:
         # The decompressor allocates what the frame says it holds: that must be said (-1: it is not) and be small.
         num_bytes = zstandard.frame_content_size(envelope.payload)

@@ -52,6 +52,8 @@ class TrainingState(Struct):
     pool: list[PooledGroup]
     ledger: GroupCounts
     tokens_generated: int
+    sequences: dict[str, int] = {}
+    """Highest sequence number seen of each peer: what was received before a restart is not received again."""
 
 
 class CheckpointStore:

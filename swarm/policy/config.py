@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from swarm.algorithms.names import AdvantageName, LossName
 from swarm.errors import ConfigError
 from swarm.settings import Settings
 
@@ -36,6 +37,10 @@ class PolicySettings(Settings):
 class UpdateSettings(Settings):
     """GRPO on whole groups. Source: arXiv:2402.03300, section 4.1, with the settings of arXiv:2509.08721, section 4."""
 
+    objective: LossName = "grpo"
+    """Which loss; `swarm losses` lists them with equation and paper."""
+    advantage: AdvantageName = "grpo"
+    """How a group's rewards become advantages."""
     learning_rate: float = Field(1e-6, gt=0)
     """1e-6 suits models of 0.5 B parameters and more; `tiny` has 3e-4 as its default."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -45,6 +50,15 @@ class UpdateSettings(Settings):
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    max_completion_tokens: int = Field(512, ge=1)
+    """`dr_grpo`: the constant length it divides by."""
+    ratio_cap: float = Field(5.0, gt=0)
+    """`tis`: largest importance weight of a token."""
+    group_epsilon: float = Field(0.0, ge=0, le=1)
+    """`gepo`: part of the current policy in the denominator."""
+    behaviour_kl: float = Field(0.0, ge=0)
+    """Coefficient of a divergence from the behaviour policy, which keeps updates on stale groups near them; 0.005 in
+    arXiv:2508.17850 under delay."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
     """Passes over each mixed batch; clipping acts from the second step on."""

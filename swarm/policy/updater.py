@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from swarm.algorithms import advantages
-from swarm.algorithms.losses.base import LossConfig, LossOutput
-from swarm.algorithms.losses.grpo import grpo
+from swarm.algorithms.advantages import ADVANTAGES
+from swarm.algorithms.diagnostics import ess
+from swarm.algorithms.kl import cppo_kl
+from swarm.algorithms.losses import LOSSES, Groups, LossConfig
+from swarm.algorithms.losses.base import log_ratio
+from swarm.algorithms.losses.gepo import log_group_expectation
 from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
 from swarm.policy.config import UpdateSettings
@@ -34,6 +37,8 @@ class _Row:
     """Behaviour log-probabilities; None stands for the current ones: the ratio is 1 at that step."""
     wants_receiver: bool = False
     """`old` becomes this node's log-probabilities at batch time if more than one step is taken."""
+    log_expectation: float = math.nan
+    """Log of the group's expectation of the behaviour policy, for objectives that need the whole group."""
     claimed: bool = False
     """`old` is a stranger's word: it may not lift the first ratio above `LOG_MAX_CLAIMED_RATIO`."""
 
@@ -53,7 +58,15 @@ class PolicyUpdater:
         self._settings = settings
         self._mix = mix
         self._temperature = temperature
-        self._loss_config = LossConfig(settings.clip_low, settings.clip_high)
+        self._loss = LOSSES[settings.objective]
+        self._advantages = ADVANTAGES[settings.advantage]
+        self._loss_config = LossConfig(
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            max_completion_tokens=settings.max_completion_tokens,
+            ratio_cap=settings.ratio_cap,
+            group_epsilon=settings.group_epsilon,
+        )
         self.optimizer = torch.optim.AdamW(
             policy.model.parameters(),
             lr=settings.learning_rate,
@@ -74,9 +87,14 @@ class PolicyUpdater:
         rows = [row for group in groups for row in group]
         if not rows:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
-        if self._settings.epochs * self._settings.minibatches > 1:
-            self._freeze_receiver_logprobs([row for row in rows if row.wants_receiver])
+        whole_groups = self._settings.objective == "gepo"
+        if whole_groups or self._settings.epochs * self._settings.minibatches > 1:
+            self._freeze_receiver_logprobs(
+                [row for row in rows if row.old is None and (row.wants_receiver or whole_groups)]
+            )
         self._bound_claims([row for row in rows if row.claimed])
+        if whole_groups:
+            _set_group_expectations(groups)
         self._warm_up()
         reports = [
             self._step([row for group in part for row in group])
@@ -90,7 +108,7 @@ class PolicyUpdater:
         prompt = self._policy.encode_prompt(group.prompt)
         return [
             _Row(prompt, list(completion.token_ids), advantage, list(completion.logprobs))
-            for completion, advantage in zip(group.group.completions, _advantages(group.rewards), strict=True)
+            for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True)
             if completion.token_ids
         ]
 
@@ -98,7 +116,7 @@ class PolicyUpdater:
         prompt = self._policy.encode_prompt(group.prompt)
         choice = self._mix.external_old_logprobs
         rows = []
-        for completion, advantage in zip(group.group.completions, _advantages(group.rewards), strict=True):
+        for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True):
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
             if choice == "behaviour" and self._same_tokens(group, completion):
@@ -108,6 +126,9 @@ class PolicyUpdater:
             elif ids := self._policy.encode_completion(completion):
                 rows.append(_Row(prompt, ids, advantage, None, wants_receiver=choice != "none"))
         return rows
+
+    def _advantages_of(self, rewards: Sequence[float]) -> list[float]:
+        return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
 
     def _same_tokens(self, group: GradedGroup, completion: Completion) -> bool:
         """Whether the sender's ids mean, to this tokenizer, the very text that was graded, and nothing besides."""
@@ -140,28 +161,33 @@ class PolicyUpdater:
     def _step(self, rows: list[_Row]) -> UpdateReport:
         """One optimizer step, gradients accumulated over micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss, clipped = 0.0, 0.0
+        totals = _Totals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
         for micro in self._micro_batches(rows):
-            output = self._loss(micro)
-            weight = output.denominator / len(rows)
-            (output.loss * weight).backward()  # type: ignore[no-untyped-call]
-            loss += float(output.loss.detach()) * weight
-            clipped += float(output.clipped)
+            self._accumulate(micro, totals)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm))
-        tokens = sum(len(row.completion) for row in rows)
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        skipped = not (math.isfinite(totals.loss) and math.isfinite(grad_norm))
         if skipped:
             self._count_nonfinite()
         else:
             self.nonfinite_in_a_row = 0
             self.optimizer.step()
-        return UpdateReport(loss, grad_norm, len(rows), tokens, clipped / tokens, skipped)
+        return totals.report(grad_norm, skipped)
 
-    def _loss(self, rows: list[_Row]) -> LossOutput:
+    def _accumulate(self, rows: list[_Row], totals: _Totals) -> None:
+        """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
         new = self._logprobs(rows)  # [B, T]
         old, mask = _pad_floats([row.old for row in rows], [len(row.completion) for row in rows], new)
         weights = torch.tensor([row.advantage for row in rows], device=new.device, dtype=new.dtype)  # [B]
-        return grpo(new, old, weights, mask, self._loss_config)
+        expectations = torch.tensor([row.log_expectation for row in rows], device=new.device, dtype=new.dtype)
+        groups = Groups(torch.zeros(len(rows), device=new.device, dtype=torch.long), expectations)
+        output = self._loss(new, old, weights, mask, self._loss_config, groups)
+        sequences_share = len(rows) / totals.num_sequences
+        share = output.denominator / totals.num_tokens if output.per_token else sequences_share
+        loss = output.loss * share
+        if self._settings.behaviour_kl > 0:
+            loss = loss + self._settings.behaviour_kl * sequences_share * cppo_kl(new, old, mask)
+        loss.backward()  # type: ignore[no-untyped-call]
+        totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), mask)
 
     def _logprobs(self, rows: list[_Row]) -> Tensor:
         return completion_logprobs(
@@ -194,8 +220,37 @@ class PolicyUpdater:
             )
 
 
-def _advantages(rewards: Sequence[float]) -> list[float]:
-    return [float(value) for value in advantages.grpo(torch.tensor([rewards], dtype=torch.float64))[0]]
+@dataclass
+class _Totals:
+    """Sums over the micro-batches of one step."""
+
+    num_sequences: int
+    num_tokens: int
+    loss: float = 0.0
+    clipped: float = 0.0
+    weights: list[Tensor] = field(default_factory=list)
+    """Importance weights of the unmasked tokens."""
+
+    def add(self, loss: Tensor, clipped: Tensor, ratio: Tensor, mask: Tensor) -> None:
+        """Add a micro-batch."""
+        self.loss += float(loss.detach())
+        self.clipped += float(clipped)
+        self.weights.append(ratio[mask.bool()])
+
+    def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
+        """The step's figures."""
+        weights = torch.cat(self.weights)
+        clip_fraction = self.clipped / max(1, self.num_tokens)
+        part = float(ess(weights, torch.ones_like(weights)))
+        return UpdateReport(self.loss, grad_norm, self.num_sequences, self.num_tokens, clip_fraction, skipped, part)
+
+
+def _set_group_expectations(groups: list[list[_Row]]) -> None:
+    for rows in groups:
+        log_q = torch.tensor([sum(row.old or []) / len(row.completion) for row in rows], dtype=torch.float64)
+        expectation = float(log_group_expectation(log_q, torch.zeros(len(rows)))[0])
+        for row in rows:
+            row.log_expectation = expectation
 
 
 def _pad_floats(rows: list[list[float] | None], lengths: list[int], new: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,4 +280,5 @@ def _summarise(reports: list[UpdateReport]) -> UpdateReport:
         num_tokens=tokens,
         clip_fraction=sum(report.clip_fraction * report.num_tokens for report in taken) / max(1, tokens),
         skipped=not taken,
+        ess=sum(report.ess * report.num_tokens for report in taken) / max(1, tokens),
     )

@@ -14,6 +14,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     """JSON list of task configurations."""
     time_limit_s: float
     memory_limit_bytes: int
+    lenient: bool = False
+    """Go without tasks that cannot be set up."""
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
@@ -36,7 +38,10 @@ Request = Setup | Draw | GradeGroup
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Every task is set up."""
+    """The tasks are set up."""
+
+    skipped: dict[str, str] = {}
+    """As in `TaskMixture`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -19,22 +19,32 @@ _RESOLUTION = 2**53
 class TaskMixture:
     """Sources of all tasks, and a weighted choice among them that depends on (seed, index) alone."""
 
-    def __init__(self, configs: Sequence[TaskConfig]) -> None:
+    def __init__(self, configs: Sequence[TaskConfig], lenient: bool = False) -> None:
         """Set up every source, which imports their libraries.
 
-        Raises `TaskError` when there is none, two share a name, or one cannot be set up.
+        Raises `TaskError` when there is none, two share a name, or one cannot be set up; with `lenient`, such a one is
+        left out and found in `skipped`, as long as another remains.
         """
         if not configs:
             raise TaskError("a run needs at least one task, got none")
+        self.skipped: dict[str, str] = {}
+        """Why each of the tasks left out could not be set up, by name."""
         self.counts: Counter[str] = Counter()
         """`question_failures`: times a task could not make its question; and what the sources count."""
         self.sources: dict[str, TaskSource] = {}
         for config in configs:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
-            self.sources[config.name] = make_source(config, self.counts)
+            try:
+                self.sources[config.name] = make_source(config, self.counts)
+            except TaskError as error:
+                if not lenient:
+                    raise
+                self.skipped[config.name] = str(error)
+        if not self.sources:
+            raise TaskError(f"none of the tasks can be set up here: {'; '.join(self.skipped.values())}")
         self._names = tuple(self.sources)
-        self._bounds = tuple(accumulate(config.weight for config in configs))
+        self._bounds = tuple(accumulate(config.weight for config in configs if config.name in self.sources))
 
     def question(self, seed: int, index: int, skip: int = 0) -> Question:
         """Question `index` of the stream `seed`.

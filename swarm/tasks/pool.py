@@ -114,10 +114,13 @@ class VerificationPool:
     call that needs them. Every call raises it from then on.
     """
 
-    def __init__(self, configs: Sequence[TaskConfig], settings: VerificationSettings) -> None:
-        """Start the workers and the thread that feeds them."""
+    def __init__(self, configs: Sequence[TaskConfig], settings: VerificationSettings, lenient: bool = False) -> None:
+        """Start the workers and the thread that feeds them. `lenient`: go without tasks that cannot be set up."""
         self._settings = settings
-        self._setup = Setup(TASK_LIST.dump_json(tuple(configs)), settings.time_limit_s, settings.memory_limit_bytes)
+        self._setup = Setup(
+            TASK_LIST.dump_json(tuple(configs)), settings.time_limit_s, settings.memory_limit_bytes, lenient
+        )
+        self._skipped: dict[str, str] = {}
         self._lock = threading.Lock()
         self._own: deque[_Job] = deque()
         self._external: deque[tuple[str, _Job]] = deque()
@@ -131,6 +134,11 @@ class VerificationPool:
         self._workers = [_Worker(self._setup) for _ in range(settings.workers)]
         self._thread = threading.Thread(target=self._run, name="verification", daemon=True)
         self._thread.start()
+
+    def wait_until_ready(self) -> dict[str, str]:
+        """The tasks left out by a lenient pool, each with the reason. Raises `TaskError` when none can be set up."""
+        self._question(0, 0, self._ask(Draw(0, 0)))
+        return dict(self._skipped)
 
     def draw(self, seed: int, start: int, count: int) -> list[Question]:
         """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`.
@@ -274,6 +282,7 @@ class VerificationPool:
             job.finish(reply)
         elif isinstance(reply, Ready):
             worker.ready, self._was_ready, self._failed_starts = True, True, 0
+            self._skipped = reply.skipped
         elif isinstance(reply, Failed):
             self._lost(worker, late=False, error=reply.error)
 

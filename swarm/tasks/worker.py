@@ -9,8 +9,11 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+import time
 from collections import Counter
 from multiprocessing.connection import Connection
+
+from msgspec.structs import replace
 
 from swarm.errors import TaskError
 from swarm.tasks.config import TASK_LIST
@@ -41,11 +44,11 @@ def serve(connection: Connection) -> None:
     assert isinstance(setup, Setup)
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
     try:
-        mixture = TaskMixture(TASK_LIST.validate_json(setup.configs))
+        mixture = TaskMixture(TASK_LIST.validate_json(setup.configs), setup.lenient)
     except TaskError as error:
         connection.send_bytes(encode(Failed(str(error))))
         return
-    connection.send_bytes(encode(Ready()))
+    connection.send_bytes(encode(Ready(mixture.skipped)))
     while True:
         request = decode_request(connection.recv_bytes())
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + ALARM_GRACE_S)
@@ -62,7 +65,9 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
             except TaskError as error:
                 return Failed(str(error))
         case GradeGroup(ref, texts):
+            started = time.perf_counter()
             result = mixture.grade(ref, texts)
+            result = replace(result, seconds=time.perf_counter() - started)
             return Graded(result, _take(mixture.counts)) if isinstance(result, Grade) else Refused(result)
         case Setup():
             raise AssertionError("a worker is set up once")

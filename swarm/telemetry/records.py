@@ -46,6 +46,8 @@ class UpdateFigures(Struct, frozen=True):
     num_sequences: int
     num_tokens: int
     skipped: bool = False
+    ess: float | None = None
+    """Effective sample size of the importance weights, as a part of the tokens."""
 
     @classmethod
     def of(cls, report: UpdateReport) -> UpdateFigures:
@@ -57,6 +59,7 @@ class UpdateFigures(Struct, frozen=True):
             num_sequences=report.num_sequences,
             num_tokens=report.num_tokens,
             skipped=report.skipped,
+            ess=_finite(report.ess),
         )
 
 

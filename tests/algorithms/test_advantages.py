@@ -34,3 +34,11 @@ def test_a_group_of_one_has_advantage_zero_not_nan() -> None:
 def test_groups_do_not_mix() -> None:
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     assert advantages.grpo(rewards)[1].tolist() == [0.0, 0.0]
+
+
+def test_without_the_standard_deviation_and_with_the_others_as_baseline() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    assert advantages.dr_grpo(rewards).tolist() == [[0.75, -0.25, -0.25, -0.25]]
+    assert advantages.rloo(rewards).tolist()[0] == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+    for advantage in advantages.ADVANTAGES.values():
+        assert advantage(torch.tensor([[1.0]])).tolist() == [[0.0]]

@@ -42,8 +42,19 @@ def make_identity(folder: Path, name: str) -> Identity:
     return Identity.load_or_create(folder / f"{name}.key")
 
 
-def fast_settings(bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> NetworkSettings:
-    return NetworkSettings(bootstrap=bootstrap, listen=listen, nat_port_map=False, retry_s=0.5, announce_every_s=2.0)
+def fast_settings(
+    bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK, remember: Path | None = None
+) -> NetworkSettings:
+    return NetworkSettings(
+        bootstrap=bootstrap,
+        listen=listen,
+        remember=remember,
+        nat_port_map=False,
+        max_record_bytes=64 * 2**20,
+        retry_s=0.5,
+        announce_every_s=2.0,
+        repair_every_s=1.0,
+    )
 
 
 def until(probe: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:

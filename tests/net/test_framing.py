@@ -1,87 +1,113 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from contextlib import suppress
+import contextlib
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import PeerUnreachable, TransportError
-from swarm.net import framing
+from swarm.errors import PeerUnreachable
 from swarm.net.framing import (
     MAX_CHUNK_BYTES,
+    MAX_ERROR_BYTES,
     MAX_REQUEST_BYTES,
-    ReadExactly,
+    encode_answer,
     encode_error,
-    encode_reply,
     encode_request,
-    read_reply,
+    read_answer,
     read_request,
 )
 
 
-def reader(written: bytes) -> ReadExactly:
-    stream = io.BytesIO(written)
+class Wire:
+    """A stream that holds these bytes and then ends; remembers the largest read."""
 
-    async def read(count: int) -> bytes:
-        found = stream.read(count)
-        if len(found) < count:
-            raise TransportError("the peer hung up")
-        return found
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.largest = 0
 
-    return read
+    async def read(self, count: int) -> bytes:
+        self.largest = max(self.largest, count)
+        if len(self._content) < count:
+            raise PeerUnreachable("ended")
+        piece, self._content = self._content[:count], self._content[count:]
+        return piece
 
 
-def request_in(written: bytes) -> bytes:
-    return asyncio.run(read_request(reader(written)))
+def request_of(wire: Wire) -> bytes:
+    async def read() -> bytes:
+        return await read_request(wire.read)
+
+    return asyncio.run(read())
 
 
-def reply_in(written: bytes, max_bytes: int = framing.MAX_REPLY_BYTES) -> bytes:
-    return asyncio.run(read_reply(reader(written), max_bytes))
+def answer_of(wire: Wire, max_bytes: int = 10 * MAX_CHUNK_BYTES) -> list[bytes]:
+    async def read() -> list[bytes]:
+        return [chunk async for chunk in read_answer(wire.read, max_bytes)]
+
+    return asyncio.run(read())
+
+
+def framed(chunks: Sequence[bytes]) -> bytes:
+    return b"".join(encode_answer(chunks))
 
 
 def test_the_bytes_on_the_wire() -> None:
     assert encode_request(b"abc") == b"\0\0\0\3abc"
-    assert b"".join(encode_reply(b"")) == bytes(4)
-    assert b"".join(encode_reply(b"abc")) == b"\0\0\0\3abc" + bytes(4)
+    assert framed([b"ab", b"", b"c"]) == b"\0\0\0\2ab\0\0\0\1c\0\0\0\0"
     assert encode_error("no") == b"\xff\xff\xff\xff\0\0\0\2no"
-    long = bytes(MAX_CHUNK_BYTES) + b"x"
-    assert list(encode_reply(long)) == [b"\0\4\0\0" + bytes(MAX_CHUNK_BYTES), b"\0\0\0\1x", bytes(4)]
 
 
-@pytest.mark.parametrize("size", [0, 1, MAX_CHUNK_BYTES, MAX_CHUNK_BYTES + 1, 3 * MAX_CHUNK_BYTES])
-def test_what_is_written_is_read(size: int) -> None:
-    payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    assert reply_in(b"".join(encode_reply(payload))) == payload
-    assert request_in(encode_request(payload)) == payload
+@given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=5))
+def test_what_is_written_is_read(request: bytes, chunks: list[bytes]) -> None:
+    assert request_of(Wire(encode_request(request))) == request
+    assert answer_of(Wire(framed(chunks))) == [chunk for chunk in chunks if chunk]
 
 
-def test_a_servers_error_reaches_the_client_also_within_a_reply() -> None:
-    with pytest.raises(PeerUnreachable, match="^kapütt$"):
-        reply_in(encode_error("kapütt"))
-    with pytest.raises(PeerUnreachable, match="^late$"):
-        reply_in(b"\0\0\0\3abc" + encode_error("late"))
-    with pytest.raises(PeerUnreachable, match="é{100}"):
-        reply_in(encode_error("x" + "é" * 10_000))
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused_within_bounds(junk: bytes) -> None:
+    for read in (request_of, answer_of):
+        wire = Wire(junk)
+        with contextlib.suppress(PeerUnreachable):
+            read(wire)
+        assert wire.largest <= MAX_REQUEST_BYTES
 
 
-def test_what_is_too_large_is_refused_before_it_is_read() -> None:
-    with pytest.raises(TransportError, match="request must have at most"):
+@given(st.lists(st.binary(min_size=1, max_size=20), max_size=4), st.data())
+def test_an_answer_cut_short_is_never_taken_for_whole(chunks: list[bytes], data: st.DataObject) -> None:
+    whole = framed(chunks)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(PeerUnreachable):
+        answer_of(Wire(whole[:cut]))
+
+
+def test_large_chunks_are_cut_and_large_requests_refused() -> None:
+    sizes = [len(chunk) for chunk in answer_of(Wire(framed([bytes(2 * MAX_CHUNK_BYTES + 1)])))]
+    assert sizes == [MAX_CHUNK_BYTES, MAX_CHUNK_BYTES, 1]
+    with pytest.raises(ValueError, match="request"):
         encode_request(bytes(MAX_REQUEST_BYTES + 1))
-    with pytest.raises(TransportError, match="request must have at most"):
-        request_in(b"\x7f\xff\xff\xff")
-    with pytest.raises(TransportError, match="chunk must have at most"):
-        reply_in(b"\x7f\xff\xff\xff")
-    with pytest.raises(TransportError, match="error message must have at most"):
-        reply_in(b"\xff\xff\xff\xff\x7f\xff\xff\xff")
-    with pytest.raises(TransportError, match="reply must have at most 5 bytes"):
-        reply_in(b"".join(encode_reply(b"abc"))[:-4] + b"".join(encode_reply(b"def")), 5)
 
 
-@given(st.binary(max_size=64))
-def test_arbitrary_bytes_only_ever_raise_transport_errors(written: bytes) -> None:
-    for read in (request_in, reply_in):
-        with suppress(TransportError):
-            read(written)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ((MAX_CHUNK_BYTES + 1).to_bytes(4, "big"), "chunk must have at most"),
+        (framed([bytes(60), bytes(60)]), "answer must have at most 100"),
+        (encode_error("out of order"), "out of order"),
+        (b"\xff\xff\xff\xff" + (MAX_ERROR_BYTES + 1).to_bytes(4, "big"), "error message must have"),
+        (b"\xff\xff\xff\xff\0\0\0\1\xff", "error"),
+    ],
+)
+def test_what_is_against_the_rules_is_refused_before_it_is_read(content: bytes, reason: str) -> None:
+    with pytest.raises(PeerUnreachable, match=reason):
+        answer_of(Wire(content), 100 if "100" in reason else 2**30)
+
+
+def test_a_request_that_claims_too_much_is_refused() -> None:
+    wire = Wire((MAX_REQUEST_BYTES + 1).to_bytes(4, "big"))
+    with pytest.raises(PeerUnreachable, match="request must have"):
+        request_of(wire)
+    assert wire.largest == 4
+    assert len(encode_error("é" * 5_000)) == 8 + MAX_ERROR_BYTES

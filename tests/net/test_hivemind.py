@@ -85,13 +85,25 @@ def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None
 
     from hivemind.p2p import P2P
     from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
-    from hivemind.proto.p2pd_pb2 import PSMessage, PSRequest
+    from hivemind.proto.p2pd_pb2 import (
+        DisconnectRequest,
+        PSMessage,
+        PSRequest,
+        StreamHandlerRequest,
+        StreamInfo,
+        StreamOpenRequest,
+    )
 
     advice = "swarm/net/daemon.py was written against hivemind 1.1.12: check it against this version, then this test"
     assert version("hivemind") == "1.1.12", advice
     assert "_read_task" in inspect.getsource(ControlClient._ensure_persistent_conn), advice
-    assert list(inspect.signature(ControlClient.call_unary_handler).parameters)[1:] == ["peer_id", "proto", "data"]
-    assert list(inspect.signature(ControlClient.add_unary_handler).parameters)[1:3] == ["proto", "handler"]
+    for message, fields in (
+        (StreamOpenRequest, {"peer", "proto"}),
+        (StreamHandlerRequest, {"addr", "proto"}),
+        (StreamInfo, {"peer", "proto"}),
+        (DisconnectRequest, {"peer"}),
+    ):
+        assert fields <= set(message.DESCRIPTOR.fields_by_name), advice
     assert "_client" in inspect.getsource(P2P.replicate), advice
     assert {"from", "data"} <= set(PSMessage.DESCRIPTOR.fields_by_name), advice
     assert PSRequest.Type.items() == [("GET_TOPICS", 0), ("LIST_PEERS", 1), ("PUBLISH", 2), ("SUBSCRIBE", 3)], advice
@@ -164,7 +176,7 @@ def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
         records.append(replace(genuine, peer_id=stranger, multiaddrs=(f"{host}/p2p/{stranger}",)))
     for useless in (("junk",), (), genuine.multiaddrs):
         records.append(replace(genuine, peer_id=Identity.generate().peer_id, multiaddrs=useless))
-    a._state.learn([replace(record, expires_at=time.time() + 60) for record in records])
+    a._state.learn([(replace(record, expires_at=time.time() + 60), b"") for record in records])
     until(lambda: a.counters().get("dial_failures", 0) >= len(hosts), "every stranger was tried")
     exchange(a, b, b"still here")
     assert a.counters().get("daemon_restarts", 0) == 0

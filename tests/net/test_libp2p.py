@@ -17,7 +17,7 @@ from swarm.net.identity import Identity
 from swarm.net.libp2p import Libp2pTransport
 from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
 from swarm.net.open import open_transport
-from swarm.net.peer_exchange import PEERS_PROTOCOL
+from swarm.net.peers import PEERS_PROTOCOL
 from swarm.net.state import Profile
 from swarm.net.wire import seal_manifest
 

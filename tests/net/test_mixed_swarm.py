@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.peer_exchange import PEERS_PROTOCOL
+from swarm.net.peers import PEERS_PROTOCOL
 
 from .records import LOOPBACK, until
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.libp2p import Libp2pTransport
 from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.wire import seal
 
-from .records import fast_settings, make_identity, make_manifest, sealed_manifest, until
+from .records import fast_settings, make_group, make_identity, make_manifest, sealed_manifest, until
 
 AnyTransport = MemoryTransport | HivemindTransport | Libp2pTransport
 
@@ -71,12 +74,20 @@ def pair(network: Network) -> tuple[AnyTransport, AnyTransport]:
     first = network.node(founder, sealed_manifest(founder))
     first.serve("/test/echo", lambda remote, request: remote.encode() + b" said " + request)
     first.serve("/test/fail", lambda remote, request: request[1_000:2_000] + bytes((request[0] + 256,)))
+    first.serve_stream("/test/count", count_bytes)
     first.start()
     second = network.node(network.identity("joiner"))
     second.start()
     until(second.manifest, "the joiner learns the run")
     until(lambda: first.status().connected and second.status().connected, "both see each other")
     return first, second
+
+
+def count_bytes(remote: str, request: bytes) -> Iterator[bytes]:
+    for i in range(request[0]):
+        yield bytes((i,)) * 300_000
+    if len(request) > 1:
+        raise LookupError("asked to fail")
 
 
 def arrive(node: AnyTransport, count: int) -> list[bytes]:
@@ -138,6 +149,88 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
         second.drain()
     until(lambda: first.status().connected == (), "the other's departure is seen")
     assert first.status().alone_since is not None
+
+
+def test_each_record_is_delivered_once(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+    for _ in range(3):
+        first.publish(b"same")
+    until(lambda: second.counters().get("duplicates") == 2, "the repeats are counted")
+    assert second.drain() == [b"same"] and second.counters()["delivered"] == 1
+
+
+def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+
+    def ask(request: bytes, max_bytes: int = 10**8) -> Iterator[bytes]:
+        return second.stream(first.peer_id, "/test/count", request, 5.0, max_bytes)
+
+    chunks = list(ask(bytes((40,))))
+    assert b"".join(chunks) == b"".join(bytes((i,)) * 300_000 for i in range(40))
+    assert max(map(len, chunks)) <= MAX_CHUNK_BYTES
+    assert list(ask(bytes((0,)))) == []
+    with pytest.raises(PeerUnreachable, match="LookupError|asked to fail"):
+        list(ask(bytes((2, 0))))
+    for too_much in (ask(bytes((40,)), 1_000_000), ask(bytes(2**20 + 1))):
+        with pytest.raises(PeerUnreachable, match="at most"):
+            list(too_much)
+    # Hanging up early, many times, costs neither side anything.
+    for _ in range(40):
+        assert next(ask(bytes((200,))))
+    assert second.request(first.peer_id, "/test/echo", b"hi", 5.0)
+    assert first.counters()["handler_errors"] == 1
+
+
+def test_a_record_too_large_for_gossip_arrives_too(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+    small, large = b"small", os.urandom(5_000_000)
+    first.publish(large)
+    first.publish(small)
+    assert sorted(arrive(second, 2), key=len) == [small, large]
+
+
+def test_who_comes_late_gets_what_was_published_before(network: Network) -> None:
+    founder = network.identity("founder")
+    first = network.node(founder, sealed_manifest(founder))
+    first.start()
+    sent = [b"early %d" % i for i in range(5)] + [os.urandom(1_500_000)]
+    for record in sent:
+        first.publish(record)
+    second = network.node(network.identity("joiner"))
+    second.start()
+    until(second.manifest, "the joiner learns the run")
+    assert sorted(arrive(second, len(sent))) == sorted(sent)
+    time.sleep(0.1)
+    assert second.drain() == []
+
+
+def test_who_is_banned_is_not_heard(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+    first.ban({second.peer_id})
+    until(lambda: first.status().connected == () == second.status().connected, "they part")
+    second.publish(b"let me in")
+    with pytest.raises(PeerUnreachable):
+        second.request(first.peer_id, "/test/echo", b"let me in", 5.0)
+    assert first.status().connected == () and first.drain() == []
+    assert first.counters()["banned_connections"] >= 1
+    # Each call replaces the set.
+    first.ban({Identity.generate().peer_id})
+    until(lambda: first.status().connected and second.status().connected, "they meet again")
+    second.publish(b"thank you")
+    records: list[bytes] = []
+    until(lambda: records.extend(first.drain()) or b"thank you" in records, "the other is heard again")
+
+
+def test_what_a_banned_peer_signed_is_refused_whoever_passes_it_on(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+    mallory = Identity.generate()
+    run = first.manifest()
+    assert run is not None
+    first.ban([mallory.peer_id])
+    second.publish(seal(mallory, run.run_id, "group", make_group(run.run_id, mallory.peer_id)))
+    second.publish(b"honest")
+    assert arrive(first, 1) == [b"honest"]
+    until(lambda: first.counters().get("banned_gossip"), "the refusal is counted")
 
 
 def test_alone_and_without_a_run_records_are_dropped_and_counted(network: Network) -> None:

@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from nodes.cli import split_fields
+from swarm.algorithms.names import LossName
 from swarm.errors import ConfigError
 
 
@@ -67,6 +69,13 @@ def test_tasks_are_listed_with_examples(tmp_path: Path) -> None:
     assert [entry["name"] for entry in entries] == ["gcd"]
     assert "Greatest Common Divisor" in entries[0]["question"]
     assert "max_value" in entries[0]["options"]
+
+
+def test_objectives_are_listed_with_equation_and_paper(tmp_path: Path) -> None:
+    text = _run("losses", cwd=tmp_path).stdout
+    for name in get_args(LossName):
+        assert f"\n{name}\n" in f"\n{text}"
+    assert text.count("Source: arXiv:") == len(get_args(LossName))
 
 
 def test_fields_are_found_wherever_they_stand() -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import get_args
 
 import pytest
 import torch
 
+from swarm.algorithms.names import LossName
 from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
 from swarm.policy.config import UpdateSettings
@@ -149,3 +151,27 @@ def test_groups_longer_than_the_model_do_not_fit(policy: Policy) -> None:
     assert updater.fits(_group(policy, ids=False))
     endless = GradedGroup(rollout_group(texts=("x" * 600, "y")), PROMPT, (1.0, 0.0))
     assert not updater.fits(endless)
+
+
+@pytest.mark.parametrize("objective", get_args(LossName))
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_no_objective_depends_on_the_micro_batch_size(policy: Policy, objective: str, kl: float) -> None:
+    policy.model.double()
+    local, external = _group(policy), _group(policy, (0.0, 1.0, 1.0, 0.0), ids=False)
+    weights = []
+    for budget in (1, 100_000):
+        twin = copy.deepcopy(policy)
+        updater = _updater(twin, objective=objective, behaviour_kl=kl, micro_batch_tokens=budget, epochs=2)
+        assert not updater.update([local], [external]).skipped
+        weights.append(list(twin.model.parameters()))
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("objective", get_args(LossName))
+def test_every_objective_raises_what_was_rewarded(policy: Policy, objective: str) -> None:
+    before = [_likelihood(policy, text) for text in TEXTS]
+    report = _updater(policy, objective=objective, advantage="rloo").update([_group(policy)], [])
+    assert report.ess == pytest.approx(1.0, abs=1e-4)
+    assert _likelihood(policy, TEXTS[0]) > before[0]
+    assert _likelihood(policy, TEXTS[3]) < before[3]

@@ -237,3 +237,19 @@ def test_a_worker_finds_the_same_files_from_another_directory(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with closing(VerificationPool([GCD], FAST)) as pool:
         assert len(pool.draw(1, 0, 1)) == 1
+
+
+def test_a_lenient_pool_goes_without_what_it_cannot_set_up() -> None:
+    unknown = ReasoningGymTask(name="of-a-later-version")
+    pool = VerificationPool([TINY_TASKS[0], unknown], VerificationSettings(), lenient=True)
+    try:
+        assert list(pool.wait_until_ready()) == ["of-a-later-version"]
+        assert {question.ref.task for question in pool.draw(0, 0, 8)} == {TINY_TASKS[0].name}
+    finally:
+        pool.close()
+    hopeless = VerificationPool([unknown], VerificationSettings(), lenient=True)
+    try:
+        with pytest.raises(TaskError, match="none of the tasks can be set up"):
+            hopeless.wait_until_ready()
+    finally:
+        hopeless.close()

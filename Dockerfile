@@ -1,0 +1,58 @@
+# One image for every role; docker-compose.yml shows its use.
+#
+#   docker build -t swarm .                                    for CPUs
+#   docker build -t swarm:cuda --build-arg TORCH=cuda .        for NVIDIA GPUs
+#
+# The classic builder and BuildKit both take it. BASE_IMAGE is any Debian-like image with Python 3.11 or newer and venv.
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS build
+ARG TORCH=cpu
+# Where packages come from, as pip reads these variables; an empty one leaves pip's default.
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
+ARG PIP_FIND_LINKS=
+ARG PIP_TRUSTED_HOST=
+ARG PIP_NO_CACHE_DIR=1
+WORKDIR /opt/swarm
+
+# A few dependencies are compiled; images of Python bring its headers, Debian's python3 does not.
+RUN headers=$(python3 -c "import os, sysconfig as s; print('' if os.path.exists(s.get_path('include')) else 'python3-dev')") \
+    && apt-get update -q && apt-get install -qy --no-install-recommends gcc libc6-dev $headers \
+    && rm -rf /var/lib/apt/lists/*
+
+# Dependencies, before the code: a layer that edits of the code leave alone. Empty packages stand in for it; an editable
+# installation finds the real ones in their place later. What only developers need goes: headers, tests, installers.
+COPY pyproject.toml ./
+COPY .ci/constraints.txt .ci/install .ci/
+RUN mkdir swarm nodes && touch README.md swarm/__init__.py nodes/__init__.py && python3 -m venv /opt/venv \
+    && if [ "$TORCH" = cuda ]; then /opt/venv/bin/pip install --constraint .ci/constraints.txt torch; fi \
+    && bash .ci/install /opt/venv \
+    && cd /opt/venv/lib/python3*/site-packages \
+    && rm -rf torch/include torch/test pyarrow/include pyarrow/tests pip pip-*.dist-info uv uv-*.dist-info ../../../bin/uv* \
+    && for name in matplotlib networkx numpy pandas scipy sympy; do \
+        find $name -type d -name tests -prune -exec rm -rf {} +; done
+
+# The embedded policy is made here, once, and not by every container at its first start: it takes 20 seconds of a core,
+# is half a megabyte, and the same every time.
+COPY nodes nodes
+COPY swarm swarm
+RUN /opt/venv/bin/python -m compileall -q nodes swarm \
+    && XDG_CACHE_HOME=/opt/cache /opt/venv/bin/python -c "from swarm.policy.tiny import ensure_tiny; ensure_tiny()"
+
+FROM ${BASE_IMAGE}
+RUN useradd --uid 1000 --create-home swarm && install -d -o swarm -g swarm /data /data/runs /data/hub
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/swarm /opt/swarm
+COPY --from=build --chown=swarm:swarm /opt/cache /home/swarm/.cache
+ENV PATH=/opt/venv/bin:$PATH \
+    HF_HOME=/data/hub \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    XDG_CACHE_HOME=/home/swarm/.cache \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER swarm
+# Nodes keep identity, checkpoints and metrics under ./runs, models of the hub go to /data/hub: volumes, both.
+WORKDIR /data
+HEALTHCHECK --interval=15s --timeout=15s --start-period=3m --retries=3 CMD ["swarm", "health"]
+ENTRYPOINT ["swarm"]

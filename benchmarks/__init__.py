@@ -1,0 +1,1 @@
+"""Measurements that people can repeat: `swarm bench NAME` or `python -m benchmarks.NAME`."""

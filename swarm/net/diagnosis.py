@@ -1,0 +1,233 @@
+"""What every node answers to one that asks what is wrong with its network: the time, and whether it can be dialled.
+
+A dial-back must be of no use to anybody but the asker:
+
+- The asker names ports, never a host. The host is the other end of its own connection, as this machine sees it;
+  a relayed connection has none, because its other end is the relay's.
+- An open port counts only if a libp2p node greets there. Whether some other service listens on a shared address, or
+  why a connection failed, is not told; and a failure is told when the time is up, not when it happened.
+- One dial-back at a time from an address, few ports each, few at once, ports below 1024 never. Nothing is sent.
+
+A handler must not block: the first request starts the dials, later ones fetch the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from swarm.errors import PeerUnreachable
+from swarm.protocols import RequestHandler, Transport
+
+TIME_PROTOCOL = "/swarm/time/1"
+DIAL_BACK_PROTOCOL = "/swarm/dialback/1"
+NUM_CLOCK_READINGS = 4
+MAX_PORTS = 4
+FIRST_PORT = 1024
+MAX_DIAL_BACKS = 8
+MAX_REMEMBERED = 256
+DIAL_TIMEOUT_S = 3.0
+KEEP_S = 20.0
+"""A result stays this long, and its address waits this long for the next dial-back."""
+POLL_EVERY_S = 0.5
+GREETING = b"\x13/multistream/1.0.0\n"
+"""What a libp2p node says first to whoever connects."""
+
+
+class DialBackRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Ports on which the asker hopes to be reached."""
+
+    ports: tuple[int, ...]
+
+
+class DialBackReply(Struct, frozen=True):
+    """What has become of a dial-back."""
+
+    state: Literal["pending", "done", "refused"]
+    detail: str = ""
+    """Why it is refused."""
+    observed: str | None = None
+    """IP address under which the asker is seen."""
+    reached: dict[int, bool] = {}
+    """By port: whether a libp2p node answered there."""
+
+
+class ClockReading(Struct, frozen=True):
+    """Another machine's clock."""
+
+    offset_s: float
+    """Its time minus ours."""
+    uncertainty_s: float
+    """Half the round trip: the offset is known no better."""
+
+
+class Host(Protocol):
+    """A transport that can say where a peer's connections come from."""
+
+    def serve(self, protocol: str, handler: RequestHandler) -> None:
+        """Answer requests for `protocol`."""
+        ...
+
+    def observed(self, peer_id: str) -> tuple[str, ...]:
+        """Multiaddrs of the other ends of a peer's connections."""
+        ...
+
+
+def serve_diagnosis(host: Host, clock: Callable[[], float] = time.time) -> None:
+    """Answer both protocols of this module on a transport."""
+    host.serve(TIME_PROTOCOL, lambda remote, request: struct.pack(">d", clock()))
+    host.serve(DIAL_BACK_PROTOCOL, DialBacks(host.observed).handle)
+
+
+def read_clock(transport: Transport, peer_id: str, timeout_s: float = 5.0) -> ClockReading:
+    """A peer's clock against ours, from the quickest of a few round trips. Raises `PeerUnreachable`."""
+    readings = []
+    for _ in range(NUM_CLOCK_READINGS):
+        sent, began = time.time(), time.monotonic()
+        reply = transport.request(peer_id, TIME_PROTOCOL, b"", timeout_s)
+        round_trip_s = time.monotonic() - began
+        if len(reply) != 8:
+            raise PeerUnreachable(f"{peer_id} must tell its time in 8 bytes, got {len(reply)}")
+        readings.append(clock_reading(struct.unpack(">d", reply)[0], sent, round_trip_s))
+    return min(readings, key=lambda reading: reading.uncertainty_s)
+
+
+def clock_reading(remote: float, sent: float, round_trip_s: float) -> ClockReading:
+    """The remote clock was read half a round trip after we asked, give or take that half."""
+    return ClockReading(remote - (sent + round_trip_s / 2), round_trip_s / 2)
+
+
+def ask_dial_back(transport: Transport, peer_id: str, ports: Sequence[int], timeout_s: float = 15.0) -> DialBackReply:
+    """Ask a peer to dial us back on some ports and wait for the outcome. Raises `PeerUnreachable`."""
+    request = msgspec.json.encode(DialBackRequest(tuple(ports[:MAX_PORTS])))
+    deadline = time.monotonic() + timeout_s
+    while True:
+        encoded = transport.request(peer_id, DIAL_BACK_PROTOCOL, request, timeout_s)
+        try:
+            reply = msgspec.json.decode(encoded, type=DialBackReply)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise PeerUnreachable(f"{peer_id} answered a dial-back with something else: {error}") from error
+        if reply.state != "pending":
+            return reply
+        if time.monotonic() > deadline:
+            raise PeerUnreachable(f"{peer_id} did not finish its dial-back within {timeout_s:g} s")
+        time.sleep(POLL_EVERY_S)
+
+
+Dialler = Callable[[str, Sequence[int]], dict[int, bool]]
+
+
+class DialBacks:
+    """Dials askers back, a few at once; `handle` is called on the network thread and never waits."""
+
+    def __init__(
+        self,
+        observed: Callable[[str], tuple[str, ...]],
+        dial: Dialler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`observed` gives a peer's remote multiaddrs; `dial` blocks, and runs on a thread of its own."""
+        self._observed = observed
+        self._dial = dial or dial_ports
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _Job] = {}
+        """By the asker's IP: peer ids cost nothing, addresses do."""
+
+    def handle(self, remote: str, request: bytes) -> bytes:
+        """Answer one request."""
+        return msgspec.json.encode(self._answer(remote, request))
+
+    def _answer(self, remote: str, request: bytes) -> DialBackReply:
+        try:
+            ports = msgspec.json.decode(request, type=DialBackRequest).ports
+        except (msgspec.DecodeError, RecursionError) as error:
+            return DialBackReply("refused", f"not a request: {error}")
+        if not 1 <= len(set(ports)) == len(ports) <= MAX_PORTS or not all(FIRST_PORT <= p < 65_536 for p in ports):
+            return DialBackReply("refused", f"1 to {MAX_PORTS} different ports from {FIRST_PORT} on are dialled")
+        addresses = self._observed(remote)
+        host = asker_ip(addresses)
+        if host is None:
+            # A connection shows in our table within a second or so.
+            return DialBackReply("refused", "you are connected through a relay") if addresses else PENDING
+        return self._job_of(host, remote, ports)
+
+    def _job_of(self, host: str, remote: str, ports: tuple[int, ...]) -> DialBackReply:
+        with self._lock:
+            now = self._clock()
+            self._jobs = {ip: job for ip, job in self._jobs.items() if not job.over or now - job.began < KEEP_S}
+            job = self._jobs.get(host)
+            if job is not None and (job.remote, job.ports) == (remote, ports):
+                return DialBackReply("done", "", host, job.reached) if job.over else PENDING
+            if job is not None:
+                return DialBackReply("refused", f"{host} was dialled a moment ago; ask again in {KEEP_S:g} s", host)
+            running = sum(not job.over for job in self._jobs.values())
+            if running >= MAX_DIAL_BACKS or len(self._jobs) >= MAX_REMEMBERED:
+                return DialBackReply("refused", "busy with others; ask again later", host)
+            job = self._jobs[host] = _Job(remote, ports, now)
+        threading.Thread(target=self._run, args=(host, job), name="swarm-dial-back", daemon=True).start()
+        return PENDING
+
+    def _run(self, host: str, job: _Job) -> None:
+        try:
+            job.reached = self._dial(host, job.ports)
+        finally:
+            job.over = True
+
+
+PENDING = DialBackReply("pending")
+
+
+class _Job:
+    def __init__(self, remote: str, ports: tuple[int, ...], began: float) -> None:
+        self.remote = remote
+        self.ports = ports
+        self.began = began
+        self.over = False
+        self.reached: dict[int, bool] = {}
+
+
+def asker_ip(multiaddrs: Iterable[str]) -> str | None:
+    """The IP address of the first direct connection; None when there is none."""
+    for multiaddr in multiaddrs:
+        parts = multiaddr.split("/")
+        if "p2p-circuit" in parts or len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+            continue
+        with suppress(ValueError):
+            return str(ipaddress.ip_address(parts[2]))
+    return None
+
+
+def dial_ports(host: str, ports: Sequence[int]) -> dict[int, bool]:
+    """Whether a libp2p node greets on each port; blocks for the full time-out unless all do."""
+    return asyncio.run(_dial_ports(host, ports))
+
+
+async def _dial_ports(host: str, ports: Sequence[int]) -> dict[int, bool]:
+    began = time.monotonic()
+    reached = await asyncio.gather(*(_greets(host, port) for port in ports))
+    if not all(reached):
+        await asyncio.sleep(began + DIAL_TIMEOUT_S - time.monotonic())
+    return dict(zip(ports, reached, strict=True))
+
+
+async def _greets(host: str, port: int) -> bool:
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            return await reader.readexactly(len(GREETING)) == GREETING
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()

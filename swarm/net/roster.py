@@ -1,0 +1,94 @@
+"""Who is in the run and how useful they were to this node: `OUT/peers.json`, written by a running node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from swarm.errors import ConfigError
+
+ROSTER_FILE = "peers.json"
+MAX_ROSTER_BYTES = 16 * 2**20
+
+
+class PeerRow(Struct, frozen=True):
+    """One peer, as this node knows it."""
+
+    peer_id: str
+    model: str = ""
+    tasks: tuple[str, ...] = ()
+    role: str = ""
+    version: str = ""
+    connected: bool = False
+    received: int = 0
+    """Groups that arrived from it."""
+    used: int = 0
+    """Groups of it that an update has used."""
+    dropped: dict[str, int] = {}
+    """Groups of it that were not used, by reason."""
+    bytes: int = 0
+    """Sealed bytes that arrived from it."""
+    last_seen: float | None = None
+    """Unix seconds of its last group or connection."""
+    reputation: float = 1.0
+    """In [0, 1]."""
+    quarantined_until: float | None = None
+    """Unix seconds until which what it sends is refused."""
+
+    @property
+    def usefulness(self) -> tuple[float, ...]:
+        """What rows are sorted by: groups used, their share of those received, reputation."""
+        return (self.used, self.used / max(self.received, 1), self.reputation, self.received, self.connected)
+
+
+class Roster(Struct, frozen=True):
+    """All peers a node knows of at one moment."""
+
+    time: float
+    """Unix seconds at which it was written."""
+    run_id: str | None
+    self_id: str = msgspec.field(name="self")
+    """Peer id of the node that wrote it; `self` in the file."""
+    peers: tuple[PeerRow, ...] = ()
+
+
+def encode_roster(roster: Roster) -> bytes:
+    """JSON."""
+    return msgspec.json.encode(roster)
+
+
+def decode_roster(encoded: bytes) -> Roster:
+    """The inverse; unknown fields are passed over. Raises `ConfigError`."""
+    try:
+        return msgspec.json.decode(encoded, type=Roster)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"a roster must be what a node writes to {ROSTER_FILE}: {error}") from error
+
+
+def write_roster(out: Path, roster: Roster) -> None:
+    """Replace `OUT/peers.json` at once: a reader sees the old one or the new one."""
+    staging = out / f".{ROSTER_FILE}.{os.getpid()}"
+    staging.write_bytes(encode_roster(roster))
+    staging.replace(out / ROSTER_FILE)
+
+
+def read_roster(out: Path) -> Roster:
+    """The roster of the node in a directory. Raises `ConfigError` when there is none."""
+    path = out / ROSTER_FILE
+    try:
+        with path.open("rb") as file:
+            encoded = file.read(MAX_ROSTER_BYTES)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no {path}: a node writes it while it runs; give the directory of one, or the multiaddr of any "
+            "member of a run"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        return decode_roster(encoded)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

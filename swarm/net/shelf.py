@@ -1,0 +1,119 @@
+"""What a node holds for others: its recent records, by content, bounded in count, bytes and age."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from msgspec import Struct
+
+RECORD_ID_BYTES = 16
+SEEN_RECORDS = 65_536
+"""Ids remembered after their records are gone, so that a record going round does not arrive twice."""
+
+
+def record_id(record: bytes) -> bytes:
+    """What a record is known by: a 16-byte digest of its bytes."""
+    return hashlib.blake2b(record, digest_size=RECORD_ID_BYTES).digest()
+
+
+class Held(Struct, frozen=True, array_like=True):
+    """A record that can be had."""
+
+    record_id: bytes
+    num_bytes: int
+    age_s: float
+    """Since its publication, as far as the holder can tell: age travels along, so that all forget a record in time."""
+
+
+class _Entry(Struct, frozen=True):
+    record: bytes
+    published_at: float
+    listed: bool
+
+
+class Shelf:
+    """Thread-safe store of recent records; knows the ids of more than it holds."""
+
+    def __init__(
+        self, max_records: int, max_bytes: int, max_age_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """An empty shelf with its three bounds."""
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._num_bytes = 0
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, record: bytes, age_s: float = 0.0, *, listed: bool = True) -> bool:
+        """Keep a record; False when its id was known already. One not `listed` is only given to those who know its id.
+
+        The oldest make room; a record larger than the whole shelf, or too old for it, is known but not held.
+        """
+        name = record_id(record)
+        with self._lock:
+            now = self._clock()
+            if name in self._seen:
+                self._seen.move_to_end(name)
+                return False
+            self._seen[name] = None
+            if len(self._seen) > SEEN_RECORDS:
+                self._seen.popitem(last=False)
+            if len(record) <= self._max_bytes and 0 <= age_s < self._max_age_s:
+                self._entries[name] = _Entry(record, now - age_s, listed)
+                self._num_bytes += len(record)
+            self._make_room(now)
+            return True
+
+    def knows(self, name: bytes) -> bool:
+        """Whether a record of that id was ever here, as far back as ids are remembered."""
+        with self._lock:
+            return name in self._seen
+
+    def get(self, name: bytes) -> bytes | None:
+        """A record by id; None when it is not held any more."""
+        with self._lock:
+            self._make_room(self._clock())
+            entry = self._entries.get(name)
+            return entry.record if entry and self._clock() - entry.published_at < self._max_age_s else None
+
+    def listing(self, max_age_s: float, min_age_s: float, most: int) -> list[Held]:
+        """Listed records between the two ages, the latest arrivals first."""
+        with self._lock:
+            now = self._clock()
+            self._make_room(now)
+            oldest = min(max_age_s, self._max_age_s)
+            held: list[Held] = []
+            for name, entry in reversed(self._entries.items()):
+                if len(held) >= most:
+                    break
+                if entry.listed and min_age_s <= now - entry.published_at < oldest:
+                    held.append(Held(name, len(entry.record), now - entry.published_at))
+            return held
+
+    @property
+    def num_bytes(self) -> int:
+        """Sum of the sizes of the records held."""
+        with self._lock:
+            return self._num_bytes
+
+    def __len__(self) -> int:
+        """Number of records held."""
+        with self._lock:
+            return len(self._entries)
+
+    def _make_room(self, now: float) -> None:
+        # In order of arrival: one that arrived late with some age may stay past it for a while, but is not given out.
+        while self._entries:
+            oldest = next(iter(self._entries.values()))
+            full = len(self._entries) > self._max_records or self._num_bytes > self._max_bytes
+            if not full and now - oldest.published_at < self._max_age_s:
+                return
+            self._entries.popitem(last=False)
+            self._num_bytes -= len(oldest.record)

@@ -1,0 +1,255 @@
+"""Every objective against loops over plain floats, and what must hold for all of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.algorithms import kl
+from swarm.algorithms.diagnostics import ess
+from swarm.algorithms.losses import LOSSES, Groups, LossConfig, LossOutput
+from swarm.algorithms.losses.gepo import log_group_expectation
+
+CONFIG = LossConfig(clip_low=0.2, clip_high=0.28, max_completion_tokens=20, ratio_cap=1.5, group_epsilon=0.3)
+Rows = list[list[float]]
+
+
+class Batch:
+    """Random ragged completions in groups of four."""
+
+    def __init__(self, seed: int, rows: int = 8, width: int = 9, spread: float = 0.4) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        self.new = -normal(rows, width).abs() - 0.1
+        self.old = self.new + spread * normal(rows, width)
+        self.advantages = normal(rows)
+        lengths = torch.randint(1, width + 1, (rows,), generator=generator)
+        self.mask = (torch.arange(width)[None] < lengths[:, None]).double()
+        self.groups = Groups(torch.arange(rows) // 4)
+
+    def loss(self, name: str, new: Tensor | None = None, config: LossConfig = CONFIG) -> LossOutput:
+        given = self.new if new is None else new
+        return LOSSES[name](given, self.old, self.advantages, self.mask, config, self.groups)
+
+    def rows(self, values: Tensor) -> Rows:
+        return [
+            [float(v) for v, m in zip(row, mask, strict=True) if m] for row, mask in zip(values, self.mask, strict=True)
+        ]
+
+
+def _surrogate(ratio: float, advantage: float) -> float:
+    return -min(ratio * advantage, max(0.8, min(1.28, ratio)) * advantage)
+
+
+def _ratio(n: float, o: float) -> float:
+    return math.exp(max(-20.0, min(20.0, n - o)))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _reference(name: str, new: Rows, old: Rows, advantages: list[float]) -> float:
+    pairs = list(zip(new, old, advantages, strict=True))
+    tokens = sum(len(row) for row in new)
+    token_losses = [[_surrogate(_ratio(n, o), a) for n, o in zip(ns, os, strict=True)] for ns, os, a in pairs]
+    match name:
+        case "grpo":
+            return _mean([_mean(row) for row in token_losses])
+        case "dapo":
+            return sum(map(sum, token_losses)) / tokens
+        case "dr_grpo":
+            return sum(map(sum, token_losses)) / (len(new) * 20)
+        case "gspo":
+            ratios = [math.exp(_mean([n - o for n, o in zip(ns, os, strict=True)])) for ns, os, _ in pairs]
+            return _mean([_surrogate(r, a) for r, a in zip(ratios, advantages, strict=True)])
+        case "gepo":
+            q = [math.exp(_mean(row)) for row in old]
+            p = [math.exp(_mean(row)) for row in new]
+            total = 0.0
+            for i in range(len(new)):
+                group = q[4 * (i // 4) : 4 * (i // 4) + 4]
+                expectation = sum(x * x for x in group) / sum(group)
+                total -= p[i] / (0.3 * p[i] + 0.7 * expectation) * advantages[i]
+            return total / len(new)
+        case "tis":
+            return (
+                -sum(min(_ratio(n, o), 1.5) * a * n for ns, os, a in pairs for n, o in zip(ns, os, strict=True))
+                / tokens
+            )
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_value_agrees_with_loops(name: str, seed: int) -> None:
+    batch = Batch(seed)
+    expected = _reference(name, batch.rows(batch.new), batch.rows(batch.old), batch.advantages.tolist())
+    assert batch.loss(name).loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo"])
+def test_the_gradient_agrees_with_differences_of_the_loops(name: str) -> None:
+    batch = Batch(11)
+    new = batch.new.clone().requires_grad_(True)
+    batch.loss(name, new).loss.backward()
+    step = 1e-6
+    for row, column in [(0, 0), (2, 0), (5, 0), (7, 0)]:
+        slopes = []
+        for sign in (step, -step):
+            moved = batch.new.clone()
+            moved[row, column] += sign
+            slopes.append(_reference(name, batch.rows(moved), batch.rows(batch.old), batch.advantages.tolist()))
+        assert new.grad[row, column].item() == pytest.approx((slopes[0] - slopes[1]) / (2 * step), abs=1e-8)
+
+
+def test_the_gradient_of_tis_and_gepo_treats_what_is_detached_as_constant() -> None:
+    batch = Batch(5)
+    new = batch.new.clone().requires_grad_(True)
+    batch.loss("tis", new).loss.backward()
+    weight = (batch.new - batch.old).exp().clamp(max=1.5)
+    expected = -weight * batch.advantages[:, None] * batch.mask / batch.mask.sum()
+    torch.testing.assert_close(new.grad, expected, atol=1e-12, rtol=0)
+    new = batch.new.clone().requires_grad_(True)
+    batch.loss("gepo", new).loss.backward()
+    lengths = batch.mask.sum(-1)
+    p = ((batch.new * batch.mask).sum(-1) / lengths).exp()
+    q = (batch.old * batch.mask).sum(-1) / lengths
+    weights = p / (0.3 * p + 0.7 * log_group_expectation(q, batch.groups.ids).exp())
+    expected = -(weights * batch.advantages / lengths / 8)[:, None] * batch.mask
+    torch.testing.assert_close(new.grad, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_micro_batches_of_whole_groups_combine_exactly(name: str) -> None:
+    batch = Batch(2)
+    whole = batch.new.clone().requires_grad_(True)
+    output = batch.loss(name, whole)
+    output.loss.backward()
+    parts = batch.new.clone().requires_grad_(True)
+    total = 0.0
+    for rows in (slice(0, 4), slice(4, 8)):
+        groups = Groups(batch.groups.ids[rows])
+        part = LOSSES[name](parts[rows], batch.old[rows], batch.advantages[rows], batch.mask[rows], CONFIG, groups)
+        (part.loss * part.denominator / output.denominator).backward()
+        total += part.denominator
+    assert total == pytest.approx(output.denominator)
+    torch.testing.assert_close(parts.grad, whole.grad, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_gradient_outside_the_mask_and_none_from_an_empty_row(name: str) -> None:
+    batch = Batch(3)
+    batch.mask[2] = 0
+    new = batch.new.clone().requires_grad_(True)
+    batch.loss(name, new).loss.backward()
+    assert new.grad[batch.mask == 0].abs().max() == 0
+    assert torch.isfinite(new.grad).all()
+    batch.mask.zero_()
+    assert batch.loss(name).loss == 0, "nothing to learn from is 0, not NaN"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_descent_raises_what_was_rewarded_and_lowers_what_was_not(name: str) -> None:
+    batch = Batch(4, spread=0.0)
+    batch.advantages = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
+    new = batch.new.clone().requires_grad_(True)
+    batch.loss(name, new).loss.backward()
+    kept = batch.mask.bool()
+    assert (new.grad[0::2][kept[0::2]] < 0).all()
+    assert (new.grad[1::2][kept[1::2]] > 0).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_extreme_log_ratios_stay_finite(name: str) -> None:
+    batch = Batch(6)
+    batch.old[0, 0], batch.old[1, 0] = -1e4, 0.0
+    new = batch.new.clone()
+    new[1, 0] = -1e4
+    new.requires_grad_(True)
+    output = batch.loss(name, new)
+    output.loss.backward()
+    assert torch.isfinite(output.loss) and torch.isfinite(new.grad).all()
+
+
+def test_clipping_is_asymmetric_and_stops_the_gradient() -> None:
+    # ratio 1.25 lies within 1 + 0.28 but its mirror image 0.75 beyond 1 - 0.2
+    old = torch.zeros(2, 1)
+    new = torch.tensor([[math.log(1.25)], [math.log(0.75)]], requires_grad=True)
+    output = LOSSES["grpo"](new, old, torch.tensor([1.0, -1.0]), torch.ones(2, 1), CONFIG)
+    output.loss.backward()
+    assert new.grad[0, 0] != 0
+    assert new.grad[1, 0] == 0
+    assert output.metrics["clipped"] == 1
+
+
+def test_gepo_at_epsilon_one_is_the_policy_gradient_and_at_zero_the_plain_group_expectation() -> None:
+    batch = Batch(7)
+    lengths = batch.mask.sum(-1)
+    for epsilon in (0.0, 1.0):
+        new = batch.new.clone().requires_grad_(True)
+        batch.loss("gepo", new, LossConfig(group_epsilon=epsilon)).loss.backward()
+        weight = torch.ones(8, dtype=torch.float64)
+        if epsilon == 0:
+            p = ((batch.new * batch.mask).sum(-1) / lengths).exp()
+            q = (batch.old * batch.mask).sum(-1) / lengths
+            weight = p / log_group_expectation(q, batch.groups.ids).exp()
+        expected = -(weight * batch.advantages / lengths / 8)[:, None] * batch.mask
+        torch.testing.assert_close(new.grad, expected, atol=1e-12, rtol=0)
+
+
+def test_the_group_expectation_does_not_leak_between_groups_and_survives_underflow() -> None:
+    log_q = torch.tensor([-0.1, -0.2, -3.0, -4.0], dtype=torch.float64)
+    apart = log_group_expectation(log_q, torch.tensor([0, 0, 1, 1]))
+    together = log_group_expectation(log_q, torch.tensor([0, 0, 0, 0]))
+    q = log_q.exp()
+    assert apart[2].item() == pytest.approx(math.log(float((q[2] ** 2 + q[3] ** 2) / (q[2] + q[3]))))
+    assert apart[2] == apart[3] and not torch.isclose(apart[2], together[2])
+    tiny = log_group_expectation(torch.tensor([-2_000.0, -2_001.0]), torch.tensor([0, 0]))
+    assert torch.isfinite(tiny).all()
+    alone = log_group_expectation(torch.tensor([-1.5]), torch.tensor([0]))
+    assert alone.item() == pytest.approx(-1.5), "a group of one expects itself"
+
+
+def test_gepo_believes_the_expectation_a_record_carries() -> None:
+    batch = Batch(8)
+    carried = torch.full((8,), math.nan, dtype=torch.float64)
+    carried[:4] = -0.7
+    plain = batch.loss("gepo").loss
+    batch.groups = Groups(batch.groups.ids, carried)
+    assert not torch.isclose(batch.loss("gepo").loss, plain)
+    with pytest.raises(ValueError, match="group"):
+        LOSSES["gepo"](batch.new, batch.old, batch.advantages, batch.mask, CONFIG)
+
+
+def test_divergences_by_hand() -> None:
+    new, reference = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    assert kl.k1(new, reference).tolist() == [[0.5, -1.0]]
+    assert kl.k2(new, reference).tolist() == [[0.125, 0.5]]
+    expected = [math.exp(-0.5) + 0.5 - 1, math.exp(1.0) - 1.0 - 1]
+    assert kl.k3(new, reference).tolist()[0] == pytest.approx(expected, abs=1e-6)
+    assert kl.cppo_kl(new, reference, torch.tensor([[1.0, 0.0]])).item() == pytest.approx(expected[0], abs=1e-6)
+
+
+def test_k1_and_k3_estimate_the_divergence_and_k3_with_less_spread() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
+    exact = (p * (p / q).log()).sum()
+    sampled = torch.multinomial(p, 200_000, replacement=True, generator=generator)
+    new, reference = p.log()[sampled][None], q.log()[sampled][None]
+    for estimate in (kl.k1, kl.k3):
+        assert estimate(new, reference).mean().item() == pytest.approx(exact.item(), abs=2e-3)
+    assert kl.k3(new, reference).var() < kl.k1(new, reference).var()
+
+
+def test_effective_sample_size() -> None:
+    mask = torch.tensor([[1.0, 1.0, 0.0]])
+    assert ess(torch.tensor([[2.0, 2.0, 99.0]]), mask) == 1
+    assert ess(torch.tensor([[1.0, 0.0, 99.0]]), mask) == 0.5
+    assert ess(torch.ones(1, 3), torch.zeros(1, 3)) == 1

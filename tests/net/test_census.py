@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from swarm.net.accounts import PeerBook, SafetySettings
+from swarm.net.census import take_census
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.roster import decode_roster, encode_roster
+
+
+def test_the_census_joins_what_the_network_and_the_accounts_know() -> None:
+    hub = MemoryHub()
+    transport, neighbour = MemoryTransport(hub, "me"), MemoryTransport(hub, "neighbour")
+    transport.start()
+    neighbour.start()
+    book = PeerBook(SafetySettings(quarantine_at=1.0), clock=lambda: 100.0)
+    book.admit("neighbour", 1, 500)
+    book.report("neighbour", "informative")
+    book.report("neighbour", "used")
+    book.admit("gone", 1, 10)
+    book.report("gone", "verifier_timeout")
+    roster = take_census(transport, book, now=100.0)
+    assert roster.self_id == "me"
+    rows = {row.peer_id: row for row in roster.peers}
+    assert set(rows) == {"neighbour", "gone"}
+    friend, foe = rows["neighbour"], rows["gone"]
+    assert (friend.connected, friend.received, friend.used, friend.bytes) == (True, 1, 1, 500)
+    assert friend.reputation > 0.5 and friend.quarantined_until is None
+    assert not foe.connected and foe.dropped == {"verifier_timeout": 1} and foe.quarantined_until == 700.0
+    assert decode_roster(encode_roster(roster)) == roster
+    assert {row.peer_id: row for row in take_census(transport, book, now=800.0).peers}["gone"].quarantined_until is None

@@ -1,0 +1,142 @@
+"""What the NAT settings make of the daemon's arguments, and what its addresses say."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from swarm.net.circuit import CircuitLimits, read_limits
+from swarm.net.config import NetworkSettings
+from swarm.net.identity import Identity
+from swarm.net.nat import (
+    MAX_PLACES,
+    REFUSED_PAUSE_S,
+    RENEW_EVERY_S,
+    Places,
+    candidates,
+    is_here,
+    is_public,
+    nat_arguments,
+    reachability,
+    relay_of,
+    to_tell,
+)
+
+RELAY, OTHER, ME = (Identity.generate().peer_id for _ in range(3))
+RELAY_ADDRESS = f"/ip4/44.128.0.1/tcp/4001/p2p/{RELAY}"
+CIRCUIT = f"{RELAY_ADDRESS}/p2p-circuit"
+HOME = "/ip4/192.168.7.2/tcp/4001"
+BASE = ("-natPortMap=1", "-autonat=1", "-relay=1")
+
+
+def test_a_node_maps_a_port_and_can_dial_through_relays() -> None:
+    assert nat_arguments(NetworkSettings()) == (*BASE, "-relayService=0")
+    assert nat_arguments(NetworkSettings(nat_port_map=False))[0] == "-natPortMap=0"
+
+
+def test_a_relay_is_public_and_limited() -> None:
+    settings = NetworkSettings(serve_relay=True, bootstrap=(RELAY_ADDRESS,), relay_circuit_s=90)
+    assert nat_arguments(settings) == (
+        *BASE,
+        "-forceReachabilityPublic=1",
+        "-relayService=1",
+        "-relayMaxReservations=256",
+        "-relayMaxCircuits=64",
+        f"-relayDataLimit={4 * 2**30}",
+        "-relayTimeLimit=90s",
+    )
+    with pytest.raises(ValidationError, match="a relay must be public"):
+        NetworkSettings(serve_relay=True, relay="always")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,)), {RELAY}),
+        (NetworkSettings(bootstrap=(f"/dns4/boot.example/tcp/1/p2p/{RELAY}",)), {RELAY}),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), relay="off"), set()),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), serve_relay=True), set()),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), announce=("/ip4/44.128.0.9/tcp/1",)), set()),
+        (NetworkSettings(bootstrap=(RELAY_ADDRESS,), announce=("/ip4/44.128.0.9/tcp/1",), relay="always"), {RELAY}),
+        (NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",)), set()),
+        (NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",), relay="always"), {RELAY}),
+        (NetworkSettings(bootstrap=(f"{HOME}/p2p/{OTHER}",), trusted_relays=(RELAY_ADDRESS,)), {RELAY}),
+    ],
+)
+def test_where_places_are_wanted(settings: NetworkSettings, expected: set[str]) -> None:
+    assert set(candidates(settings)) == expected
+
+
+def test_others_are_told_public_addresses_first_then_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, router = "/ip4/44.128.0.9/tcp/1", "/ip4/44.128.0.8/tcp/1"
+    monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == mine)
+    told = to_tell(["/ip4/127.0.0.1/tcp/1", HOME, router, CIRCUIT, mine])
+    assert told == (mine, CIRCUIT, router, "/ip4/127.0.0.1/tcp/1", HOME)
+
+
+def test_addresses_are_told_apart() -> None:
+    assert relay_of(f"{CIRCUIT}/p2p/{ME}") == RELAY and relay_of(f"{RELAY_ADDRESS}") is None
+    assert is_public("/ip4/44.128.0.1/tcp/1") and is_public("/ip6/2600::1/udp/1/quic-v1")
+    assert not any(map(is_public, (CIRCUIT, HOME, "/ip6/::1/tcp/1", "/dns4/boot/tcp/1", "/ip4/x/tcp/1", "", "/ip4")))
+
+
+def test_addresses_of_this_machine() -> None:
+    assert is_here("/ip4/127.0.0.1/tcp/1") and not is_here("/ip4/44.128.0.9/tcp/1")
+
+
+def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = NetworkSettings(bootstrap=(RELAY_ADDRESS,))
+    joined = frozenset({RELAY})
+    assert reachability(settings, (HOME, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
+    seen = "/ip4/44.128.0.9/tcp/1"
+    assert reachability(settings, (HOME, seen), joined) == "behind NAT, reachable only if the router forwards a port"
+    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
+    monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == seen)
+    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == "public"
+    assert reachability(NetworkSettings(serve_relay=True), (HOME,), joined) == "public"
+    assert reachability(settings, (HOME,), joined) == "behind NAT, not reachable"
+    assert reachability(settings, (HOME,), frozenset()) is None
+    assert reachability(NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",)), (HOME,), joined) is None
+
+
+def test_places_are_renewed_and_asked_for_again_after_a_loss_or_a_refusal() -> None:
+    places = Places({RELAY: (HOME, "/ip4/44.128.0.1/tcp/4001")})
+    here, gone = frozenset({RELAY}), frozenset({OTHER})
+    assert places.due(gone, 0.0) == [] and places.due(here, 0.0) == [RELAY] and places.addresses(here) == ()
+    places.granted(RELAY, 0.0)
+    assert places.addresses(here) == (CIRCUIT,), "the address that is of use from elsewhere"
+    assert places.addresses(gone) == ()
+    assert places.due(here, RENEW_EVERY_S - 1) == [] and places.due(here, RENEW_EVERY_S) == [RELAY]
+    assert places.due(gone, 70.0) == [] and places.due(here, 71.0) == [RELAY], "the connection broke"
+    places.refused(RELAY, 71.0)
+    assert places.addresses(here) == ()
+    assert places.due(here, 70.0 + REFUSED_PAUSE_S) == [] and places.due(here, 71.0 + REFUSED_PAUSE_S) == [RELAY]
+
+
+def test_places_at_three_relays_are_enough() -> None:
+    relays = {Identity.generate().peer_id: ("/ip4/44.128.0.1/tcp/1",) for _ in range(5)}
+    places = Places(relays)
+    first = places.due(frozenset(relays), 0.0)
+    assert len(first) == MAX_PLACES
+    for relay in first:
+        places.granted(relay, 0.0)
+    assert places.due(frozenset(relays), 1.0) == []
+    assert len(places.due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
+
+
+def test_a_relays_limits_are_read() -> None:
+    # type STATUS, reservation of one byte, limit {120 s, 131072 bytes}, status OK
+    assert read_limits(bytes.fromhex("08021a010022060878108080082864")) == CircuitLimits(120, 131_072)
+    assert read_limits(bytes.fromhex("08022864")) == CircuitLimits(0, 0)
+    with pytest.raises(ValueError, match="refused, with status 201"):
+        read_limits(bytes.fromhex("080228c901"))
+
+
+@given(st.binary(max_size=64))
+def test_what_is_no_answer_of_a_relay_is_refused(junk: bytes) -> None:
+    with suppress(ValueError):
+        read_limits(junk)

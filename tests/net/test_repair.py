@@ -1,0 +1,321 @@
+"""Repair and large records against shelves in memory, honest and lying."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import PeerUnreachable, RejectedGroup
+from swarm.net import large as large_module
+from swarm.net import repair as repair_module
+from swarm.net.framing import MAX_CHUNK_BYTES
+from swarm.net.identity import Identity
+from swarm.net.large import (
+    LARGE_PROTOCOL,
+    MAX_WAITING_PER_PEER,
+    Download,
+    Waiting,
+    announce,
+    answer_large,
+    holders,
+)
+from swarm.net.repair import (
+    GIVE_PROTOCOL,
+    HAVE_PROTOCOL,
+    MAX_GIVEN,
+    GiftReader,
+    Repair,
+    answer_give,
+    answer_have,
+)
+from swarm.net.shelf import Held, Shelf, record_id
+from swarm.net.wire import Announcement, make_run_id, open_announcement, outside, seal_announcement
+
+Serve = Callable[[str, bytes], Iterator[bytes]]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Peer:
+    """Answers from a shelf, or however a test says."""
+
+    def __init__(self, serve: Serve | None = None, clock: Clock | None = None) -> None:
+        self.shelf = Shelf(100_000, 2**28, 120.0, clock or Clock())
+        self.asked: list[str] = []
+        self._serve = serve or self.honest
+
+    def honest(self, protocol: str, request: bytes) -> Iterator[bytes]:
+        if protocol == HAVE_PROTOCOL:
+            return iter([answer_have(self.shelf, request)])
+        return answer_give(self.shelf, request) if protocol == GIVE_PROTOCOL else answer_large(self.shelf, request)
+
+    async def fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        self.asked.append(protocol)
+        try:
+            for chunk in self._serve(protocol, payload):
+                max_bytes -= len(chunk)
+                if max_bytes < 0:
+                    raise PeerUnreachable("more than was asked for")
+                yield chunk
+        except LookupError as error:
+            raise PeerUnreachable("not here") from error
+
+
+class Node:
+    def __init__(self, peer: Peer) -> None:
+        self.clock = Clock()
+        self.shelf = Shelf(100_000, 2**28, 120.0, self.clock)
+        self.got: list[tuple[bytes, float]] = []
+        self.repair = Repair(self.shelf, peer.fetch, self._take, every_s=5.0, backfill_s=120.0, clock=self.clock)
+
+    def _take(self, record: bytes, age_s: float) -> None:
+        if self.shelf.add(record, age_s):
+            self.got.append((record, age_s))
+
+    def run(self) -> None:
+        asyncio.run(self.repair.round("peer"))
+
+
+def test_what_is_missing_comes_once_and_with_its_age() -> None:
+    clock = Clock()
+    peer = Peer(clock=clock)
+    node = Node(peer)
+    for name in (b"a", b"b", b"c"):
+        peer.shelf.add(name)
+    node.shelf.add(b"b")
+    clock.now += 30
+    peer.shelf.add(b"still on its way")
+    node.run()
+    assert sorted(node.got) == [(b"a", 30.0), (b"c", 30.0)]
+    node.run()
+    assert len(node.got) == 2 and peer.asked == [HAVE_PROTOCOL, GIVE_PROTOCOL, HAVE_PROTOCOL]
+
+
+def test_many_records_come_in_batches_and_one_round_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair_module, "MAX_BATCHES", 2)
+    clock = Clock()
+    peer = Peer(clock=clock)
+    for i in range(3 * MAX_GIVEN):
+        peer.shelf.add(b"%d" % i)
+    clock.now += 10
+    node = Node(peer)
+    node.run()
+    assert len(node.got) == 2 * MAX_GIVEN
+    node.run()
+    assert len(node.got) == 3 * MAX_GIVEN
+
+
+def test_first_rounds_backfill_and_later_ones_ask_for_what_is_recent() -> None:
+    node = Node(Peer())
+    windows = []
+    for _ in range(5):
+        windows.append(node.repair.window_s())
+        node.run()
+    assert windows == [120, 120, 120, 32, 32]
+    node.clock.now += 60
+    assert node.repair.window_s() == 92
+    node.clock.now += 600
+    assert node.repair.window_s() == 120
+
+
+def listing(*held: Held) -> bytes:
+    return msgspec.msgpack.encode(held)
+
+
+def gift(name: bytes, record: bytes) -> bytes:
+    return name + len(record).to_bytes(4, "big") + record
+
+
+GOOD = Held(record_id(b"good"), 4, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("have", "give"),
+    [
+        (b"junk", b""),
+        (listing(GOOD)[:-1], b""),
+        (msgspec.msgpack.encode([1, 2]), b""),
+        (listing(GOOD), gift(GOOD.record_id, b"evil")),
+        (listing(GOOD), gift(record_id(b"other"), b"other")),
+        (listing(GOOD), gift(GOOD.record_id, b"good")[:-1]),
+        (listing(GOOD), gift(GOOD.record_id, b"good") * 2),
+        (listing(GOOD), GOOD.record_id + b"\xff\xff\xff\xff"),
+        (listing(GOOD), bytes(2**20)),
+    ],
+)
+def test_a_liar_is_found_out(have: bytes, give: bytes) -> None:
+    node = Node(Peer(lambda protocol, request: iter([have if protocol == HAVE_PROTOCOL else give])))
+    with pytest.raises(PeerUnreachable):
+        node.run()
+    assert [record for record, _ in node.got] in ([], [b"good"])
+
+
+def test_records_that_cannot_be_are_not_asked_for() -> None:
+    names = [bytes([i]) * 16 for i in range(4)]
+    absurd = listing(
+        Held(names[0], 2**40, 5.0), Held(names[1], 10, -1.0), Held(names[2], 10, 1e9), Held(names[3], 10, float("nan"))
+    )
+    peer = Peer(lambda protocol, request: iter([absurd]))
+    Node(peer).run()
+    assert peer.asked == [HAVE_PROTOCOL]
+
+
+@given(st.lists(st.binary(max_size=40), unique=True, max_size=8), st.integers(1, 30))
+def test_gifts_are_read_however_they_are_cut(records: list[bytes], step: int) -> None:
+    answer = b"".join(gift(record_id(record), record) for record in records)
+    reader = GiftReader([record_id(record) for record in records])
+    found = [got for start in range(0, len(answer), step) for got in reader.feed(answer[start : start + step])]
+    reader.close()
+    assert found == records
+
+
+@given(st.binary(max_size=100))
+def test_junk_gifts_are_refused(junk: bytes) -> None:
+    reader = GiftReader([record_id(b"x")])
+    try:
+        assert list(reader.feed(junk)) == []
+        reader.close()
+    except PeerUnreachable:
+        pass
+
+
+@given(st.binary(max_size=60))
+def test_junk_requests_only_raise_what_is_documented(junk: bytes) -> None:
+    peer = Peer()
+    for protocol in (HAVE_PROTOCOL, GIVE_PROTOCOL, LARGE_PROTOCOL):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, LookupError):
+            assert sum(map(len, peer.honest(protocol, junk))) < 100
+
+
+ALICE = Identity.generate()
+RUN = make_run_id("demo", ALICE.peer_id)
+LARGE = bytes(range(256)) * 4 * 1024 * 3 + b"tail"
+
+
+def opened(sealed: bytes, max_bytes: int = 2**26) -> Announcement:
+    return open_announcement(sealed, RUN, max_bytes)
+
+
+def test_a_large_record_is_announced_and_fetched() -> None:
+    announcement = opened(announce(ALICE, RUN, LARGE))
+    assert announcement.num_bytes == len(LARGE) and len(announcement.chunk_ids) == 13
+    peer = Peer()
+    peer.shelf.add(LARGE, listed=False)
+    download = Download(announcement)
+    assert not download.done
+    asyncio.run(download.fetch_from(peer.fetch, "peer"))
+    assert download.done and download.record() == LARGE
+
+
+def test_a_download_goes_on_with_another_holder_where_the_first_one_died() -> None:
+    sent = 0
+
+    def dying(protocol: str, request: bytes) -> Iterator[bytes]:
+        for start in range(0, len(LARGE) // 2, 100_000):
+            yield LARGE[start : start + 100_000]
+        raise LookupError("dead")
+
+    class Counting(Peer):
+        def honest(self, protocol: str, request: bytes) -> Iterator[bytes]:
+            nonlocal sent
+            for chunk in super().honest(protocol, request):
+                sent += len(chunk)
+                yield chunk
+
+    download = Download(opened(announce(ALICE, RUN, LARGE)))
+    with pytest.raises(PeerUnreachable):
+        asyncio.run(download.fetch_from(Peer(dying).fetch, "dying"))
+    with pytest.raises(PeerUnreachable, match="not here"):
+        asyncio.run(download.fetch_from(Peer().fetch, "empty"))
+    alive = Counting()
+    alive.shelf.add(LARGE, listed=False)
+    asyncio.run(download.fetch_from(alive.fetch, "alive"))
+    assert download.record() == LARGE
+    assert len(LARGE) / 2 <= sent <= len(LARGE) / 2 + MAX_CHUNK_BYTES
+
+
+@pytest.mark.parametrize("lie", [LARGE[:-1] + b"?", LARGE + b"?", LARGE[:-1], b"", bytes(len(LARGE))])
+def test_a_holder_that_lies_is_found_out_within_a_chunk(lie: bytes) -> None:
+    def lying(protocol: str, request: bytes) -> Iterator[bytes]:
+        for start in range(0, len(lie), MAX_CHUNK_BYTES):
+            yield lie[start : start + MAX_CHUNK_BYTES]
+
+    download = Download(opened(announce(ALICE, RUN, LARGE)))
+    with pytest.raises(PeerUnreachable):
+        asyncio.run(download.fetch_from(Peer(lying).fetch, "liar"))
+    honest = Peer()
+    honest.shelf.add(LARGE, listed=False)
+    asyncio.run(download.fetch_from(honest.fetch, "honest"))
+    assert download.record() == LARGE
+
+
+def test_chunks_that_do_not_make_up_the_record_are_the_announcers_lie() -> None:
+    real = opened(announce(ALICE, RUN, LARGE))
+    forged = Announcement(RUN, ALICE.peer_id, record_id(b"other"), real.num_bytes, real.chunk_ids)
+    download = Download(forged)
+    for start in range(0, len(LARGE), MAX_CHUNK_BYTES):
+        download.feed(LARGE[start : start + MAX_CHUNK_BYTES])
+    with pytest.raises(PeerUnreachable, match="do not make up"):
+        download.record()
+
+
+def test_announcements_that_cannot_be_are_refused() -> None:
+    good = opened(announce(ALICE, RUN, LARGE))
+    for name, changes in {
+        "oversized": {"num_bytes": 2**27},
+        "limits": {"chunk_ids": good.chunk_ids[:-1]},
+        "wrong_run": {"run_id": "other"},
+        "wrong_peer": {"peer_id": Identity.generate().peer_id},
+    }.items():
+        forged = msgspec.structs.replace(good, **changes)
+        sealed = seal_announcement(ALICE, forged)
+        with pytest.raises(RejectedGroup) as refusal:
+            opened(sealed)
+        assert refusal.value.reason == name
+    with pytest.raises(RejectedGroup):
+        opened(seal_announcement(ALICE, msgspec.structs.replace(good, record_id=b"short")))
+    sealed = announce(ALICE, RUN, LARGE)
+    assert outside(sealed) == ("large", ALICE.peer_id) and outside(b"junk") is None and outside(b"") is None
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_no_announcement(junk: bytes) -> None:
+    outside(junk)
+    with pytest.raises(RejectedGroup):
+        opened(junk)
+
+
+def test_unfinished_downloads_hold_no_more_than_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_module, "MAX_PARTIAL_BYTES", 500_000)
+    waiting = Waiting()
+    for _ in range(3):
+        download = Download(opened(announce(ALICE, RUN, LARGE)))
+        download.feed(LARGE[:300_000])
+        waiting.put_back(1.0, download)
+    held = [found[1].num_held for _ in range(3) if (found := waiting.take())]
+    assert held == [300_000, 0, 0]
+
+
+def test_waiting_downloads_are_bounded_for_each_announcer() -> None:
+    waiting = Waiting()
+    announcement = opened(announce(ALICE, RUN, LARGE))
+    taken = [waiting.add(announcement, 1.0) for _ in range(MAX_WAITING_PER_PEER + 1)]
+    assert taken == [True] * MAX_WAITING_PER_PEER + [False]
+    found = waiting.take()
+    assert found is not None and not waiting.add(announcement, 1.0)
+    waiting.forget(found[1])
+    assert waiting.add(announcement, 1.0) and len(waiting) == MAX_WAITING_PER_PEER
+    assert holders(announcement, {"b", ALICE.peer_id, "a"}, list.sort) == [ALICE.peer_id, "a", "b"]
+    assert holders(announcement, {"b"}) == ["b"]

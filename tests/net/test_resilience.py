@@ -1,0 +1,229 @@
+"""Swarms of real daemons that lose messages, holders and every bootstrap."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm.errors import PeerUnreachable
+from swarm.net.bootstrap import read_addresses
+from swarm.net.framing import MAX_CHUNK_BYTES
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.large import LARGE_PROTOCOL
+from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
+from swarm.net.shelf import Held
+
+from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest, until
+
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+Start = Callable[..., HivemindTransport]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts nodes by name; the one named `founder` brings the run. Closes them."""
+    nodes: list[HivemindTransport] = []
+
+    def start_one(
+        name: str, bootstrap: Sequence[str] = (), loss: float = 0.0, remember: Path | None = None
+    ) -> HivemindTransport:
+        identity = make_identity(tmp_path, name)
+        manifest = sealed_manifest(identity) if name == "founder" else None
+        node = HivemindTransport(fast_settings(tuple(bootstrap), LOOPBACK, remember), identity, manifest)
+        if loss:
+            lose_gossip(node, loss)
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield start_one
+    for node in nodes:
+        node.close()
+
+
+def lose_gossip(node: HivemindTransport, fraction: float) -> None:
+    """Drop a fraction of the gossip that reaches a node, as a bad link does."""
+    receive = node._state.receive
+    chance = random.Random(node.peer_id)
+
+    def lossy(sender: str, record: bytes) -> None:
+        if chance.random() >= fraction:
+            receive(sender, record)
+
+    node._state.receive = lossy  # type: ignore[method-assign]
+
+
+def meet(nodes: Sequence[HivemindTransport]) -> None:
+    for node in nodes:
+        until(lambda node=node: len(node.status().connected) == len(nodes) - 1, "a full mesh")
+
+
+def collect(nodes: Sequence[HivemindTransport], count: int, timeout_s: float = 30.0) -> list[list[bytes]]:
+    """What each node drains until all have `count` records, or until the time is up."""
+    got: list[list[bytes]] = [[] for _ in nodes]
+    deadline = time.monotonic() + timeout_s
+    while min(map(len, got)) < count and time.monotonic() < deadline:
+        for node, records in zip(nodes, got, strict=True):
+            records.extend(node.drain())
+        time.sleep(0.02)
+    return got
+
+
+def test_with_a_twentieth_of_gossip_lost_repair_delivers_the_rest(start: Start) -> None:
+    first = start("founder", loss=0.05)
+    nodes = [first, *(start(name, first.multiaddrs(), loss=0.05) for name in "bcd")]
+    meet(nodes)
+    sent = [b"%d of node %d" % (i, n) for n in range(len(nodes)) for i in range(250)]
+    for i in range(250):
+        for n, node in enumerate(nodes):
+            node.publish(b"%d of node %d" % (i, n))
+        time.sleep(0.01)
+    got = collect(nodes, 750)
+    for n, records in enumerate(got):
+        expected = {record for record in sent if not record.endswith(b"node %d" % n)}
+        assert len(records) == len(set(records)), "each record once"
+        assert len(expected & set(records)) >= 0.999 * len(expected)
+        assert nodes[n].counters()["repaired"] >= 10
+        assert nodes[n].counters()["delivered"] <= 0.98 * len(expected)
+    late = start("late", first.multiaddrs())
+    (records,) = collect([late], len(sent))
+    assert len(records) == len(set(records)) and len(set(records) & set(sent)) >= 0.999 * len(sent)
+    assert late.counters()["backfilled"] >= 0.5 * len(sent)
+
+
+def test_a_large_record_comes_from_another_when_its_holder_dies_half_way(start: Start) -> None:
+    first = start("founder")
+    second = start("b", first.multiaddrs())
+    meet([first, second])
+    large = os.urandom(8_000_000)
+    first.publish(large)
+    until(lambda: large in second.drain(), "the first receiver has it")
+    daemon = first._daemon
+    assert daemon is not None
+    asked: list[str] = []
+
+    def dying(remote: str, request: bytes) -> Iterator[bytes]:
+        asked.append(remote)
+        if len(asked) > 1:
+            raise LookupError("lost")
+        for start in range(0, len(large), MAX_CHUNK_BYTES):
+            if start > 2_000_000:
+                os.kill(daemon.pid, signal.SIGKILL)
+            yield large[start : start + MAX_CHUNK_BYTES]
+
+    first.serve_stream(LARGE_PROTOCOL, dying)
+    third = start("c", first.multiaddrs())
+    records: list[bytes] = []
+    until(lambda: records.extend(third.drain()) or large in records, "the late comer has it")
+    assert records == [large]
+    assert asked[0] == third.peer_id and third.counters()["holders_failed"] >= 1
+
+
+def test_a_swarm_outlives_every_bootstrap_and_a_member_finds_back(start: Start, tmp_path: Path) -> None:
+    bootstraps = [start("founder")]
+    bootstraps.append(start("boot", bootstraps[0].multiaddrs()))
+    addresses = [address for node in bootstraps for address in node.multiaddrs()]
+    memory = tmp_path / "peers.known"
+    b, c, d = (start(name, addresses, remember=memory if name == "d" else None) for name in "bcd")
+    meet([*bootstraps, b, c, d])
+    for bootstrap in bootstraps:
+        bootstrap.close()
+    for node in (b, c, d):
+        until(lambda node=node: len(node.status().connected) == 2, "the bootstraps' departure is seen")
+    known = {address.rpartition("/")[2] for address in until(lambda: memory.exists() and read_addresses(memory), "")}
+    assert known >= {b.peer_id, c.peer_id}
+    b.publish(b"still here")
+    for node in (c, d):
+        until(lambda node=node: b"still here" in node.drain(), "gossip goes on")
+    d.close()
+    until(lambda: len(b.status().connected) == 1, "the member's departure is seen")
+    b.publish(b"you missed this")
+    make_identity_free(d)
+    back = start("d", addresses, remember=memory)
+    until(lambda: set(back.status().connected) == {b.peer_id, c.peer_id}, "it finds back without any bootstrap")
+    records: list[bytes] = []
+    until(lambda: records.extend(back.drain()) or b"you missed this" in records, "and gets what it missed")
+
+
+def make_identity_free(node: HivemindTransport) -> None:
+    node._state.identity.close()
+
+
+def test_a_partner_that_is_named_by_host_is_found(start: Start) -> None:
+    first = start("founder")
+    port = first.multiaddrs()[0].split("/")[4]
+    second = start("b", [f"hosts:localhost:{port}/p2p/{first.peer_id}"])
+    until(second.manifest, "the run is learned through a host name")
+
+
+def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.net.dht import PeerDirectory
+
+    async def nothing(self: PeerDirectory) -> list[object]:
+        return []
+
+    monkeypatch.setattr(PeerDirectory, "read", nothing)
+    first = start("founder")
+    b = start("b", first.multiaddrs())
+    c = start("c", first.multiaddrs())
+    meet([first, b, c])
+    everyone = {first.peer_id, c.peer_id}
+    until(lambda: {record.peer_id for record in b.peers()} == everyone, "everyone is known without the directory")
+
+
+def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swarm.net import daemon as daemon_module
+
+    monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 1.0)
+    first = start("founder")
+    first.serve_stream("/test/endless", lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
+    second = start("b", first.multiaddrs())
+    third = start("c", first.multiaddrs())
+    meet([first, second, third])
+    taken = [
+        second.stream(first.peer_id, "/test/endless", b"", 5.0, 2**40)
+        for _ in range(daemon_module.MAX_STREAMS_PER_PEER)
+    ]
+    for chunks in taken:
+        assert next(chunks)
+    with pytest.raises(PeerUnreachable, match="busy"):
+        second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0)
+    assert third.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
+
+    def served_again() -> bool:
+        try:
+            return second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
+        except PeerUnreachable:
+            return False
+
+    # It takes no byte of them: they are given up, and the peer is served again.
+    until(served_again, "the stalled streams are given up")
+
+
+def test_a_member_that_lies_costs_its_budget_and_is_asked_less(start: Start) -> None:
+    first = start("founder")
+    liar = start("b", first.multiaddrs())
+    meet([first, liar])
+    liar.serve(HAVE_PROTOCOL, lambda remote, request: bytes(2**21))
+    liar.serve_stream(GIVE_PROTOCOL, lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
+    until(lambda: first.counters().get("repair_failures", 0) >= 2, "the lies are counted")
+    liar.serve(HAVE_PROTOCOL, lambda remote, request: msgspec.msgpack.encode([Held(bytes(16), 10, 5.0)]))
+    until(lambda: first.counters().get("repair_failures", 0) >= 3, "also about what it gives")
+    assert first.drain() == [] and first.counters().get("daemon_restarts", 0) == 0
+    liar.publish(b"true for once")
+    until(lambda: b"true for once" in first.drain(), "its gossip is still heard")
