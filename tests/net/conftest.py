@@ -15,6 +15,10 @@ import pytest
 REPORT = "SWARM_TEST_LIBP2P_REPORT"
 """Set in the child: where it writes one line of JSON for each phase of each test."""
 CHILD_TIMEOUT_S = 300
+NOT_INSTALLED = (
+    "py-libp2p is not installed: pip install libp2p==0.8.1, which needs a C compiler and GMP headers "
+    "(on Debian: apt-get install gcc libgmp-dev)"
+)
 
 
 class Child:
@@ -69,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     marked = [item for item in items if item.get_closest_marker("libp2p") and isinstance(item, pytest.Function)]
     if find_spec("libp2p") is None:
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason="py-libp2p is not installed: pip install libp2p==0.8.1"))
+            item.add_marker(pytest.mark.skip(reason=NOT_INSTALLED))
         return
     if REPORT in os.environ or not marked:
         return

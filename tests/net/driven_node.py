@@ -7,6 +7,7 @@ were made]`. Used where the two networks meet: they cannot be in one process.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import sys
 import threading
@@ -30,8 +31,6 @@ class DrivenNode:
 
         identity = make_identity(folder, name)
         sealed = sealed_manifest(identity) if manifest == "founder" else None
-        if manifest.startswith("/"):
-            sealed = Path(manifest).read_bytes()
         settings = NetworkSettings(
             transport="libp2p" if transport == "libp2p" else "hivemind",
             bootstrap=tuple(bootstrap.split(",")) if bootstrap else (),
@@ -39,8 +38,13 @@ class DrivenNode:
             nat_port_map=False,
             retry_s=0.5,
             announce_every_s=2.0,
+            repair_every_s=1.0,
+            max_record_bytes=8 * 2**20,
         )
         self.transport = open_transport(settings, identity, sealed)
+        if name.startswith("deaf"):
+            # As if gossip lost everything.
+            self.transport._state.receive = lambda sender, record: None  # type: ignore[method-assign]
         self.exchange = Exchange(self.transport, identity)
         self.arrived: list[tuple[str, int, float]] = []
         self.refused: dict[str, int] = {}
@@ -61,8 +65,13 @@ class DrivenNode:
             except PeerUnreachable as error:
                 return {"error": str(error)}
             return {"size": len(reply)}
-        if order["do"] == "save_manifest":
-            Path(str(order["path"])).write_bytes(self.transport.sealed_manifest() or b"")
+        if order["do"] == "ban":
+            peers = order["peers"]
+            assert isinstance(peers, list)
+            self.transport.ban(peers)
+            return {}
+        if order["do"] == "publish_junk":
+            self.transport.publish(os.urandom(int(str(order["size"]))))
             return {}
         status = self.transport.status()
         return {

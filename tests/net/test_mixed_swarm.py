@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.peers import PEERS_PROTOCOL
 
+from .conftest import NOT_INSTALLED
 from .records import LOOPBACK, until
 
 pytestmark = [
     pytest.mark.network,
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("libp2p") is None, reason="py-libp2p is not installed: pip install libp2p==0.8.1"),
+    pytest.mark.skipif(find_spec("libp2p") is None, reason=NOT_INSTALLED),
 ]
 
 Status = dict[str, object]
@@ -57,6 +59,9 @@ class Node:
     def arrived(self) -> list[tuple[str, int]]:
         return [(peer_id, sequence) for peer_id, sequence, _ in self.do("status")["arrived"]]
 
+    def count(self, name: str) -> int:
+        return int(self.do("status")["counters"].get(name, 0))
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -92,20 +97,12 @@ def meet(*nodes: Node) -> None:
         until(lambda node=node: node.connected() == everyone - {node.peer_id}, "everyone is connected to everyone")
 
 
-def test_groups_cross_between_the_networks_both_ways(start: Start, tmp_path: Path) -> None:
+def test_groups_cross_between_the_networks_both_ways(start: Start) -> None:
     h1 = start("hivemind", "h1", manifest="founder")
-    h2 = start("hivemind", "h2", (h1,))
-    # Until hivemind nodes serve raw streams (branch `core`) a libp2p node cannot ask them for the run, nor whom they
-    # know. Once they do: leave `manifest` out, give h1 alone as bootstrap, and expect the sizes of both replies below.
-    path = tmp_path / "run.manifest"
-    h1.do("save_manifest", path=str(path))
-    l1 = start("libp2p", "l1", (h1, h2), manifest=str(path))
-    l2 = start("libp2p", "l2", (h1, h2), manifest=str(path))
+    # The others know h1 alone: it tells them which run this is, and each of them whom else there is.
+    h2, l1, l2 = start("hivemind", "h2", (h1,)), start("libp2p", "l1", (h1,)), start("libp2p", "l2", (h1,))
     nodes = (h1, h2, l1, l2)
-    # l2 hears of l1 in neither way yet: hivemind nodes do not know libp2p nodes' records.
-    for node, others in ((h1, nodes), (h2, nodes), (l1, (h1, h2)), (l2, (h1, h2))):
-        wanted = {other.peer_id for other in others} - {node.peer_id}
-        until(lambda node=node, wanted=wanted: node.connected() >= wanted, "the networks are connected")
+    meet(*nodes)
 
     per_node = 20
     for sequence in range(per_node):
@@ -117,18 +114,64 @@ def test_groups_cross_between_the_networks_both_ways(start: Start, tmp_path: Pat
         status = node.do("status")
         assert len(node.arrived()) == len(expected) and status["refused"] == {}
         assert not status["counters"].get("network_restarts") and not status["counters"].get("daemon_restarts")
+        print(node.transport, "was reached", {kind: delays(node, nodes, kind) for kind in ("hivemind", "libp2p")})
 
-    assert "error" in h1.do("request", peer=l1.peer_id, protocol="/swarm/nothing/1")
-    assert "error" in l1.do("request", peer=h1.peer_id, protocol=MANIFEST_PROTOCOL)
-    assert "error" in l1.do("request", peer=h1.peer_id, protocol=PEERS_PROTOCOL)
+    for asker, asked in ((h1, l1), (l1, h1), (l1, l2)):
+        sizes = [asker.do("request", peer=asked.peer_id, protocol=name) for name in (MANIFEST_PROTOCOL, PEERS_PROTOCOL)]
+        assert all(size.get("size", 0) > 100 for size in sizes)
+        assert "error" in asker.do("request", peer=asked.peer_id, protocol="/swarm/nothing/1")
+
+    # Too large for gossip: fetched from whoever has it, on either network.
+    h1.do("publish_junk", size=3_000_000)
+    l1.do("publish_junk", size=3_000_000)
+    for node in nodes:
+        wanted = 1 if node in (h1, l1) else 2
+        until(lambda node=node, wanted=wanted: node.count("fetched") == wanted, "large records arrive")
 
 
-def test_a_killed_libp2p_node_comes_back_with_its_identity_and_is_heard(start: Start, tmp_path: Path) -> None:
+def delays(receiver: Node, nodes: tuple[Node, ...], kind: str) -> str:
+    senders = {node.peer_id for node in nodes if node.transport == kind}
+    found = sorted(delay for peer_id, _, delay in receiver.do("status")["arrived"] if peer_id in senders)
+    return f"median {found[len(found) // 2]:.3f} s, last {found[-1]:.3f} s"
+
+
+@pytest.mark.parametrize("founding, joining", [("hivemind", "libp2p"), ("libp2p", "hivemind")])
+def test_what_gossip_lost_is_had_by_asking(start: Start, founding: str, joining: str) -> None:
+    first = start(founding, "deaf 1", manifest="founder")
+    second = start(joining, "deaf 2", (first,))
+    meet(first, second)
+    began = time.monotonic()
+    for sequence in range(20):
+        for node in (first, second):
+            assert node.do("share", sequence=sequence, size=16_000)["shared"]
+    for node in (first, second):
+        until(lambda node=node: len(node.arrived()) == 20, "every group arrives by repair")
+        assert node.count("delivered") == 0 and node.count("repaired") == 20
+    print("repaired 20 groups each way", f"{time.monotonic() - began:.1f} s after the first was shared")
+    # Who comes late hears of what was before.
+    late = start(founding, "late", (second,))
+    until(lambda: len(late.arrived()) == 40, "the late one gets all")
+    assert late.count("backfilled") >= 1
+
+
+def test_a_banned_peer_of_the_other_network_is_not_heard(start: Start) -> None:
     h1 = start("hivemind", "h1", manifest="founder")
-    path = tmp_path / "run.manifest"
-    h1.do("save_manifest", path=str(path))
-    l1 = start("libp2p", "l1", (h1,), manifest=str(path))
-    l2 = start("libp2p", "l2", (h1, l1), manifest=str(path))
+    l1 = start("libp2p", "l1", (h1,))
+    for banning, banned in ((h1, l1), (l1, h1)):
+        meet(h1, l1)
+        heard = len(banning.arrived())
+        banning.do("ban", peers=[banned.peer_id])
+        until(lambda banning=banning: not banning.connected(), "they part")
+        banned.do("share", sequence=heard, size=1_000)
+        assert "error" in banned.do("request", peer=banning.peer_id, protocol=MANIFEST_PROTOCOL)
+        assert len(banning.arrived()) == heard
+        banning.do("ban", peers=[])
+
+
+def test_a_killed_libp2p_node_comes_back_with_its_identity_and_is_heard(start: Start) -> None:
+    h1 = start("hivemind", "h1", manifest="founder")
+    l1 = start("libp2p", "l1", (h1,))
+    l2 = start("libp2p", "l2", (h1,))
     meet(h1, l1, l2)
     for sequence in range(30):
         l1.do("share", sequence=sequence, size=1_000)
@@ -137,7 +180,7 @@ def test_a_killed_libp2p_node_comes_back_with_its_identity_and_is_heard(start: S
     l1.kill()
     for node in (h1, l2):
         until(lambda node=node: l1.peer_id not in node.connected(), "the loss is seen")
-    again = start("libp2p", "l1", (h1,), listen=l1.multiaddrs[0].split("/p2p/")[0], manifest=str(path))
+    again = start("libp2p", "l1", (h1,), listen=l1.multiaddrs[0].split("/p2p/")[0])
     assert again.peer_id == l1.peer_id and again.multiaddrs == l1.multiaddrs
     meet(h1, again, l2)
     # Message numbers that started anew would be taken for those seen before.
