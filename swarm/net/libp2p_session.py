@@ -118,10 +118,10 @@ class Session:
 
     def have_done(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
         """Do something in this session; `outcome` gets what comes of it, or `PeerUnreachable`."""
-        if self._loops is None:
-            outcome.set_exception(PeerUnreachable("the network is starting or closing"))
-        else:
+        if self._loops is not None:
             self._loops.start_soon(self._do, outcome, step)
+        elif outcome.set_running_or_notify_cancel():
+            outcome.set_exception(PeerUnreachable("the network is starting or closing"))
 
     async def _do(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
         result: T | None = None

@@ -143,7 +143,8 @@ def reachability(settings: NetworkSettings, addresses: Sequence[str], connected:
     if public:
         return "behind NAT, reachable only if the router forwards a port"
     # In a local network without any NAT all addresses are private too.
-    outside = {peer_id for peer_id, each in by_peer(settings.bootstrap).items() if any(map(is_public, each))}
+    bootstraps = Bootstraps(settings.bootstrap).by_peer()
+    outside = {peer_id for peer_id, each in bootstraps.items() if any(map(is_public, each))}
     return "behind NAT, not reachable" if outside & connected else None
 
 

@@ -6,13 +6,15 @@ import secrets
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from contextlib import aclosing, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
+from swarm.net.framing import MAX_STREAMS_PER_PEER, encode_request, read_answer
 from swarm.net.identity import Identity
 from swarm.net.libp2p import Libp2pTransport
 from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
@@ -195,6 +197,45 @@ def test_a_banned_peer_is_cut_off_until_the_ban_ends(start: Start) -> None:
     a.ban([])
     until(lambda: a.status().connected == (b.peer_id,) and b.status().connected, "it is back when the ban is over")
     exchange(b, a, b"sorry")
+
+
+def test_a_peer_is_served_so_many_streams_at_once_and_told_when_it_asks_for_more(start: Start) -> None:
+    from libp2p.network.stream.net_stream import NetStream
+
+    a = start("founder")
+    replies: list[str] = []
+
+    async def crowd(host, peer) -> None:  # type: ignore[no-untyped-def]
+        idle = [await host.new_stream(peer, [MANIFEST_PROTOCOL]) for _ in range(2 * MAX_STREAMS_PER_PEER - 1)]
+        for _ in range(2):
+            stream: NetStream = await host.new_stream(peer, [MANIFEST_PROTOCOL])
+            await stream.write(encode_request(b""))
+            async with aclosing(read_answer(partial(_read_exactly, stream), 10**6)) as chunks:
+                try:
+                    replies.append(str(sum([len(chunk) async for chunk in chunks])))
+                except PeerUnreachable as error:
+                    replies.append(str(error))
+            if idle:
+                for each in idle:
+                    await each.reset()
+                idle.clear()
+                with trio.move_on_after(5):
+                    while a.counters().get("bad_streams", 0) < 2 * MAX_STREAMS_PER_PEER - 1:
+                        await trio.sleep(0.05)
+
+    import trio
+
+    from swarm.net.libp2p_host import _read_exactly
+
+    attack(a, crowd)
+    assert replies == ["it answered with an error: busy, ask later", str(len(a.sealed_manifest() or b""))]
+
+
+def test_where_a_peer_comes_from_is_known(start: Start) -> None:
+    a = start("founder")
+    b = start("b", a.multiaddrs())
+    assert until(lambda: a.observed(b.peer_id), "its address is seen")[0].startswith("/ip4/127.0.0.1/tcp/")
+    assert a.observed(Identity.generate().peer_id) == ()
 
 
 def test_an_unforeseen_error_costs_a_restart_not_the_node(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
