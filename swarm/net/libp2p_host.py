@@ -125,6 +125,10 @@ class Host:
         """Connected peers that subscribe to `topic`."""
         return frozenset(str(peer) for peer in self._pubsub.peer_topics.get(topic, ()))
 
+    def mute(self) -> frozenset[str]:
+        """Connected peers that gossip has no stream to: none yet, or lost when an earlier connection ended."""
+        return self.connected() - frozenset(str(peer) for peer in self._pubsub.peers)
+
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer under each of its addresses until one answers. Raises `PeerUnreachable` with every reason."""
         problems: list[str] = []

@@ -48,6 +48,8 @@ FEW_PEERS = 3
 RECORDS_PER_S = 100.0
 BYTES_PER_S = 6e6
 """A peer's queue holds 32 messages, and what does not fit is lost: one busy interpreter empties it at this rate."""
+MUTE_AFTER_S = 5.0
+"""py-libp2p loses the gossip of a connection made while an earlier one of the same peer ends: then it is made anew."""
 SETTLE_S = 1.0
 """A message published within a heartbeat of the first peer's arrival can miss it."""
 
@@ -68,6 +70,7 @@ class Session:
         self._someone_came = TrioSignal()
         self._outgoing = TrioSignal()
         self._serving: set[str] = set()
+        self._mute_since: dict[str, float] = {}
         self._loops: trio.Nursery | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -143,13 +146,30 @@ class Session:
         self._state.locate(announced or tuple(listening))
 
     async def _observe(self) -> None:
+        state = self._state
         while True:
             self._someone_came.clear()
-            for peer_id in self._host.connected() & self._state.banned:
-                self._state.counters.add("banned_connections")
+            for peer_id in self._host.connected() & state.banned:
+                state.counters.add("banned_connections")
+                await self._host.drop(peer_id)
+            for peer_id in self._mute_for(MUTE_AFTER_S):
+                state.counters.add("mute_connections")
+                # The next connection has as long again.
+                del self._mute_since[peer_id]
                 await self._host.drop(peer_id)
             self._look()
             await self._someone_came.happens(OBSERVE_EVERY_S)
+
+    def _mute_for(self, duration_s: float) -> list[str]:
+        now = time.monotonic()
+        mute = self._host.mute() | frozenset(filter(self._is_missed, self._state.connected - self._state.in_run))
+        self._mute_since = {peer_id: self._mute_since.get(peer_id, now) for peer_id in mute}
+        return [peer_id for peer_id, since in self._mute_since.items() if now - since > duration_s]
+
+    def _is_missed(self, peer_id: str) -> bool:
+        """Whether a peer is a member of the run by its own word, which gossip should hear."""
+        entry = self._state.known.get(peer_id)
+        return entry is not None and entry[0].expires_at > self._state.clock() and entry[0].role != "visitor"
 
     def _look(self) -> None:
         state = self._state

@@ -231,6 +231,24 @@ def test_a_peer_is_served_so_many_streams_at_once_and_told_when_it_asks_for_more
     assert replies == ["it answered with an error: busy, ask later", str(len(a.sealed_manifest() or b""))]
 
 
+def test_gossip_that_was_lost_with_an_earlier_connection_comes_back(start: Start) -> None:
+    a = start("founder")
+    b = start("b", a.multiaddrs())
+    until(lambda: a.status().connected == (b.peer_id,) and b.status().connected, "both connect")
+
+    def forget() -> None:
+        assert a._session is not None
+        pubsub = a._session._host._pubsub
+        pubsub.peers.clear()
+        pubsub.peer_topics.clear()
+
+    a._soon(forget)
+    until(lambda: a.status().connected == (), "it is as py-libp2p sometimes leaves it")
+    until(lambda: a.status().connected == (b.peer_id,) and b.status().connected, "the connection is made anew")
+    assert 1 <= a.counters()["mute_connections"] <= 2
+    exchange(b, a, b"heard again")
+
+
 def test_where_a_peer_comes_from_is_known(start: Start) -> None:
     a = start("founder")
     b = start("b", a.multiaddrs())
