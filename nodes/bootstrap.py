@@ -15,9 +15,10 @@ from nodes.run import IDENTITY_FILE, best_address, found_run, remember
 from nodes.stop import StopRequest
 from swarm.config import load_config
 from swarm.net.diagnosis import serve_diagnosis
-from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
+from swarm.net.open import open_transport
 from swarm.net.state import Profile
+from swarm.protocols import Transport
 
 ADDRESS_FILE = "multiaddrs"
 LOOK_EVERY_S = 0.2
@@ -33,7 +34,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     sealed = found_run(config, identity)
     remember(config.out, sealed)
     profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
-    transport = HivemindTransport(config.network, identity, profile=profile, manifest=sealed)
+    transport = open_transport(config.network, identity, profile=profile, manifest=sealed)
     try:
         serve_diagnosis(transport)
         transport.start()
@@ -45,7 +46,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     return exits.INTERRUPTED
 
 
-def _announce(transport: HivemindTransport, out: Path, console: Console) -> None:
+def _announce(transport: Transport, out: Path, console: Console) -> None:
     addresses = transport.multiaddrs()
     staging = out / f"{ADDRESS_FILE}.partial"
     staging.write_text("".join(f"{address}\n" for address in addresses))
@@ -57,7 +58,7 @@ def _announce(transport: HivemindTransport, out: Path, console: Console) -> None
             console.print(f"also reachable at {address}", style="dim", highlight=False, soft_wrap=True)
 
 
-def _serve(transport: HivemindTransport, stop: StopRequest, console: Console) -> None:
+def _serve(transport: Transport, stop: StopRequest, console: Console) -> None:
     """The network thread does the work; this one reports changes and empties what gossip brings."""
     shown, said_at = -1, 0.0
     while not stop():

@@ -21,8 +21,8 @@ from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, NonFiniteUpdates, TaskError, TransportError
 from swarm.net.diagnosis import serve_diagnosis
-from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
+from swarm.net.open import open_transport
 from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
 from swarm.policy.config import check_model_path
@@ -73,7 +73,7 @@ def _train(
     report: bool,
 ) -> int:
     network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
-    transport = HivemindTransport(network, home.identity, profile=_profile(config), manifest=home.sealed)
+    transport = open_transport(network, home.identity, profile=_profile(config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         # A run may list tasks that this version of a library does not have; one's own list is meant as it stands.
         verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)

@@ -104,7 +104,7 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     if not multiaddrs:
         return None
     try:
-        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id)[1]
+        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)[1]
     except PeerUnreachable as error:
         console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
         return None

@@ -75,7 +75,7 @@ def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 
 
-HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matplotlib")
+HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matplotlib", "libp2p", "trio")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.config",
         "import swarm.sapo",
         "import swarm.net.hivemind",
+        "import swarm.net.libp2p, swarm.net.open",
         "import nodes.cli",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],

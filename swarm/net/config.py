@@ -14,6 +14,9 @@ from swarm.settings import Settings
 class NetworkSettings(Settings):
     """Addresses, identity and limits of the network side."""
 
+    transport: Literal["hivemind", "libp2p"] = "hivemind"
+    """`hivemind`: the go daemon that it ships; `libp2p`: py-libp2p, where that daemon does not run. Both speak with
+    each other."""
     bootstrap: tuple[str, ...] = ()
     """Any members of the run; they are tried in turn, for ever. Each entry is a multiaddr ending in `/p2p/PEER_ID`
     (`/dns4/HOST/tcp/PORT/...` too), `file:PATH` (one multiaddr a line, `#` comments, read again when it changes),

@@ -36,22 +36,25 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
 from swarm.net.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.dial import probe
-from swarm.net.framing import encode_answer, encode_error, encode_request, read_answer, read_request
+from swarm.net.framing import (
+    MAX_REPLY_BYTES,
+    MAX_STREAMS,
+    MAX_STREAMS_PER_PEER,
+    REQUEST_TIMEOUT_S,
+    STALL_TIMEOUT_S,
+    encode_answer,
+    encode_error,
+    encode_request,
+    read_answer,
+    read_request,
+)
 from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
 
-MAX_REPLY_BYTES = 2 * 2**20
-"""Of an answer that is wanted whole."""
 DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
 STREAM_BUFFER_BYTES = 2**19
-MAX_STREAMS = 64
-"""Served at once; as many again are told that this is too much. One holds a request, or a few chunks."""
-MAX_STREAMS_PER_PEER = 16
-REQUEST_TIMEOUT_S = 10.0
-STALL_TIMEOUT_S = 30.0
-"""A peer that takes no byte of its answer for so long is hung up on."""
 FOLDER_PREFIX = "swarm-p2pd-"
 STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0

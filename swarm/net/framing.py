@@ -17,6 +17,14 @@ from swarm.errors import PeerUnreachable
 MAX_REQUEST_BYTES = 2**20
 MAX_CHUNK_BYTES = 2**18
 MAX_ERROR_BYTES = 1_024
+MAX_REPLY_BYTES = 2 * 2**20
+"""Of an answer that is wanted whole."""
+MAX_STREAMS = 64
+"""Served at once; as many again are told that this is too much. One holds a request, or a few chunks."""
+MAX_STREAMS_PER_PEER = 16
+REQUEST_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 30.0
+"""A peer that takes no byte of its answer for so long is hung up on."""
 LENGTH_BYTES = 4
 END = bytes(LENGTH_BYTES)
 ERROR_LENGTH = 0xFFFFFFFF

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from swarm.errors import PeerUnreachable, RejectedGroup
 from swarm.net.dial import by_peer, probe
@@ -18,13 +18,22 @@ MANIFEST_PROTOCOL = "/swarm/manifest/1"
 
 
 def fetch_manifest(
-    multiaddrs: Sequence[str], timeout_s: float, *, run_id: str | None = None
+    multiaddrs: Sequence[str],
+    timeout_s: float,
+    *,
+    run_id: str | None = None,
+    transport: Literal["hivemind", "libp2p"] = "hivemind",
 ) -> tuple[RunManifest, bytes]:
     """A run's manifest, and as its founder sealed it, from the first of `multiaddrs` that has it.
 
     Starts and stops a network of its own. Raises `PeerUnreachable` with every address and how it failed, `ConfigError`
     for an address that names no peer, `TransportError` when the network cannot be started.
     """
+    if transport == "libp2p":
+        # Imported here because it imports libp2p, which cannot be in one process with hivemind.
+        from swarm.net.libp2p_manifest import fetch
+
+        return fetch(by_peer(multiaddrs), timeout_s, run_id)
     return asyncio.run(_fetch(by_peer(multiaddrs), timeout_s, run_id))
 
 
@@ -33,7 +42,7 @@ async def _fetch(peers: dict[str, tuple[str, ...]], timeout_s: float, run_id: st
     problems = await asyncio.gather(*map(probe, addresses))
     if all(problems):
         # Said before hivemind is imported: a wrong address is the common case, and takes no seconds to find.
-        raise _nobody([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
+        raise nobody([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
     from swarm.net.daemon import Daemon, quiet_hivemind
 
     quiet_hivemind()
@@ -53,7 +62,7 @@ async def _fetch(peers: dict[str, tuple[str, ...]], timeout_s: float, run_id: st
         failures.append(f"no answer within {timeout_s:g} s")
     finally:
         await daemon.stop()
-    raise _nobody(failures)
+    raise nobody(failures)
 
 
 async def _ask(daemon: Daemon, peer_id: str, addresses: Sequence[str], timeout_s: float) -> bytes:
@@ -64,7 +73,8 @@ async def _ask(daemon: Daemon, peer_id: str, addresses: Sequence[str], timeout_s
     return sealed
 
 
-def _nobody(failures: Sequence[str]) -> PeerUnreachable:
+def nobody(failures: Sequence[str]) -> PeerUnreachable:
+    """The error that names every address and how it failed."""
     return PeerUnreachable(
         "no peer could tell which run this is; check the addresses, and that one of them is up: " + "; ".join(failures)
     )

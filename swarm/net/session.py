@@ -21,13 +21,14 @@ from contextlib import suppress
 from functools import partial
 
 from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.asyncio_waits import AsyncioSignal, AsyncioWaits
 from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
 from swarm.net.dial import Backoff, by_peer
 from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.nat import Places
 from swarm.net.state import NodeState
-from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep, happens
+from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +56,13 @@ class Session:
         """Run `state` on a daemon that has just started."""
         self._state = state
         self._daemon = daemon
-        self._upkeep = Upkeep(state, daemon)
+        self._upkeep = Upkeep(state, daemon.stream, AsyncioWaits())
         self._dialling = Backoff(state.settings.retry_s)
         self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
         self._places = Places(state.relays)
         self._failures: dict[str, str] = {}
         self._run_known = asyncio.Event()
-        self._peers_changed = asyncio.Event()
+        self._peers_changed = AsyncioSignal()
         self._outgoing = asyncio.Event()
         self._serving: set[str] = set()
 
@@ -227,7 +228,7 @@ class Session:
                     await self._ask_for_run(peer_id)
             if self._state.manifest is None:
                 self._peers_changed.clear()
-                await happens(self._peers_changed, OBSERVE_EVERY_S)
+                await self._peers_changed.happens(OBSERVE_EVERY_S)
         logger.info("in the run %s", self._state.manifest.run_id)
         self._run_known.set()
 
@@ -297,7 +298,7 @@ class Session:
                 state.counters.add("dht_errors")
                 logger.debug("a discovery round failed", exc_info=True)
             # A peer's DHT comes up a little after its connection, and its record later still: look again soon at first.
-            if await happens(self._peers_changed, pause_s):
+            if await self._peers_changed.happens(pause_s):
                 pause_s = OBSERVE_EVERY_S
                 await asyncio.sleep(OBSERVE_EVERY_S)
             else:

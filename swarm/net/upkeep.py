@@ -4,19 +4,21 @@ repair    one random member: what do you hold  -> what was missed -> inbox   (ev
                                                                               first peer appears)
 download  announced large records <- holders, one after another   -> inbox   (two at a time)
 acquaint  signed records of peers <- random members -> whom to dial, file    (every `announce_every_s`; on new peers)
+
+Free of asyncio and trio: the session says how its library waits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from swarm.errors import PeerUnreachable
-from swarm.net.daemon import Daemon
 from swarm.net.dial import Backoff
 from swarm.net.large import Download, holders, time_limit_s
 from swarm.net.peers import ask_peers
@@ -35,16 +37,59 @@ PEERS_PAUSE_S = 1.0
 """Several peers that appear together are one reason to ask."""
 
 
-class Upkeep:
-    """Repair, downloads and acquaintances of a node on one daemon."""
+class Signal(Protocol):
+    """Something to wake a waiting loop with, again and again."""
 
-    def __init__(self, state: NodeState, daemon: Daemon) -> None:
-        """Keep `state` whole through `daemon`."""
+    def set(self) -> None:
+        """Wake whoever waits, or keep them from waiting when they next would."""
+        ...
+
+    def clear(self) -> None:
+        """Have the next to wait wait for another `set`."""
+        ...
+
+    async def happens(self, timeout_s: float) -> bool:
+        """Wait for it; whether it came in time."""
+        ...
+
+
+class Waits(Protocol):
+    """How the session's library waits."""
+
+    def signal(self) -> Signal:
+        """A new signal, not set."""
+        ...
+
+    def within(self, timeout_s: float) -> AbstractAsyncContextManager[object]:
+        """A time limit. Raises `TimeoutError`."""
+        ...
+
+    async def sleep(self, duration_s: float) -> None:
+        """Do nothing for a while."""
+        ...
+
+
+class Asks(Protocol):
+    """How the session opens a stream. Raises `PeerUnreachable`."""
+
+    def __call__(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of a peer's answer; `timeout_s` is the longest silence."""
+        ...
+
+
+class Upkeep:
+    """Repair, downloads and acquaintances of a node in one session."""
+
+    def __init__(self, state: NodeState, ask: Asks, waits: Waits) -> None:
+        """Keep `state` whole by asking others."""
         self._state = state
-        self._daemon = daemon
-        self._found_first = asyncio.Event()
-        self._found_new = asyncio.Event()
-        self._announced = asyncio.Event()
+        self._ask = ask
+        self._waits = waits
+        self._found_first = waits.signal()
+        self._found_new = waits.signal()
+        self._announced = waits.signal()
         self._repair = Repair(
             state.shelf,
             self._fetch,
@@ -71,11 +116,11 @@ class Upkeep:
             if helpful:
                 await self._repair_from(random.choice(helpful))
             # Not in step with others that started together.
-            await happens(self._found_first, self._state.settings.repair_every_s * random.uniform(0.8, 1.2))
+            await self._found_first.happens(self._state.settings.repair_every_s * random.uniform(0.8, 1.2))
 
     async def _repair_from(self, peer_id: str) -> None:
         try:
-            async with asyncio.timeout(ROUND_TIMEOUT_S):
+            async with self._waits.within(ROUND_TIMEOUT_S):
                 await self._repair.round(peer_id)
         except (PeerUnreachable, TimeoutError) as error:
             self._state.counters.add("repair_failures")
@@ -90,7 +135,7 @@ class Upkeep:
         while True:
             self._announced.clear()
             if (taken := waiting.take()) is None:
-                await self._announced.wait()
+                await self._announced.happens(math.inf)
                 continue
             give_up_at, download = taken
             settled = False
@@ -100,9 +145,9 @@ class Upkeep:
                     self._state.counters.add("fetch_failures")
                     settled = True
                 elif not settled:
-                    await asyncio.sleep(DOWNLOAD_PAUSE_S)
+                    await self._waits.sleep(DOWNLOAD_PAUSE_S)
             finally:
-                # Also when the daemon dies: what was fetched so far is kept for the next session.
+                # Also when the session dies: what was fetched so far is kept for the next session.
                 if settled:
                     waiting.forget(download)
                 else:
@@ -112,7 +157,7 @@ class Upkeep:
         """Whether the record is here now, or never will be."""
         for peer_id in holders(download.announcement, self._state.in_run):
             try:
-                async with asyncio.timeout(time_limit_s(download)):
+                async with self._waits.within(time_limit_s(download)):
                     await download.fetch_from(self._fetch, peer_id)
             except (PeerUnreachable, TimeoutError) as error:
                 self._state.counters.add("holders_failed")
@@ -136,26 +181,18 @@ class Upkeep:
             if time.monotonic() - self._remembered_at > REMEMBER_EVERY_S or state.in_run - state.remembered.keys():
                 self._remembered_at = time.monotonic()
                 state.remember()
-            await happens(self._found_new, state.settings.announce_every_s)
-            await asyncio.sleep(PEERS_PAUSE_S)
+            await self._found_new.happens(state.settings.announce_every_s)
+            await self._waits.sleep(PEERS_PAUSE_S)
 
     async def _ask_for_peers(self, peer_id: str) -> None:
         state = self._state
         assert state.manifest is not None
         try:
-            async with asyncio.timeout(PEERS_TIMEOUT_S):
+            async with self._waits.within(PEERS_TIMEOUT_S):
                 state.learn(await ask_peers(self._fetch, peer_id, state.manifest.run_id, state.clock()))
         except (PeerUnreachable, TimeoutError) as error:
             state.counters.add("peer_exchange_failures")
             logger.debug("%s did not say whom it knows: %s", peer_id, error)
 
     def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        return self._daemon.stream(peer_id, protocol, payload, SILENCE_S, max_bytes)
-
-
-async def happens(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for an event; whether it came in time."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            return await event.wait()
-    return False
+        return self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)

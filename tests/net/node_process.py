@@ -18,8 +18,8 @@ if __name__ == "__main__":
         fast_settings(listen=(sys.argv[2],)), identity, seal_manifest(identity, make_manifest(identity))
     )
     node.start()
-    print(node.multiaddrs()[0], flush=True)
     try:
+        print(node.multiaddrs()[0], flush=True)
         while True:
             for record in node.drain():
                 node.publish(b"echo " + record)

@@ -13,12 +13,13 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
+from swarm.net.libp2p import Libp2pTransport
 from swarm.net.memory import MemoryHub, MemoryTransport
 from swarm.net.wire import seal
 
 from .records import fast_settings, make_group, make_identity, make_manifest, sealed_manifest, until
 
-AnyTransport = MemoryTransport | HivemindTransport
+AnyTransport = MemoryTransport | HivemindTransport | Libp2pTransport
 
 
 class Network:
@@ -38,18 +39,29 @@ class Network:
         return node
 
 
-@pytest.fixture(params=["memory", pytest.param("hivemind", marks=pytest.mark.network)])
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("hivemind", marks=pytest.mark.network),
+        pytest.param("libp2p", marks=[pytest.mark.network, pytest.mark.libp2p]),
+    ]
+)
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
     hub = MemoryHub()
+
+    def bootstrap() -> tuple[str, ...]:
+        return tuple(address for node in network.nodes for address in node.multiaddrs())
 
     def memory(identity: Identity, manifest: bytes | None) -> AnyTransport:
         return MemoryTransport(hub, identity.peer_id, manifest)
 
     def hivemind(identity: Identity, manifest: bytes | None) -> AnyTransport:
-        bootstrap = tuple(address for node in network.nodes for address in node.multiaddrs())
-        return HivemindTransport(fast_settings(bootstrap), identity, manifest)
+        return HivemindTransport(fast_settings(bootstrap()), identity, manifest)
 
-    network = Network(memory if request.param == "memory" else hivemind, tmp_path)
+    def libp2p(identity: Identity, manifest: bytes | None) -> AnyTransport:
+        return Libp2pTransport(fast_settings(bootstrap()), identity, manifest)
+
+    network = Network({"memory": memory, "hivemind": hivemind, "libp2p": libp2p}[request.param], tmp_path)
     yield network
     for node in network.nodes:
         node.close()

@@ -1,0 +1,53 @@
+"""How a session in trio waits, for `upkeep`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+
+class TrioSignal:
+    """An event that can be cleared, with a time limit."""
+
+    def __init__(self) -> None:
+        """Not set."""
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Wake whoever waits, or keep them from waiting when they next would."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Have the next to wait wait for another `set`."""
+        if self._event.is_set():
+            self._event = trio.Event()
+
+    async def happens(self, timeout_s: float) -> bool:
+        """Wait for it; whether it came in time."""
+        event = self._event
+        with trio.move_on_after(timeout_s):
+            await event.wait()
+        return bool(event.is_set())
+
+
+class TrioWaits:
+    """`upkeep.Waits` in trio."""
+
+    def signal(self) -> TrioSignal:
+        """A new signal, not set."""
+        return TrioSignal()
+
+    @asynccontextmanager
+    async def within(self, timeout_s: float) -> AsyncIterator[None]:
+        """A time limit. Raises `TimeoutError`."""
+        try:
+            with trio.fail_after(timeout_s):
+                yield
+        except trio.TooSlowError as error:
+            raise TimeoutError from error
+
+    async def sleep(self, duration_s: float) -> None:
+        """Do nothing for a while."""
+        await trio.sleep(duration_s)
