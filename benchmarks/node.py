@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.children import commands, emit
 from benchmarks.faults import FaultyDaemon
 from benchmarks.groups import MAX_CHARS, MAX_RECORD_BYTES, benchmark_manifest, chars_for, make_group
+from swarm.net.accounts import SafetySettings
 from swarm.net.config import NetworkSettings
 from swarm.net.exchange import Exchange
 from swarm.net.hivemind import HivemindTransport
@@ -81,9 +82,10 @@ class Node:
         sealed = benchmark_manifest(self._identity) if self._spec.founder else None
         self._transport = HivemindTransport(settings, self._identity, sealed, Profile(model="tiny", version="bench"))
         self._transport.start()
-        self._exchange = Exchange(
-            self._transport, self._identity, Limits(max_record_bytes=MAX_RECORD_BYTES, max_completion_chars=MAX_CHARS)
-        )
+        limits = Limits(max_record_bytes=MAX_RECORD_BYTES, max_completion_chars=MAX_CHARS)
+        # Three of the largest groups in a row are more than the default rate of one peer allows.
+        safety = SafetySettings(bytes_per_min=10 * MAX_RECORD_BYTES)
+        self._exchange = Exchange(self._transport, self._identity, limits, safety)
         emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
 
     def publish(self, size_bytes: int, every_s: float) -> None:
