@@ -74,7 +74,6 @@ class Node:
             listen=(LISTEN,),
             nat_port_map=False,
             retry_s=0.5,
-            announce_every_s=2.0,
             max_record_bytes=MAX_RECORD_BYTES,
             inbox_bytes=4 * MAX_RECORD_BYTES,
             shelf_bytes=4 * MAX_RECORD_BYTES,
