@@ -21,8 +21,8 @@ from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.nat import nat_arguments
 from swarm.net.state import NodeState, Profile
-from swarm.protocols import RequestHandler, StreamHandler
-from swarm.types import NetworkStatus, PeerRecord, RunManifest
+from swarm.net.state_transport import StateTransport, bad_manifest
+from swarm.protocols import StreamHandler
 
 if TYPE_CHECKING:
     from swarm.net.daemon import Daemon
@@ -39,7 +39,7 @@ STEADY_AFTER_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 
-class HivemindTransport:
+class HivemindTransport(StateTransport):
     """`Transport` over hivemind's daemon, gossip and DHT."""
 
     def __init__(
@@ -64,7 +64,7 @@ class HivemindTransport:
         try:
             self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
         except RejectedGroup as refusal:
-            raise _bad_manifest(refusal) from refusal
+            raise bad_manifest(refusal) from refusal
         self._listen: tuple[str, ...] = ()
         self._session: Session | None = None
         self._daemon: Daemon | None = None
@@ -89,58 +89,6 @@ class HivemindTransport:
         if self._failure is not None:
             self.close()
             raise TransportError(self._failure)
-
-    def manifest(self) -> RunManifest | None:
-        """The run this node is in; None until known."""
-        return self._state.manifest
-
-    def sealed_manifest(self) -> bytes | None:
-        """The manifest as its founder signed it."""
-        return self._state.sealed
-
-    def set_manifest(self, sealed: bytes) -> None:
-        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
-        try:
-            self._state.adopt(sealed)
-        except RejectedGroup as refusal:
-            raise _bad_manifest(refusal) from refusal
-        self._wake()
-
-    def publish(self, record: bytes) -> None:
-        """Queue a record for everyone in the run; the oldest waiting one makes room when nobody is connected."""
-        self._require_running()
-        if self._state.manifest is None:
-            self._state.counters.add("no_run")
-        elif len(record) > self._settings.max_record_bytes:
-            self._state.counters.add("drop_oversized")
-        else:
-            self._state.offer(record)
-            self._wake()
-
-    def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first."""
-        self._require_running()
-        return self._state.inbox.drain()
-
-    def status(self) -> NetworkStatus:
-        """The network as it was at most a second or so ago."""
-        return self._state.status()
-
-    def peers(self) -> tuple[PeerRecord, ...]:
-        """What others have said about themselves; entries may have expired."""
-        return tuple(record for record, _ in self._state.known.values())
-
-    def multiaddrs(self) -> tuple[str, ...]:
-        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
-        return self._state.multiaddrs()
-
-    def observed(self, peer_id: str) -> tuple[str, ...]:
-        """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
-        return self._state.observed.get(peer_id, ())
-
-    def serve(self, protocol: str, handler: RequestHandler) -> None:
-        """Answer requests for `protocol`, on the network thread."""
-        self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
         """Answer requests for `protocol` chunk by chunk, on the network thread."""
@@ -176,11 +124,6 @@ class HivemindTransport:
         session, loop = self._session, self._loop
         if session is not None and loop is not None and not loop.is_closed():
             asyncio.run_coroutine_threadsafe(session.look(), loop)
-
-    def counters(self) -> dict[str, int]:
-        """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
-        drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
-        return {**self._state.counters.snapshot(), **drops}
 
     def close(self) -> None:
         """Stop the daemon and the network thread."""
@@ -331,7 +274,3 @@ def _with_port(listen: str) -> str:
     with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, kind) as probe:
         probe.bind((parts[2], 0))
         return "/".join([*parts[:4], str(probe.getsockname()[1]), *parts[5:]])
-
-
-def _bad_manifest(refusal: RejectedGroup) -> TransportError:
-    return TransportError(f"the run's manifest was refused: {refusal}")

@@ -24,8 +24,8 @@ from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
 from swarm.net.state import NodeState, Profile
-from swarm.protocols import RequestHandler, StreamHandler
-from swarm.types import NetworkStatus, PeerRecord, RunManifest
+from swarm.net.state_transport import StateTransport, bad_manifest
+from swarm.protocols import StreamHandler
 
 if TYPE_CHECKING:
     import trio
@@ -43,7 +43,7 @@ STEADY_AFTER_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Libp2pTransport:
+class Libp2pTransport(StateTransport):
     """`Transport` over py-libp2p."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Libp2pTransport:
         try:
             self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
         except RejectedGroup as refusal:
-            raise _bad_manifest(refusal) from refusal
+            raise bad_manifest(refusal) from refusal
         self._listen = settings.listen
         self._session: Session | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -89,58 +89,6 @@ class Libp2pTransport:
         if self._failure is not None:
             self.close()
             raise TransportError(self._failure)
-
-    def manifest(self) -> RunManifest | None:
-        """The run this node is in; None until known."""
-        return self._state.manifest
-
-    def sealed_manifest(self) -> bytes | None:
-        """The manifest as its founder signed it."""
-        return self._state.sealed
-
-    def set_manifest(self, sealed: bytes) -> None:
-        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
-        try:
-            self._state.adopt(sealed)
-        except RejectedGroup as refusal:
-            raise _bad_manifest(refusal) from refusal
-        self._wake()
-
-    def publish(self, record: bytes) -> None:
-        """Queue a record for everyone in the run; the oldest waiting one makes room when nobody is connected."""
-        self._require_running()
-        if self._state.manifest is None:
-            self._state.counters.add("no_run")
-        elif len(record) > self._settings.max_record_bytes:
-            self._state.counters.add("drop_oversized")
-        else:
-            self._state.offer(record)
-            self._wake()
-
-    def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first."""
-        self._require_running()
-        return self._state.inbox.drain()
-
-    def status(self) -> NetworkStatus:
-        """The network as it was at most a second or so ago."""
-        return self._state.status()
-
-    def peers(self) -> tuple[PeerRecord, ...]:
-        """What others have said about themselves; entries may have expired."""
-        return tuple(record for record, _ in self._state.known.values())
-
-    def multiaddrs(self) -> tuple[str, ...]:
-        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
-        return self._state.multiaddrs()
-
-    def observed(self, peer_id: str) -> tuple[str, ...]:
-        """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
-        return self._state.observed.get(peer_id, ())
-
-    def serve(self, protocol: str, handler: RequestHandler) -> None:
-        """Answer requests for `protocol`, on the network thread."""
-        self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
         """Answer requests for `protocol` chunk by chunk, on the network thread."""
@@ -194,11 +142,6 @@ class Libp2pTransport:
         self._state.ban(peer_ids)
         if self._session is not None:
             self._soon(self._session.look_again)
-
-    def counters(self) -> dict[str, int]:
-        """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
-        drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
-        return {**self._state.counters.snapshot(), **drops}
 
     def close(self) -> None:
         """Leave the swarm and stop the network thread."""
@@ -314,7 +257,3 @@ def _innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _bad_manifest(refusal: RejectedGroup) -> TransportError:
-    return TransportError(f"the run's manifest was refused: {refusal}")
