@@ -188,6 +188,8 @@ class MemoryTransport:
     def _ask(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> Iterator[bytes]:
         if len(payload) > MAX_REQUEST_BYTES:
             raise PeerUnreachable(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(payload)}")
+        if peer_id in self._banned:
+            raise PeerUnreachable(f"{peer_id} is banned by this node")
         serving = [other for other in self._hub.others(self.peer_id) if protocol in other._handlers]
         member = next((other for other in serving if other.peer_id == peer_id), None)
         if member is None:

@@ -80,6 +80,8 @@ class NodeState:
         self.large = Waiting()
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
+        self.on_banned: Callable[[], None] = lambda: None
+        """Called when a peer that is banned turns out to be connected."""
         self.handlers: dict[str, StreamHandler] = {
             MANIFEST_PROTOCOL: lambda remote, request: iter([self.sealed or b""]),
             HAVE_PROTOCOL: lambda remote, request: iter([answer_have(self.shelf, request)]),
@@ -208,6 +210,7 @@ class NodeState:
         """Whether a peer's streams are to be answered."""
         if peer_id in self.banned:
             self.counters.add("banned_streams")
+            self.on_banned()
             return False
         return True
 

@@ -15,7 +15,6 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from swarm.errors import PeerUnreachable
@@ -24,6 +23,7 @@ from swarm.net.large import Download, holders, time_limit_s
 from swarm.net.peers import ask_peers
 from swarm.net.repair import ROUND_TIMEOUT_S, Repair
 from swarm.net.state import NodeState
+from swarm.net.waits import Waits
 
 logger = logging.getLogger(__name__)
 
@@ -35,38 +35,6 @@ PEERS_ASKED = 2
 PEERS_TIMEOUT_S = 10.0
 PEERS_PAUSE_S = 1.0
 """Several peers that appear together are one reason to ask."""
-
-
-class Signal(Protocol):
-    """Something to wake a waiting loop with, again and again."""
-
-    def set(self) -> None:
-        """Wake whoever waits, or keep them from waiting when they next would."""
-        ...
-
-    def clear(self) -> None:
-        """Have the next to wait wait for another `set`."""
-        ...
-
-    async def happens(self, timeout_s: float) -> bool:
-        """Wait for it; whether it came in time."""
-        ...
-
-
-class Waits(Protocol):
-    """How the session's library waits."""
-
-    def signal(self) -> Signal:
-        """A new signal, not set."""
-        ...
-
-    def within(self, timeout_s: float) -> AbstractAsyncContextManager[object]:
-        """A time limit. Raises `TimeoutError`."""
-        ...
-
-    async def sleep(self, duration_s: float) -> None:
-        """Do nothing for a while."""
-        ...
 
 
 class Asks(Protocol):

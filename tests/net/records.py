@@ -42,13 +42,10 @@ def make_identity(folder: Path, name: str) -> Identity:
     return Identity.load_or_create(folder / f"{name}.key")
 
 
-def fast_settings(
-    bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK, remember: Path | None = None
-) -> NetworkSettings:
+def fast_settings(bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> NetworkSettings:
     return NetworkSettings(
         bootstrap=bootstrap,
         listen=listen,
-        remember=remember,
         nat_port_map=False,
         max_record_bytes=64 * 2**20,
         retry_s=0.5,

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +23,10 @@ from swarm.net import hivemind as hivemind_module
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
-from swarm.net.state import Profile
 from swarm.net.wire import seal_manifest, seal_peer_record
 
-from .records import LOOPBACK, fast_settings, make_identity, make_manifest, sealed_manifest, until
+from .conftest import daemons
+from .records import LOOPBACK, fast_settings, make_identity, make_manifest, until
 
 pytestmark = [
     pytest.mark.network,
@@ -36,30 +35,6 @@ pytestmark = [
 ]
 
 Start = Callable[..., HivemindTransport]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts nodes by name; the one named `founder` brings the run. Closes them, and checks that nothing is left."""
-    nodes: list[HivemindTransport] = []
-
-    def start_one(name: str, bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> HivemindTransport:
-        identity = make_identity(tmp_path, name)
-        manifest = sealed_manifest(identity) if name == "founder" else None
-        node = HivemindTransport(fast_settings(bootstrap, listen), identity, manifest, Profile(model=name))
-        nodes.append(node)
-        node.start()
-        return node
-
-    yield start_one
-    for node in nodes:
-        node.close()
-    assert daemons() == []
-    assert [thread.name for thread in threading.enumerate() if thread.name == "swarm-network"] == []
-
-
-def daemons(pid: int | None = None) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children() if child.name() == "p2pd"]
 
 
 def exchange(sender: HivemindTransport, receiver: HivemindTransport, record: bytes) -> None:

@@ -21,7 +21,7 @@ from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
 from swarm.net.shelf import Held
 
-from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest, until
+from .records import until
 
 pytestmark = [
     pytest.mark.network,
@@ -32,35 +32,16 @@ pytestmark = [
 Start = Callable[..., HivemindTransport]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts nodes by name; the one named `founder` brings the run. Closes them."""
-    nodes: list[HivemindTransport] = []
-
-    def start_one(
-        name: str, bootstrap: Sequence[str] = (), loss: float = 0.0, remember: Path | None = None
-    ) -> HivemindTransport:
-        identity = make_identity(tmp_path, name)
-        manifest = sealed_manifest(identity) if name == "founder" else None
-        node = HivemindTransport(fast_settings(tuple(bootstrap), LOOPBACK, remember), identity, manifest)
-        if loss:
-            lose_gossip(node, loss)
-        nodes.append(node)
-        node.start()
-        return node
-
-    yield start_one
-    for node in nodes:
-        node.close()
+LOST_FRACTION = 0.05
 
 
-def lose_gossip(node: HivemindTransport, fraction: float) -> None:
-    """Drop a fraction of the gossip that reaches a node, as a bad link does."""
+def lose_gossip(node: HivemindTransport) -> None:
+    """Drop a part of the gossip that reaches a node, as a bad link does."""
     receive = node._state.receive
     chance = random.Random(node.peer_id)
 
     def lossy(sender: str, record: bytes) -> None:
-        if chance.random() >= fraction:
+        if chance.random() >= LOST_FRACTION:
             receive(sender, record)
 
     node._state.receive = lossy  # type: ignore[method-assign]
@@ -83,8 +64,8 @@ def collect(nodes: Sequence[HivemindTransport], count: int, timeout_s: float = 3
 
 
 def test_with_a_twentieth_of_gossip_lost_repair_delivers_the_rest(start: Start) -> None:
-    first = start("founder", loss=0.05)
-    nodes = [first, *(start(name, first.multiaddrs(), loss=0.05) for name in "bcd")]
+    first = start("founder", before=lose_gossip)
+    nodes = [first, *(start(name, first.multiaddrs(), before=lose_gossip) for name in "bcd")]
     meet(nodes)
     sent = [b"%d of node %d" % (i, n) for n in range(len(nodes)) for i in range(250)]
     for i in range(250):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.dialling import Dialling
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
@@ -29,6 +32,8 @@ class Network:
         self._make = make
         self._folder = folder
         self.nodes: list[AnyTransport] = []
+        self.elsewhere: tuple[str, ...] = ()
+        """Addresses that later nodes have as bootstraps besides those of the earlier ones."""
 
     def identity(self, name: str) -> Identity:
         return make_identity(self._folder, name)
@@ -50,7 +55,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]
     hub = MemoryHub()
 
     def bootstrap() -> tuple[str, ...]:
-        return tuple(address for node in network.nodes for address in node.multiaddrs())
+        return (*network.elsewhere, *(address for node in network.nodes for address in node.multiaddrs()))
 
     def memory(identity: Identity, manifest: bytes | None) -> AnyTransport:
         return MemoryTransport(hub, identity.peer_id, manifest)
@@ -181,6 +186,36 @@ def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> N
     assert first.counters()["handler_errors"] == 1
 
 
+def test_a_peer_that_is_known_but_not_connected_is_dialled_to_be_asked(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody is dialled for any other reason.
+    monkeypatch.setattr(Dialling, "due", lambda self, connected: {})
+    founder = network.identity("founder")
+    first = network.node(founder, sealed_manifest(founder))
+    first.serve("/test/echo", lambda remote, request: request)
+    first.serve_stream("/test/count", count_bytes)
+    first.start()
+    asking, streaming = (network.node(network.identity(name)) for name in ("asking", "streaming"))
+    for node in (asking, streaming):
+        node.start()
+    assert asking.request(first.peer_id, "/test/echo", b"hi", 10.0) == b"hi"
+    assert sum(map(len, streaming.stream(first.peer_id, "/test/count", bytes((2,)), 10.0, 10**6))) == 600_000
+    until(lambda: first.peer_id in asking.status().connected, "the connection stays")
+
+
+def test_a_peer_that_cannot_be_dialled_is_given_up_in_time(network: Network) -> None:
+    silent = Identity.generate().peer_id
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        network.elsewhere = (f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{silent}",)
+        node = network.node(network.identity("node"))
+        node.start()
+        began = time.monotonic()
+        with pytest.raises(PeerUnreachable):
+            node.request(silent, "/test/echo", b"hi", 1.0)
+        assert time.monotonic() - began < 8, "not the time that the dial itself would take"
+
+
 def test_a_record_too_large_for_gossip_arrives_too(pair: tuple[AnyTransport, AnyTransport]) -> None:
     first, second = pair
     small, large = b"small", os.urandom(5_000_000)
@@ -209,8 +244,9 @@ def test_who_is_banned_is_not_heard(pair: tuple[AnyTransport, AnyTransport]) -> 
     first.ban({second.peer_id})
     until(lambda: first.status().connected == () == second.status().connected, "they part")
     second.publish(b"let me in")
-    with pytest.raises(PeerUnreachable):
-        second.request(first.peer_id, "/test/echo", b"let me in", 5.0)
+    for asking, asked in ((second, first), (first, second)):
+        with pytest.raises(PeerUnreachable):
+            asking.request(asked.peer_id, "/test/echo", b"let me in", 5.0)
     assert first.status().connected == () and first.drain() == []
     assert first.counters()["banned_connections"] >= 1
     # Each call replaces the set.
@@ -219,6 +255,19 @@ def test_who_is_banned_is_not_heard(pair: tuple[AnyTransport, AnyTransport]) -> 
     second.publish(b"thank you")
     records: list[bytes] = []
     until(lambda: records.extend(first.drain()) or b"thank you" in records, "the other is heard again")
+
+
+def test_a_banned_peer_is_hung_up_on_at_once_not_at_the_next_look(
+    pair: tuple[AnyTransport, AnyTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    # Long enough that no regular look helps; whatever began before is over in the meantime.
+    for module in ("session", "libp2p_session"):
+        if f"swarm.net.{module}" in sys.modules:
+            monkeypatch.setattr(f"swarm.net.{module}.OBSERVE_EVERY_S", 3_600.0)
+    time.sleep(1.1)
+    first.ban({second.peer_id})
+    until(lambda: first.counters().get("banned_connections") and not first.status().connected, "it is hung up on")
 
 
 def test_what_a_banned_peer_signed_is_refused_whoever_passes_it_on(pair: tuple[AnyTransport, AnyTransport]) -> None:
