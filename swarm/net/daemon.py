@@ -497,6 +497,7 @@ def _base58(peer_id: bytes) -> str:
     return str(PeerID(peer_id).to_base58())
 
 
+@lru_cache(4_096)
 def _readable(address: bytes) -> str | None:
     # The daemon knows kinds of addresses that hivemind's parser does not.
     try:
