@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from swarm.errors import ConfigError, RejectedGroup
+from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
 from swarm.net.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
@@ -23,11 +23,12 @@ from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.nat import candidates, reachability, to_tell
 from swarm.net.peers import PEERS_PROTOCOL, answer_peers
 from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
-from swarm.net.shelf import Shelf
+from swarm.net.shelf import Shelf, record_id
 from swarm.net.wire import (
     MAX_MULTIADDRS,
     MAX_PEER_RECORD_BYTES,
     MAX_PEER_RECORD_LIFE_S,
+    check_seal,
     open_announcement,
     open_manifest,
     outside,
@@ -150,16 +151,34 @@ class NodeState:
             return
         if sender in self.banned:
             self.counters.add("banned_gossip")
-        elif self._take_in(record, 0.0):
-            self.counters.add("delivered")
+            return
+        try:
+            if not self._take_in(record, 0.0):
+                return
+        except RejectedGroup:
+            # For the exchange to open, refuse and count by its reason; but not for others to have from here.
+            self.shelf.note(record_id(record))
+            self.inbox.put(record)
+        self.counters.add("delivered")
 
     def mend(self, record: bytes, age_s: float) -> None:
-        """Take in a record that gossip did not bring; one from before this node's time is a backfill."""
-        if self._take_in(record, age_s):
+        """Take in a record that gossip did not bring; one from before this node's time is a backfill.
+
+        Raises `PeerUnreachable` when it is not signed: whoever gave it has not checked it, or made it.
+        """
+        try:
+            taken = self._take_in(record, age_s)
+        except RejectedGroup as refusal:
+            self.shelf.note(record_id(record))
+            self.counters.add("refused_repairs")
+            raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
+        if taken:
             before = age_s > time.monotonic() - self._in_run_since
             self.counters.add("backfilled" if before else "repaired")
 
     def _take_in(self, record: bytes, age_s: float) -> bool:
+        """Whether a record is news; then it is on the shelf. Raises `RejectedGroup` for one that is not signed."""
+        assert self.manifest is not None
         if len(record) > min(self.settings.max_record_bytes, INLINE_BYTES):
             self.counters.add("drop_oversized")
             return False
@@ -167,13 +186,15 @@ class NodeState:
         if label is not None and label[1] in self.banned:
             self.counters.add("banned_gossip")
             return False
-        if not self.shelf.add(record, age_s):
+        if self.shelf.knows(record_id(record)):
             self.counters.add("duplicates")
             return False
+        signed = check_seal(record, self.manifest.run_id, INLINE_BYTES)
+        self.shelf.add(signed, age_s)
         if label is not None and label[0] == "large":
-            self._expect(record)
+            self._expect(signed)
         else:
-            self.inbox.put(record)
+            self.inbox.put(signed)
         return True
 
     def _expect(self, sealed: bytes) -> None:

@@ -9,10 +9,12 @@ from typing import TypeVar
 
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
-from swarm.net.wire import make_run_id, seal_manifest
+from swarm.net.wire import make_run_id, seal, seal_manifest
+from swarm.protocols import Transport
 from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunManifest, Sampling
 
 T = TypeVar("T")
+AUTHOR = Identity.generate()
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
@@ -36,6 +38,13 @@ def make_group(run_id: str = "", peer_id: str = "", sequence: int = 0) -> Rollou
         completions=(Completion("four", "stop", (1, 2), (-0.5, -0.25)), Completion("five", "length")),
         rewards=(1.0, 0.0),
     )
+
+
+def signed(node: Transport, text: bytes) -> bytes:
+    """A record that is fit to be handed on in a node's run, for tests to which it does not matter what is inside."""
+    run = node.manifest()
+    assert run is not None
+    return seal(AUTHOR, run.run_id, "group", text)  # type: ignore[type-var]
 
 
 def make_identity(folder: Path, name: str) -> Identity:

@@ -26,7 +26,7 @@ from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
 from swarm.net.wire import seal_manifest, seal_peer_record
 
 from .conftest import daemons
-from .records import LOOPBACK, fast_settings, make_identity, make_manifest, until
+from .records import LOOPBACK, fast_settings, make_identity, make_manifest, signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -37,10 +37,11 @@ pytestmark = [
 Start = Callable[..., HivemindTransport]
 
 
-def exchange(sender: HivemindTransport, receiver: HivemindTransport, record: bytes) -> None:
+def exchange(sender: HivemindTransport, receiver: HivemindTransport, text: bytes) -> None:
     """Publish once; the record must arrive."""
+    record = signed(sender, text)
     sender.publish(record)
-    until(lambda: record in receiver.drain(), f"{record!r} arrives")
+    until(lambda: record in receiver.drain(), f"{text!r} arrives")
 
 
 def free_port() -> int:
@@ -116,8 +117,9 @@ def test_messages_flow_again_after_the_daemon_is_killed(start: Start, caplog: py
     exchange(a, b, b"before")
     daemon.kill()
     until(lambda: a.counters().get("daemon_restarts") == 1, "the daemon's death is noticed")
-    a.publish(b"during")
-    until(lambda: b"during" in b.drain(), "what was published meanwhile arrives")
+    during = signed(a, b"during")
+    a.publish(during)
+    until(lambda: during in b.drain(), "what was published meanwhile arrives")
     until(lambda: a.status().connected == (b.peer_id,), "connected again")
     assert a.multiaddrs() == addresses
     exchange(b, a, b"after")
@@ -296,8 +298,8 @@ def test_a_killed_node_leaves_no_daemon_and_can_come_back(start: Start, tmp_path
         (daemon,) = daemons(process.pid)
         b = start("b", (address,))
         until(b.manifest, "the run is learned")
-        b.publish(b"hello")
-        until(lambda: b"echo hello" in b.drain(), "the node answers")
+        b.publish(signed(b, b"hello"))
+        until(b.drain, "the node answers")
         process.kill()
         killed = time.monotonic()
         until(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "its daemon goes", 10.0)
@@ -306,8 +308,8 @@ def test_a_killed_node_leaves_no_daemon_and_can_come_back(start: Start, tmp_path
     with node_process(tmp_path, address.rpartition("/p2p/")[0]) as (_, again):
         assert again == address
         until(lambda: b.status().connected, "the node is found again where it was")
-        b.publish(b"again")
-        until(lambda: b"echo again" in b.drain(), "the node answers again")
+        b.publish(signed(b, b"again"))
+        until(b.drain, "the node answers again")
 
 
 def test_ctrl_c_reaches_the_whole_process_group_and_ends_cleanly(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from swarm.net.open import open_transport
 from swarm.net.peers import PEERS_PROTOCOL
 from swarm.net.wire import seal_manifest
 
-from .records import fast_settings, make_identity, make_manifest, until
+from .records import fast_settings, make_identity, make_manifest, signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -33,10 +33,11 @@ pytestmark = [
 Start = Callable[..., Libp2pTransport]
 
 
-def exchange(sender: Libp2pTransport, receiver: Libp2pTransport, record: bytes) -> None:
+def exchange(sender: Libp2pTransport, receiver: Libp2pTransport, text: bytes) -> None:
     """Publish once; the record must arrive."""
+    record = signed(sender, text)
     sender.publish(record)
-    until(lambda: record in receiver.drain(), f"{record!r} arrives")
+    until(lambda: record in receiver.drain(), f"{text!r} arrives")
 
 
 def free_port() -> int:

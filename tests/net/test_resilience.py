@@ -19,9 +19,9 @@ from swarm.net.hivemind import HivemindTransport
 from swarm.net.large import LARGE_PROTOCOL
 from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.shelf import Held
+from swarm.net.shelf import Held, record_id
 
-from .records import until
+from .records import signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -52,7 +52,7 @@ def meet(nodes: Sequence[HivemindTransport]) -> None:
         until(lambda node=node: len(node.status().connected) == len(nodes) - 1, "a full mesh")
 
 
-def collect(nodes: Sequence[HivemindTransport], count: int, timeout_s: float = 30.0) -> list[list[bytes]]:
+def collect(nodes: Sequence[HivemindTransport], count: int, timeout_s: float = 60.0) -> list[list[bytes]]:
     """What each node drains until all have `count` records, or until the time is up."""
     got: list[list[bytes]] = [[] for _ in nodes]
     deadline = time.monotonic() + timeout_s
@@ -67,21 +67,22 @@ def test_with_a_twentieth_of_gossip_lost_repair_delivers_the_rest(start: Start) 
     first = start("founder", before=lose_gossip)
     nodes = [first, *(start(name, first.multiaddrs(), before=lose_gossip) for name in "bcd")]
     meet(nodes)
-    sent = [b"%d of node %d" % (i, n) for n in range(len(nodes)) for i in range(250)]
-    for i in range(250):
-        for n, node in enumerate(nodes):
-            node.publish(b"%d of node %d" % (i, n))
+    of_node = [[signed(first, b"%d of node %d" % (i, n)) for i in range(250)] for n in range(len(nodes))]
+    sent = {record for records in of_node for record in records}
+    for records in zip(*of_node, strict=True):
+        for node, record in zip(nodes, records, strict=True):
+            node.publish(record)
         time.sleep(0.01)
     got = collect(nodes, 750)
     for n, records in enumerate(got):
-        expected = {record for record in sent if not record.endswith(b"node %d" % n)}
+        expected = sent - set(of_node[n])
         assert len(records) == len(set(records)), "each record once"
         assert len(expected & set(records)) >= 0.999 * len(expected)
         assert nodes[n].counters()["repaired"] >= 10
         assert nodes[n].counters()["delivered"] <= 0.98 * len(expected)
     late = start("late", first.multiaddrs())
     (records,) = collect([late], len(sent))
-    assert len(records) == len(set(records)) and len(set(records) & set(sent)) >= 0.999 * len(sent)
+    assert len(records) == len(set(records)) and len(set(records) & sent) >= 0.999 * len(sent)
     assert late.counters()["backfilled"] >= 0.5 * len(sent)
 
 
@@ -129,17 +130,18 @@ def test_a_swarm_outlives_every_bootstrap_and_a_member_finds_back(start: Start, 
         return {address.rpartition("/")[2] for address in read_addresses(memory)} if memory.exists() else set()
 
     until(lambda: known() >= {b.peer_id, c.peer_id}, "whom it met is written down")
-    b.publish(b"still here")
+    still_here, missed = signed(b, b"still here"), signed(b, b"you missed this")
+    b.publish(still_here)
     for node in (c, d):
-        until(lambda node=node: b"still here" in node.drain(), "gossip goes on")
+        until(lambda node=node: still_here in node.drain(), "gossip goes on")
     d.close()
     until(lambda: len(b.status().connected) == 1, "the member's departure is seen")
-    b.publish(b"you missed this")
+    b.publish(missed)
     make_identity_free(d)
     back = start("d", addresses, remember=memory)
     until(lambda: set(back.status().connected) == {b.peer_id, c.peer_id}, "it finds back without any bootstrap")
     records: list[bytes] = []
-    until(lambda: records.extend(back.drain()) or b"you missed this" in records, "and gets what it missed")
+    until(lambda: records.extend(back.drain()) or missed in records, "and gets what it missed")
 
 
 def make_identity_free(node: HivemindTransport) -> None:
@@ -209,5 +211,12 @@ def test_a_member_that_lies_costs_its_budget_and_is_asked_less(start: Start) -> 
     liar.serve(HAVE_PROTOCOL, lambda remote, request: msgspec.msgpack.encode([Held(bytes(16), 10, 5.0)]))
     until(lambda: first.counters().get("repair_failures", 0) >= 3, "also about what it gives")
     assert first.drain() == [] and first.counters().get("daemon_restarts", 0) == 0
-    liar.publish(b"true for once")
-    until(lambda: b"true for once" in first.drain(), "its gossip is still heard")
+    junk = b"no envelope"
+    liar.serve(HAVE_PROTOCOL, lambda remote, request: msgspec.msgpack.encode([Held(record_id(junk), len(junk), 5.0)]))
+    gift = record_id(junk) + len(junk).to_bytes(4, "big") + junk
+    liar.serve(GIVE_PROTOCOL, lambda remote, request: gift)
+    until(lambda: first.counters().get("refused_repairs"), "what is not signed is refused")
+    assert first.drain() == [] and first._state.shelf.get(record_id(junk)) is None
+    true = signed(liar, b"true for once")
+    liar.publish(true)
+    until(lambda: true in first.drain(), "its gossip is still heard")

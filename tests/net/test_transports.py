@@ -18,9 +18,10 @@ from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.libp2p import Libp2pTransport
 from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.shelf import record_id
 from swarm.net.wire import seal
 
-from .records import fast_settings, make_group, make_identity, make_manifest, sealed_manifest, until
+from .records import AUTHOR, fast_settings, make_group, make_identity, make_manifest, sealed_manifest, signed, until
 
 AnyTransport = MemoryTransport | HivemindTransport | Libp2pTransport
 
@@ -110,14 +111,15 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
     assert second.sealed_manifest() == first.sealed_manifest()
 
     assert not second.wait(0.0)
-    sent = [b"record %d" % i for i in range(20)]
+    sent = [signed(first, b"record %d" % i) for i in range(20)]
     for record in sent:
         first.publish(record)
     assert second.wait(10.0)
     # Gossip checks signatures in parallel: the order is kept mostly, not always.
     assert sorted(arrive(second, 20)) == sorted(sent)
-    second.publish(bytes(900_000))
-    assert arrive(first, 1) == [bytes(900_000)]
+    big = signed(second, os.urandom(900_000))
+    second.publish(big)
+    assert arrive(first, 1) == [big]
     assert first.drain() == [] and second.drain() == []
     assert first.counters()["published"] == 20 and first.counters()["delivered"] == 1
 
@@ -162,10 +164,11 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
 
 def test_each_record_is_delivered_once(pair: tuple[AnyTransport, AnyTransport]) -> None:
     first, second = pair
+    same = signed(first, b"same")
     for _ in range(3):
-        first.publish(b"same")
+        first.publish(same)
     until(lambda: second.counters().get("duplicates") == 2, "the repeats are counted")
-    assert second.drain() == [b"same"] and second.counters()["delivered"] == 1
+    assert second.drain() == [same] and second.counters()["delivered"] == 1
 
 
 def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> None:
@@ -222,7 +225,7 @@ def test_a_peer_that_cannot_be_dialled_is_given_up_in_time(network: Network) -> 
 
 def test_a_record_too_large_for_gossip_arrives_too(pair: tuple[AnyTransport, AnyTransport]) -> None:
     first, second = pair
-    small, large = b"small", os.urandom(5_000_000)
+    small, large = signed(first, b"small"), os.urandom(5_000_000)
     first.publish(large)
     first.publish(small)
     assert sorted(arrive(second, 2), key=len) == [small, large]
@@ -232,7 +235,8 @@ def test_who_comes_late_gets_what_was_published_before(network: Network) -> None
     founder = network.identity("founder")
     first = network.node(founder, sealed_manifest(founder))
     first.start()
-    sent = [b"early %d" % i for i in range(5)] + [os.urandom(1_500_000)]
+    sent = [signed(first, b"early %d" % i) for i in range(5)]
+    sent.append(signed(first, os.urandom(1_500_000)))
     for record in sent:
         first.publish(record)
     second = network.node(network.identity("joiner"))
@@ -241,6 +245,20 @@ def test_who_comes_late_gets_what_was_published_before(network: Network) -> None
     assert sorted(arrive(second, len(sent))) == sorted(sent)
     time.sleep(0.1)
     assert second.drain() == []
+
+
+def test_what_is_not_signed_is_not_held_for_others(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+    genuine = signed(first, b"genuine")
+    forged = genuine[:-1] + bytes((genuine[-1] ^ 1,))
+    foreign = seal(AUTHOR, "other-run", "group", make_group())
+    for record in (b"junk", forged, foreign, genuine):
+        first.publish(record)
+    # They come raw, for the exchange to refuse and count.
+    assert set(arrive(second, 4)) == {b"junk", forged, foreign, genuine}
+    shelf = second._shelf if isinstance(second, MemoryTransport) else second._state.shelf
+    held = [record for record in (b"junk", forged, foreign, genuine) if shelf.get(record_id(record))]
+    assert held == [genuine]
 
 
 def test_who_is_banned_is_not_heard(pair: tuple[AnyTransport, AnyTransport]) -> None:
@@ -256,9 +274,10 @@ def test_who_is_banned_is_not_heard(pair: tuple[AnyTransport, AnyTransport]) -> 
     # Each call replaces the set.
     first.ban({Identity.generate().peer_id})
     until(lambda: first.status().connected and second.status().connected, "they meet again")
-    second.publish(b"thank you")
+    thanks = signed(second, b"thank you")
+    second.publish(thanks)
     records: list[bytes] = []
-    until(lambda: records.extend(first.drain()) or b"thank you" in records, "the other is heard again")
+    until(lambda: records.extend(first.drain()) or thanks in records, "the other is heard again")
 
 
 def test_a_banned_peer_is_hung_up_on_at_once_not_at_the_next_look(
@@ -281,8 +300,9 @@ def test_what_a_banned_peer_signed_is_refused_whoever_passes_it_on(pair: tuple[A
     assert run is not None
     first.ban([mallory.peer_id])
     second.publish(seal(mallory, run.run_id, "group", make_group(run.run_id, mallory.peer_id)))
-    second.publish(b"honest")
-    assert arrive(first, 1) == [b"honest"]
+    honest = signed(second, b"honest")
+    second.publish(honest)
+    assert arrive(first, 1) == [honest]
     until(lambda: first.counters().get("banned_gossip"), "the refusal is counted")
 
 
