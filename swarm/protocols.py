@@ -180,6 +180,13 @@ class Transport(Protocol):
         """
         ...
 
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what peers did that speaks against them, since the last call.
+
+        `slow_holder`: it gave a large record more slowly than a holder must.
+        """
+        ...
+
     def counters(self) -> dict[str, int]:
         """Cumulative counts.
 

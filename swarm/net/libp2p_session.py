@@ -69,6 +69,7 @@ class Session:
     async def run(self, started: Callable[[], None]) -> None:
         """Everything above, until cancelled; calls `started` when others can reach this node."""
         self._host.admits = self._state.admits
+        self._host.pace = self._state.uploads.spend
         self._state.on_banned = self.look_again
         self.serve()
         self._note_addresses()

@@ -232,6 +232,10 @@ class MemoryTransport:
         """Nobody: peers of one process need not be found."""
         return ()
 
+    def complaints(self) -> list[tuple[str, str]]:
+        """None: within one process nothing is slow."""
+        return []
+
     def ban(self, peer_ids: Collection[str]) -> None:
         """Have nothing to do with these peers, and with no others."""
         present = {member.peer_id for member in self._hub.others(self.peer_id)}

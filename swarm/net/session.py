@@ -134,6 +134,7 @@ class Session:
 
     async def _answer(self) -> None:
         self._daemon.admits = self._state.admits
+        self._daemon.pace = self._state.uploads.spend
         self._state.on_banned = self._look_again.set
         await self.serve()
 

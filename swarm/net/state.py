@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
+from swarm.net.bandwidth import TokenBucket
 from swarm.net.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
@@ -45,6 +47,8 @@ OUTBOX_BYTES = 16 * 2**20
 """A large record waits as its announcement."""
 MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
+MAX_COMPLAINTS = 256
+"""Kept until they are asked for."""
 
 
 class Profile(Struct, frozen=True):
@@ -79,6 +83,9 @@ class NodeState:
         self.outbox = Mailbox(OUTBOX_RECORDS, OUTBOX_BYTES)
         self.shelf = Shelf(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
         self.large = Waiting()
+        self.uploads = TokenBucket(settings.upload_bytes_per_s)
+        """What goes out in answers to others."""
+        self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
         self.on_banned: Callable[[], None] = lambda: None
@@ -218,6 +225,15 @@ class NodeState:
         if self.shelf.add(record, listed=False):
             self.counters.add("fetched")
             self.inbox.put(record)
+
+    def complain(self, peer_id: str, reason: str) -> None:
+        """Note what speaks against a peer: for the counters, and for whoever keeps its account."""
+        self.counters.add(reason)
+        self._complaints.append((peer_id, reason))
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what was noted since the last call."""
+        return [self._complaints.popleft() for _ in range(len(self._complaints))]
 
     def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes]:
         """Answer a peer's request; a failing handler is counted, and the peer told."""

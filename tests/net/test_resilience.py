@@ -14,6 +14,7 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net.bootstrap import read_addresses
+from swarm.net.exchange import Exchange
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.large import LARGE_PROTOCOL
@@ -112,6 +113,24 @@ def test_a_large_record_comes_from_another_when_its_holder_dies_half_way(start: 
     until(lambda: records.extend(third.drain()) or large in records, "the late comer has it")
     assert records == [large]
     assert asked[0] == third.peer_id and third.counters()["holders_failed"] >= 1
+
+
+def test_a_holder_that_hardly_gives_is_left_for_another(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.net import bandwidth as bandwidth_module
+
+    first = start("founder")
+    second = start("b", first.multiaddrs())
+    meet([first, second])
+    large = os.urandom(3_000_000)
+    first.publish(large)
+    until(lambda: large in second.drain(), "the first receiver has it")
+    assert first._daemon is not None
+    first._daemon.pace = lambda num_bytes: 3_600.0 if num_bytes > bandwidth_module.SHORT_BYTES else 0.0
+    monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 2.0)
+    third = start("c", first.multiaddrs())
+    exchange = Exchange(third, third._state.identity)
+    until(lambda: exchange.receive()[1] == {"oversized": 1}, "the late comer has it, to the last byte")
+    assert exchange.book.stats()[first.peer_id].dropped == {"slow_holder": 1}
 
 
 def test_a_swarm_outlives_every_bootstrap_and_a_member_finds_back(start: Start, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.config import NetworkSettings
 from swarm.net.dialling import Dialling
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
@@ -35,6 +36,8 @@ class Network:
         self.nodes: list[AnyTransport] = []
         self.elsewhere: tuple[str, ...] = ()
         """Addresses that later nodes have as bootstraps besides those of the earlier ones."""
+        self.changes: dict[str, object] = {}
+        """Settings of later nodes."""
 
     def identity(self, name: str) -> Identity:
         return make_identity(self._folder, name)
@@ -55,17 +58,18 @@ class Network:
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
     hub = MemoryHub()
 
-    def bootstrap() -> tuple[str, ...]:
-        return (*network.elsewhere, *(address for node in network.nodes for address in node.multiaddrs()))
+    def settings() -> NetworkSettings:
+        bootstrap = (*network.elsewhere, *(address for node in network.nodes for address in node.multiaddrs()))
+        return fast_settings(bootstrap).model_copy(update=network.changes)
 
     def memory(identity: Identity, manifest: bytes | None) -> AnyTransport:
         return MemoryTransport(hub, identity.peer_id, manifest)
 
     def hivemind(identity: Identity, manifest: bytes | None) -> AnyTransport:
-        return HivemindTransport(fast_settings(bootstrap()), identity, manifest)
+        return HivemindTransport(settings(), identity, manifest)
 
     def libp2p(identity: Identity, manifest: bytes | None) -> AnyTransport:
-        return Libp2pTransport(fast_settings(bootstrap()), identity, manifest)
+        return Libp2pTransport(settings(), identity, manifest)
 
     network = Network({"memory": memory, "hivemind": hivemind, "libp2p": libp2p}[request.param], tmp_path)
     yield network
@@ -229,6 +233,26 @@ def test_a_record_too_large_for_gossip_arrives_too(pair: tuple[AnyTransport, Any
     first.publish(large)
     first.publish(small)
     assert sorted(arrive(second, 2), key=len) == [small, large]
+
+
+@pytest.mark.parametrize("limit", ["upload_bytes_per_s", "download_bytes_per_s"])
+def test_a_large_record_takes_its_time_and_gossip_goes_on(network: Network, limit: str) -> None:
+    founder = network.identity("founder")
+    network.changes = {limit: 2**20}
+    first = network.node(founder, sealed_manifest(founder))
+    first.start()
+    second = network.node(network.identity("joiner"))
+    second.start()
+    until(lambda: second.manifest() and first.status().connected and second.status().connected, "they meet")
+    small, large = signed(first, b"small"), os.urandom(2_500_000)
+    began = time.monotonic()
+    first.publish(large)
+    first.publish(small)
+    if isinstance(first, MemoryTransport):
+        assert arrive(second, 2) == [large, small]
+        return
+    assert arrive(second, 2) == [small, large]
+    assert time.monotonic() - began > 2_500_000 / 2**20 - 1, "less a burst, and the last chunk"
 
 
 def test_who_comes_late_gets_what_was_published_before(network: Network) -> None:
