@@ -19,9 +19,10 @@ class NetworkSettings(Settings):
     each other."""
     bootstrap: tuple[str, ...] = ()
     """Any members of the run; they are tried in turn, for ever. Each entry is a multiaddr ending in `/p2p/PEER_ID`
-    (`/dns4/HOST/tcp/PORT/...` too), `file:PATH` (one multiaddr a line, `#` comments, read again when it changes),
-    `env:NAME` (multiaddrs separated by commas or spaces), or `hosts:HOST:PORT/p2p/PEER_ID,...` (looked up at every
-    dial)."""
+    (`/dns4/HOST/tcp/PORT/...` too), `/dnsaddr/NAME` (multiaddrs in TXT records `dnsaddr=...` of `_dnsaddr.NAME`, looked
+    up again when dialling fails; with `/p2p/PEER_ID` that peer only), `file:PATH` (one multiaddr a line, `#` comments,
+    read again when it changes), `env:NAME` (multiaddrs separated by commas or spaces), or
+    `hosts:HOST:PORT/p2p/PEER_ID,...` (looked up at every dial)."""
     run_id: str | None = None
     """Take part in this run only; without it, in the one that the first peer reached names."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)

@@ -57,6 +57,8 @@ class Dialling:
         """Whom to dial now, and where, given who is connected."""
         now = time.monotonic()
         self._judge(connected, now)
+        if not connected and not self._state.bootstrap:
+            self._state.bootstraps.look_again()
         found: dict[str, tuple[str, ...]] = {}
         for peer_id in self._wanted(connected):
             wait_s = max(pauses.wait_s(peer_id, now) for pauses in (self._backoff, self._hung_up))
@@ -88,6 +90,7 @@ class Dialling:
             self._state.counters.add("dial_failures")
             if peer_id in self._state.bootstrap:
                 self._failures[peer_id] = str(error)
+                self._state.bootstraps.look_again()
             self._backoff.failed(peer_id, time.monotonic())
             return False
         self._failures.pop(peer_id, None)
@@ -122,8 +125,11 @@ class Dialling:
         missing = [peer_id for peer_id in state.bootstrap if peer_id in self._failures]
         if state.connected:
             return f"connected to {len(state.connected)} peers, none seen in the run yet"
+        if not missing and not state.bootstrap:
+            problems = "; ".join(f"{entry}: {problem}" for entry, problem in state.bootstraps.problems().items())
+            return f"no bootstrap known: {problems}" if problems else "waiting for peers"
         if not missing:
-            return "waiting for peers" if not state.bootstrap else "dialling the bootstraps"
+            return "dialling the bootstraps"
         wait_s = min(self._backoff.wait_s(peer_id, time.monotonic()) for peer_id in missing)
         reasons = "; ".join(self._failures[peer_id] for peer_id in missing)
         return f"no bootstrap reachable: {reasons}; next try in {wait_s:.0f} s"

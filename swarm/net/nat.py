@@ -8,10 +8,9 @@ minutes before it asks, and after a relay's restart asks again only an hour late
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 
-from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.dial import Backoff, by_peer
 
@@ -40,23 +39,17 @@ def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
     )
 
 
-def candidates(settings: NetworkSettings) -> dict[str, tuple[str, ...]]:
-    """Relays at which this node should hold places, and their addresses."""
+def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Relays at which this node should hold places, and their addresses: those trusted as such, else the bootstraps."""
+    named = by_peer(settings.trusted_relays) if settings.trusted_relays else dict(bootstraps)
     if settings.relay == "off" or settings.serve_relay:
         return {}
     if settings.relay == "auto":
         if settings.announce:
             return {}
         # A bootstrap on this machine or net is no sign of a NAT, and its circuits would lead nowhere from elsewhere.
-        return {peer_id: each for peer_id, each in _named(settings).items() if any(map(_may_be_outside, each))}
-    return _named(settings)
-
-
-def _named(settings: NetworkSettings) -> dict[str, tuple[str, ...]]:
-    """Addresses by relay: those trusted as such, else the bootstraps, as far as they can be read now."""
-    if settings.trusted_relays:
-        return by_peer(settings.trusted_relays)
-    return Bootstraps(settings.bootstrap).by_peer()
+        return {peer_id: each for peer_id, each in named.items() if any(map(_may_be_outside, each))}
+    return named
 
 
 class Places:
@@ -133,7 +126,12 @@ def to_tell(multiaddrs: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(multiaddrs, key=rank))
 
 
-def reachability(settings: NetworkSettings, addresses: Sequence[str], connected: frozenset[str]) -> str | None:
+def reachability(
+    settings: NetworkSettings,
+    bootstraps: Mapping[str, tuple[str, ...]],
+    addresses: Sequence[str],
+    connected: frozenset[str],
+) -> str | None:
     """In words, whether strangers can reach a node with these own addresses; None when nothing tells."""
     public = [address for address in addresses if is_public(address)]
     if settings.serve_relay or settings.announce or any(map(is_here, public)):
@@ -143,7 +141,6 @@ def reachability(settings: NetworkSettings, addresses: Sequence[str], connected:
     if public:
         return "behind NAT, reachable only if the router forwards a port"
     # In a local network without any NAT all addresses are private too.
-    bootstraps = Bootstraps(settings.bootstrap).by_peer()
     outside = {peer_id for peer_id, each in bootstraps.items() if any(map(is_public, each))}
     return "behind NAT, not reachable" if outside & connected else None
 

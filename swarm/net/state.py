@@ -98,13 +98,14 @@ class NodeState:
             PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self.fresh_peers())]),
         }
         """What is answered for each protocol, ours and those added by `serve`."""
-        self._bootstraps = Bootstraps(settings.bootstrap)
+        self.bootstraps = Bootstraps(settings.bootstrap)
+        self.bootstraps.look_up()
         self.remembered = _remembered(settings.remember)
         """Addresses of peers met earlier, also by an earlier process; the latest met come last."""
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
         """What peers said about themselves, opened and as they signed it; may have expired."""
         self.banned: frozenset[str] = frozenset()
-        self.relays = candidates(settings)
+        self.relays = candidates(settings, self.bootstrap)
         """Relays to hold places at."""
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
@@ -139,7 +140,7 @@ class NodeState:
     @property
     def bootstrap(self) -> dict[str, tuple[str, ...]]:
         """Addresses of the bootstraps, as they stand now."""
-        found = self._bootstraps.by_peer()
+        found = self.bootstraps.by_peer()
         found.pop(self.identity.peer_id, None)
         return found
 
@@ -272,7 +273,7 @@ class NodeState:
 
     def reachability(self) -> str | None:
         """In words, whether strangers can reach this node; None when nothing tells."""
-        return reachability(self.settings, self.addresses, self.connected)
+        return reachability(self.settings, self.bootstrap, self.addresses, self.connected)
 
     def learn(self, records: list[tuple[PeerRecord, bytes]]) -> None:
         """Remember where peers are; of those not connected, the longest expired make room."""

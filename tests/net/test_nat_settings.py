@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from swarm.net.bootstrap import Bootstraps
 from swarm.net.circuit import CircuitLimits, read_limits
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
@@ -29,6 +30,7 @@ from swarm.net.nat import (
 RELAY, OTHER, ME = (Identity.generate().peer_id for _ in range(3))
 RELAY_ADDRESS = f"/ip4/44.128.0.1/tcp/4001/p2p/{RELAY}"
 CIRCUIT = f"{RELAY_ADDRESS}/p2p-circuit"
+RELAYS = {RELAY: ("/ip4/44.128.0.1/tcp/4001",)}
 HOME = "/ip4/192.168.7.2/tcp/4001"
 BASE = ("-natPortMap=1", "-autonat=1", "-relay=1")
 
@@ -68,7 +70,7 @@ def test_a_relay_is_public_and_limited() -> None:
     ],
 )
 def test_where_places_are_wanted(settings: NetworkSettings, expected: set[str]) -> None:
-    assert set(candidates(settings)) == expected
+    assert set(candidates(settings, Bootstraps(settings.bootstrap).by_peer())) == expected
 
 
 def test_others_are_told_public_addresses_first_then_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,18 +91,21 @@ def test_addresses_of_this_machine() -> None:
 
 
 def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = NetworkSettings(bootstrap=(RELAY_ADDRESS,))
     joined = frozenset({RELAY})
-    assert reachability(settings, (HOME, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
+
+    def told(*addresses: str) -> str | None:
+        return reachability(NetworkSettings(), RELAYS, addresses, joined)
+
+    assert told(HOME, CIRCUIT) == f"behind NAT, reachable through relay {RELAY}"
     seen = "/ip4/44.128.0.9/tcp/1"
-    assert reachability(settings, (HOME, seen), joined) == "behind NAT, reachable only if the router forwards a port"
-    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
+    assert told(HOME, seen) == "behind NAT, reachable only if the router forwards a port"
+    assert told(HOME, seen, CIRCUIT) == f"behind NAT, reachable through relay {RELAY}"
+    assert told(HOME) == "behind NAT, not reachable"
     monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == seen)
-    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == "public"
-    assert reachability(NetworkSettings(serve_relay=True), (HOME,), joined) == "public"
-    assert reachability(settings, (HOME,), joined) == "behind NAT, not reachable"
-    assert reachability(settings, (HOME,), frozenset()) is None
-    assert reachability(NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",)), (HOME,), joined) is None
+    assert told(HOME, seen, CIRCUIT) == "public"
+    assert reachability(NetworkSettings(serve_relay=True), {}, (HOME,), joined) == "public"
+    assert reachability(NetworkSettings(), RELAYS, (HOME,), frozenset()) is None
+    assert reachability(NetworkSettings(), {RELAY: (HOME,)}, (HOME,), joined) is None
 
 
 def test_places_are_renewed_and_asked_for_again_after_a_loss_or_a_refusal() -> None:
