@@ -27,7 +27,7 @@ from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
 from swarm.net.dialling import Dialling
 from swarm.net.joining import Joining
-from swarm.net.nat import Places
+from swarm.net.nat import Detours, Places
 from swarm.net.state import NodeState
 from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 
@@ -53,6 +53,7 @@ class Session:
         self._daemon = daemon
         self._upkeep = Upkeep(state, daemon.stream, AsyncioWaits())
         self._places = Places(state.relays)
+        self._detours = Detours()
         self._dialling = Dialling(state, daemon.connect, AsyncioWaits(), relays=state.relays)
         self._run_known = asyncio.Event()
         self._peers_changed = AsyncioSignal()
@@ -166,11 +167,20 @@ class Session:
 
     async def _dial(self) -> None:
         while True:
+            await self._shorten()
             due = self._dialling.due(self._state.connected)
             results = await asyncio.gather(*map(self._dialling.dial, due, due.values()))
             if any(results):
                 await self.look()
             await asyncio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
+
+    async def _shorten(self) -> None:
+        state = self._state
+        for peer_id in self._detours.due(state.observed, state.addresses, self._dialling.addresses, time.monotonic()):
+            state.counters.add("detours_left")
+            with suppress(TransportError):
+                await self._daemon.disconnect(peer_id)
+                await self.look()
 
     async def _reserve(self) -> None:
         while self._places.relays:

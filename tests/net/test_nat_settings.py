@@ -14,9 +14,12 @@ from swarm.net.circuit import CircuitLimits, read_limits
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.nat import (
+    DETOUR_S,
     MAX_PLACES,
     REFUSED_PAUSE_S,
     RENEW_EVERY_S,
+    RETRY_DETOUR_S,
+    Detours,
     Places,
     candidates,
     is_here,
@@ -131,6 +134,24 @@ def test_places_at_three_relays_are_enough() -> None:
         places.granted(relay, 0.0)
     assert places.due(frozenset(relays), 1.0) == []
     assert len(places.due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
+
+
+def test_a_detour_is_left_once_both_ends_know_where_they_are() -> None:
+    detours = Detours()
+    outer, theirs = "/ip4/44.128.0.8/udp/1/quic-v1", ["/ip4/44.128.0.9/udp/1/quic-v1", CIRCUIT]
+    through_relay = {ME: (CIRCUIT,), OTHER: ("/ip4/10.0.0.1/tcp/1",)}
+
+    def due(now: float, own: tuple[str, ...] = (HOME, outer), addresses: list[str] = theirs) -> list[str]:
+        return detours.due(through_relay, own, lambda peer_id: addresses, now)
+
+    assert due(0.0) == [], "not at once"
+    assert due(DETOUR_S, own=(HOME,)) == [] and due(DETOUR_S, own=("/ip4/44.128.0.8/tcp/1",)) == []
+    assert due(DETOUR_S, addresses=[CIRCUIT, "/ip4/44.128.0.9/tcp/1"]) == []
+    assert due(DETOUR_S) == [ME]
+    assert due(DETOUR_S + RETRY_DETOUR_S - 1) == [] and due(DETOUR_S + RETRY_DETOUR_S) == [ME]
+    assert due(DETOUR_S + 2 * RETRY_DETOUR_S) == [], "later each time"
+    through_relay[ME] = (CIRCUIT, outer)
+    assert due(10_000.0) == [], "direct beside it"
 
 
 def test_a_relays_limits_are_read() -> None:
