@@ -34,6 +34,8 @@ SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
 UPLINKS = (10e6, 100e6)
 RATE = 5.0
 """Groups a second of all nodes together, where nothing else is said."""
+LIMITS_NODES = 300
+"""Copies a node receives hardly depend on how many there are, so that few nodes tell what an uplink can carry."""
 LOOPBACK_DELAY_S = 50e-6
 SEEDS = (0, 1, 2)
 
@@ -52,8 +54,8 @@ class Plan:
         return (20, 50) if self.quick else (100, 1_000, 10_000)
 
     def load(self, num_nodes: int, record_bytes: int, groups_per_s: float = RATE) -> Load:
-        """Enough groups to see the tail, few enough that ten thousand nodes take a minute."""
-        return Load(record_bytes, groups_per_s, 10 if self.quick else 300_000 // max(3_000, num_nodes))
+        """Few enough groups that ten thousand nodes take a minute; each is delivered to all of them."""
+        return Load(record_bytes, groups_per_s, 10 if self.quick else 200_000 // max(2_000, num_nodes))
 
     def simulate(self, network: Network, load: Load, seed: int = 0) -> Outcome:
         """One run."""
@@ -137,7 +139,7 @@ def _traffic(plan: Plan, what: str, outcome: Outcome, load: Load) -> list[Row]:
 def limits(plan: Plan) -> Result:
     """The largest rate of a topic by uplink and size of a group; whether it holds, and what is beyond."""
     rows: list[Row] = []
-    num_nodes = plan.node_counts[1]
+    num_nodes = 20 if plan.quick else LIMITS_NODES
     for size in SIZES:
         probe = plan.load(num_nodes, size)
         outcome = plan.simulate(Network(num_nodes), probe)
@@ -154,8 +156,7 @@ def limits(plan: Plan) -> Result:
 
 
 def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> list[Row]:
-    seconds = 1.0 if plan.quick else 15.0
-    load = Load(size, rate, max(1, min(int(rate * seconds), 1_000)))
+    load = Load(size, rate, max(1, min(int(rate * 15), 10 if plan.quick else 400)))
     outcome = plan.simulate(network, load)
     return _delivery(f"{what}, {rate:.3g}/s", outcome) + _traffic(plan, f"{what}, {rate:.3g}/s", outcome, load)
 
@@ -242,7 +243,7 @@ def _kib(size: int) -> str:
     return f"{size // KIB} KB"
 
 
-PARTS: dict[str, Callable[[Plan], Result]] = {
+SECTIONS: dict[str, Callable[[Plan], Result]] = {
     "costs": costs,
     "reality": reality,
     "spread": spread,
@@ -258,16 +259,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few nodes and groups: to see that it works")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=", ".join(PARTS))
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="NAME", help=", ".join(SECTIONS))
     parser.add_argument("--costs", type=Path, help="JSON of the costs; measured and written there if there is none")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
     plan = Plan(options.quick, _costs(options.costs, options.quick))
     report = Report("scale")
     try:
-        for name in options.only or PARTS:
+        for name in options.only or SECTIONS:
             began = time.monotonic()
-            report.add(*PARTS[name](plan))
+            report.add(*SECTIONS[name](plan))
             console.print(f"{name} took {time.monotonic() - began:.0f} s", highlight=False)
     except KeyboardInterrupt:
         console.print("interrupted", style="red")

@@ -264,15 +264,19 @@ class _Swarm:
         own, origin = self._nodes[node], self._messages[number].origin
         mesh = own.mesh
         start = int(self._random.random() * len(mesh)) if mesh else 0
+        full_at = self._full_at(node, now)
         for peer in mesh[start:] + mesh[:start]:
-            if peer != source and peer != origin and not self._is_full(own, now):
+            if peer in (source, origin):
+                continue
+            if own.uplink_free > full_at:
+                self.queue_drops += 1
+            else:
                 self._send(node, peer, number, now, 1)
 
-    def _is_full(self, own: _Node, now: float) -> bool:
-        """Whether the queue for a peer is full, taking what waits for the uplink as spread evenly over the mesh."""
-        full = own.uplink_free - now > self._queue_s * max(1, len(own.mesh))
-        self.queue_drops += full
-        return full
+    def _full_at(self, node: int, now: float) -> float:
+        """The queue for a peer is full when the uplink is taken beyond this: what waits is spread over the mesh."""
+        sends_from = max(now, self._core_free[node % len(self._core_free)])
+        return sends_from + self._queue_s * max(1, len(self._nodes[node].mesh))
 
     def _send(self, node: int, peer: int, number: int, now: float, forwards: int) -> None:
         """One copy, through the node's core, its uplink and the link; what is lost has cost the sender all the same."""
@@ -322,7 +326,11 @@ class _Swarm:
                 self._at(self._now + delay_s, self._asked, source, number, node)
 
     def _asked(self, node: int, number: int, peer: int) -> None:
-        if self._there[node] and not self._is_full(self._nodes[node], self._now):
+        if not self._there[node]:
+            return
+        if self._nodes[node].uplink_free > self._full_at(node, self._now):
+            self.queue_drops += 1
+        else:
             self.pulled += 1
             self._send(node, peer, number, self._now, 1)
 
