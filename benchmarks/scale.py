@@ -18,7 +18,7 @@ from statistics import mean
 
 from rich.console import Console
 
-from benchmarks.gossip.parameters import KIB, Costs, Gossip, Line, Load, Network
+from benchmarks.gossip.parameters import KIB, NOTHING, Costs, Gossip, Line, Load, Network
 from benchmarks.gossip.simulation import Outcome, simulate
 from benchmarks.gossip.traffic import (
     discovery,
@@ -234,8 +234,7 @@ def reality(plan: Plan) -> Result:
 
 
 def _daemon_cpu(plan: Plan, outcome: Outcome, load: Load) -> float:
-    nothing = Line(0.0, 0.0)
-    daemon_only = replace(plan.costs, seal_s=nothing, open_s=nothing, take_in_s=nothing)
+    daemon_only = replace(plan.costs, seal_s=NOTHING, open_s=NOTHING, take_in_s=NOTHING)
     return 1e2 * gossiping(outcome, load, daemon_only).cpu
 
 

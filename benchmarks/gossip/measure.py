@@ -35,16 +35,20 @@ def measure_costs(*, quick: bool = False) -> Costs:
     """All of them; a minute, or with `quick` some seconds and less exact."""
     repeats = 20 if quick else 200
     num_messages = 50 if quick else 400
-    small, large = (_sealing(size, repeats) for size in (SMALL, LARGE))
-    gossip_small, gossip_large = asyncio.run(_gossip(num_messages))
-    sealed_record_bytes = float(len(_peer_record(Identity.generate(), time.time() + RECORD_LIFE_S)[0]))
+    (seal_small, open_small), (seal_large, open_large) = (_sealing(size, repeats) for size in (SMALL, LARGE))
+    small, large = asyncio.run(_gossip(num_messages))
     held = [Held(bytes(range(16)), 10_000 + index, 20.0 + index / 7) for index in range(1_000)]
     return Costs(
-        *(_line(*pair) for pair in zip(small, large, strict=True)),
-        *(_line(*pair) for pair in zip(gossip_small, gossip_large, strict=True)),
+        seal_s=_line(seal_small, seal_large),
+        open_s=_line(open_small, open_large),
+        take_in_s=_line(small.take_in_s, large.take_in_s),
+        first_s=_line(small.first_s, large.first_s),
+        duplicate_s=_line(small.duplicate_s, large.duplicate_s),
+        send_s=_line(small.send_s, large.send_s),
+        wire_bytes=_line(small.wire_bytes, large.wire_bytes),
         id_bytes=float(MESSAGE_ID_BYTES),
         held_bytes=len(msgspec.msgpack.encode(held)) / len(held),
-        peer_record_bytes=sealed_record_bytes,
+        peer_record_bytes=float(len(_peer_record(Identity.generate(), time.time() + RECORD_LIFE_S)[0])),
         directory_bytes=asyncio.run(_directory(20 if quick else 60)),
     )
 
@@ -77,8 +81,19 @@ def _sealing(size_bytes: int, repeats: int) -> tuple[float, float]:
     )
 
 
-async def _gossip(num_messages: int) -> list[tuple[float, ...]]:
-    """By size: take-in, first, duplicate and send in CPU seconds, and bytes on the wire, of one message."""
+@dataclass(frozen=True)
+class _Message:
+    """What one gossip message of some size costs."""
+
+    take_in_s: float
+    first_s: float
+    duplicate_s: float
+    send_s: float
+    wire_bytes: float
+
+
+async def _gossip(num_messages: int) -> list[_Message]:
+    """Of a small message and of a large one."""
     rounds: dict[tuple[int, int], Round] = {}
     for count in (FEW, SOME):
         async with daemons(count) as members:
@@ -88,7 +103,7 @@ async def _gossip(num_messages: int) -> list[tuple[float, ...]]:
     return [_per_message(rounds[FEW, size], rounds[SOME, size], size) for size in (SMALL, LARGE)]
 
 
-def _per_message(few: Round, some: Round, size: int) -> tuple[float, ...]:
+def _per_message(few: Round, some: Round, size: int) -> _Message:
     """Costs by subtraction: a publisher only sends, and the one receiver of a pair only takes first copies in.
 
     What a daemon reads is copies from others (the publisher: its node's messages), what it writes copies to others,
@@ -104,7 +119,7 @@ def _per_message(few: Round, some: Round, size: int) -> tuple[float, ...]:
     sends = mean(other.written_bytes - count * size for other in others) / count / wire
     duplicate = max(0.0, (mean(other.cpu_s for other in others) / count - first - sends * send) / duplicates)
     take_in = max(0.0, (some.own.cpu_s - few.own.cpu_s) / count / (SOME - FEW))
-    return take_in, first, duplicate, send, wire
+    return _Message(take_in, first, duplicate, send, wire)
 
 
 def _peer_record(identity: Identity, expires_at: float) -> tuple[bytes, float]:

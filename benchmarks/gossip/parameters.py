@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from swarm.net.repair import MAX_LISTED, WINDOW_ROUNDS
 
@@ -114,17 +115,22 @@ class Costs:
 
     def write(self, path: Path) -> None:
         """As JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> Costs:
         """What `write` wrote."""
-        fields = json.loads(path.read_text())
-        return cls(**{name: Line(**value) if isinstance(value, dict) else value for name, value in fields.items()})
+        return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
+NOTHING = Line(0.0, 0.0)
 FREE = Costs(
-    *(Line(0.0, 0.0) for _ in range(6)),
+    seal_s=NOTHING,
+    open_s=NOTHING,
+    take_in_s=NOTHING,
+    first_s=NOTHING,
+    duplicate_s=NOTHING,
+    send_s=NOTHING,
     wire_bytes=Line(0.0, 1.0),
     id_bytes=48.0,
     held_bytes=32.0,
