@@ -114,7 +114,7 @@ async def share(
     """Publish so many messages, by the publishers in turn, evenly in time; wait until they have settled."""
     for member in members:
         member.arrivals.clear()
-    noise, published = random.Random(0).randbytes(size_bytes), []
+    noise, published = random.randbytes(size_bytes), []
     own, before = usage(psutil.Process()), [usage(member.process) for member in members]
     began = time.perf_counter()
     for number in range(count):

@@ -41,7 +41,7 @@ class Outcome:
 
     num_groups: int
     latencies_s: list[float]
-    """From sharing to the node's hands, of every delivery, in order of size."""
+    """From sharing to the node's hands, of every delivery to a node that was there at the sharing; sorted."""
     last_s: list[float]
     """By group: when the last node had it, of those that got it."""
     due: int
@@ -84,7 +84,7 @@ class _Message:
     """By node: when it was in the node's hands, infinite before."""
     hops: bytearray
     missing: int
-    """Nodes alive without it."""
+    """Nodes without it that were there when it was published and have not vanished."""
 
 
 @dataclass
@@ -168,8 +168,6 @@ class _Swarm:
             own.delays[peer] = self._nodes[peer].delays[node] = delay_s
         self._alive.append(node)
         self._there[node] = 1
-        for number in self._open:
-            self._messages[number].missing += 1
         self._at(self._now + draw.uniform(0, self._gossip.heartbeat_s), self._heartbeat, node)
         if self._gossip.repair_every_s:
             self._at(self._now + draw.uniform(0, self._gossip.repair_every_s), self._repair, node)
@@ -182,7 +180,7 @@ class _Swarm:
         self._there[node] = 0
         for number in tuple(self._open):
             if self._messages[number].at[node] == inf:
-                self._one_less(number)
+                self._one_less(number, node)
         self._at(self._now + self._network.notice_s, self._notice, node)
 
     def _notice(self, node: int) -> None:
@@ -247,16 +245,16 @@ class _Swarm:
         self._core_free[core] = done + self._app_s
         message.at[node] = done + self._app_s
         message.hops[node] = min(255, message.hops[source] + 1)
-        self._one_less(number)
+        self._one_less(number, node)
         if forwards:
             self._nodes[node].recent[0].append(number)
             self._forward(node, number, source, done)
         else:
             self.repaired += 1
 
-    def _one_less(self, number: int) -> None:
+    def _one_less(self, number: int, node: int) -> None:
         message = self._messages[number]
-        message.missing -= 1
+        message.missing -= self._nodes[node].came <= message.published
         if not message.missing:
             self._open.discard(number)
 
@@ -367,19 +365,17 @@ class _Swarm:
         hops: list[int] = []
         due = delivered = 0
         for message in self._messages:
-            got = [
-                message.at[node] - message.published
-                for node in range(len(self._nodes))
-                if node != message.origin and message.at[node] != inf
-            ]
+            got = []
+            for node, own in enumerate(self._nodes):
+                if node == message.origin or own.came > message.published:
+                    continue
+                due += own.gone == inf
+                if message.at[node] != inf:
+                    delivered += own.gone == inf
+                    got.append(message.at[node] - message.published)
+                    hops.append(message.hops[node])
             latencies += got
             lasts += [max(got)] if got else []
-            for node, own in enumerate(self._nodes):
-                if node != message.origin and own.came <= message.published and own.gone == inf:
-                    due += 1
-                    delivered += message.at[node] != inf
-                if node != message.origin and message.at[node] != inf:
-                    hops.append(message.hops[node])
         latencies.sort()
         return Outcome(
             len(self._messages),

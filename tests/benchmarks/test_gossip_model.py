@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,17 @@ def test_the_directory_is_read_by_all_and_held_by_few() -> None:
     assert thousand.readable and not discovery(Gossip(), FREE, 100_000).readable
     most = largest_directory(Gossip(), FREE, 10e6)
     assert discovery(Gossip(), FREE, most).holding <= USABLE * 10e6 / 8 < discovery(Gossip(), FREE, most + 1).holding
+
+
+@pytest.mark.network
+def test_three_real_daemons_hear_each_message_and_its_copies_are_counted() -> None:
+    from benchmarks.gossip.measure import run_daemons
+
+    real = asyncio.run(run_daemons(3, Load(4_096, 20.0, 20)))
+    assert real.fraction == 1.0
+    # The publisher's copy, and perhaps that of the other receiver.
+    assert 0.9 < real.copies < 2.2
+    assert len(real.latencies_s) == 40 and real.cpu > 0
 
 
 def test_the_benchmark_prints_and_writes_its_rows_at_given_costs(
