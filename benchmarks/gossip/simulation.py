@@ -124,8 +124,11 @@ class _Swarm:
         self._send_s = costs.send_s.at(load.record_bytes)
         self._app_s = costs.take_in_s.at(load.record_bytes) + costs.open_s.at(load.record_bytes)
         window_s = load.num_groups / load.groups_per_s
-        self._shared_until = WARM_UP_S + window_s
-        num_comers = round(network.num_nodes * network.churn_per_min * (window_s + LONGEST_TAIL_S) / 60)
+        # With churn, as many peers are gone unnoticed when sharing begins as will be later.
+        self._shared_from = WARM_UP_S + (network.notice_s if network.churn_per_min else 0.0)
+        self._shared_until = self._shared_from + window_s
+        churn_s = self._shared_until + LONGEST_TAIL_S - WARM_UP_S
+        num_comers = round(network.num_nodes * network.churn_per_min * churn_s / 60)
         self._nodes = [_Node() for _ in range(network.num_nodes + num_comers)]
         self._alive: list[int] = []
         self._there = bytearray(len(self._nodes))
@@ -140,7 +143,7 @@ class _Swarm:
         for node in range(network.num_nodes):
             self._at(node * WARM_UP_S / 2 / network.num_nodes, self._come, node)
         for _ in range(self._load.num_groups):
-            self._at(WARM_UP_S + draw.uniform(0, self._shared_until - WARM_UP_S), self._publish)
+            self._at(draw.uniform(self._shared_from, self._shared_until), self._publish)
         for comer in range(network.num_nodes, len(self._nodes)):
             moment = draw.uniform(WARM_UP_S, self._shared_until + LONGEST_TAIL_S)
             self._at(moment, self._vanish)
