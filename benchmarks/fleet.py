@@ -13,8 +13,10 @@ from benchmarks.children import Child, Nursery, until
 from benchmarks.delivery import Life, NodeLog
 from benchmarks.node import Spec
 
-Kind = Literal["ours", "peer", "peer-barrier"]
-"""`peer` is the public peer in its default mode; with the barrier each round waits for all."""
+Kind = Literal["ours", "learner", "peer", "peer-barrier"]
+"""`ours` ends at the exchange, `learner` goes on to the mix; `peer` is the public peer in its default mode; with the
+barrier each round waits for all."""
+MODULES = {"ours": "benchmarks.node", "learner": "benchmarks.learner"}
 ROOT = Path(__file__).parent.parent
 SEQUENCES_A_LIFE = 1_000_000
 
@@ -63,6 +65,8 @@ class Fleet:
                     loss=setting.loss,
                     delay_s=setting.delay_s,
                     poll_s=setting.poll_s,
+                    # Both kinds of learners in one fleet.
+                    patient=index % 2 == 1,
                 )
             )
             for index in range(setting.count)
@@ -76,8 +80,8 @@ class Fleet:
     def _spawn(self, member: Member) -> None:
         spec = replace(member.spec, first_sequence=len(member.children) * SEQUENCES_A_LIFE)
         setting = self._setting
-        if setting.kind == "ours":
-            arguments = [sys.executable, "-m", "benchmarks.node", spec.as_argument()]
+        if setting.kind in MODULES:
+            arguments = [sys.executable, "-m", MODULES[setting.kind], spec.as_argument()]
             environment = {"PYTHONPATH": str(ROOT)}
         else:
             world_size = setting.count if setting.kind == "peer-barrier" else 1
@@ -110,7 +114,7 @@ class Fleet:
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Wait until every node of ours sees all others in the run, and gossip has had its heartbeat."""
-        if self._setting.kind != "ours":
+        if self._setting.kind not in MODULES:
             time.sleep(2.0)
             return True
 

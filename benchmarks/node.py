@@ -42,6 +42,9 @@ class Spec:
     poll_s: float = 0.002
     """How often arrivals are taken out: delivery is late by up to this much."""
 
+    patient: bool = False
+    """Of a learner: long rounds, and nothing taken out between them."""
+
     def as_argument(self) -> str:
         """For the command line."""
         return json.dumps(dataclasses.asdict(self))

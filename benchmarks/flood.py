@@ -1,0 +1,182 @@
+"""A hostile peer floods a fleet of learners: what it sent, where it was stopped, and what that did to the others."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.attacks import KINDS, LYING
+from benchmarks.children import Child, Json, Nursery, until
+from benchmarks.delivery import deliveries, fraction, latency_ms
+from benchmarks.fleet import ROOT, Fleet
+from benchmarks.learner import GROUPS_PER_S, PATIENT_ROUND_S
+
+SIZE_BYTES = 4 * 2**10
+"""Of honest groups."""
+AFTER_S = PATIENT_ROUND_S + 5.0
+"""In this time the last groups are delivered, regraded and trained on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one flood."""
+
+    sent: dict[str, int]
+    """Records by kind."""
+    seconds: float
+    identities: int
+    """Used one after another; all but the last were hung up on by a node."""
+    crashes: int
+    """Nodes and daemons that ended."""
+    worker_restarts: int
+    """Verification workers that were killed or ended."""
+    entered: dict[str, int]
+    """Groups made by the hostile peer that came to an update, over all nodes, by variant."""
+    false_rewards: int
+    """Groups of anybody that came to an update with another reward than their answers deserve."""
+    trained_twice: int
+    """Groups that came to more than one update of a node."""
+    unaccounted: int
+    """Received groups that no node's ledger knows the fate of."""
+    honest: float | None
+    """Delivered fraction of honest groups that were shared during the flood."""
+    learned: float | None
+    """The same, of groups that came to an update of the receiver."""
+    latency: tuple[float | None, float | None, float | None, float | None]
+    """Milliseconds between brisk learners: median and 99th percentile before, and during the flood."""
+    memory: tuple[float, float, float]
+    """Bytes of the mean node and all it started, at the start, half way and at the end."""
+    growth: tuple[float, float]
+    """Of the worst node, in percent: from start to end, and from half way to the end."""
+    statuses: list[Json]
+
+    @property
+    def entered_by_kind(self) -> dict[str, int]:
+        """Groups that came to an update: those that must not, and those that lie about rewards only."""
+        lying = self.entered.get(LYING, 0)
+        return {"wrong or worse": sum(self.entered.values()) - lying, LYING: lying}
+
+    def fates(self) -> str:
+        """Where records went, in words, as the mean node has counted."""
+        count = len(self.statuses)
+
+        def mean(table: str, names: Sequence[str]) -> str:
+            totals: Counter[str] = Counter()
+            for status in self.statuses:
+                counts = status[table]
+                assert isinstance(counts, dict)
+                totals.update({name: value for name, value in counts.items() if not names or name in names})
+            return ", ".join(f"{name} {value / count:.0f}" for name, value in totals.most_common() if value)
+
+        door = ("banned_gossip", "drop_oversized", "drop_inbox", "drop_announced", "duplicates", "drop_not_its_own")
+        received = statistics.mean(int(str(status["received"])) for status in self.statuses)
+        return (
+            f"{sum(self.sent.values())} records ({', '.join(f'{kind} {n}' for kind, n in self.sent.items())}) in "
+            f"{self.seconds:.0f} s under {self.identities} identities. Of a mean node: stopped at the door "
+            f"{mean('counters', (*door, 'refused_announcements', 'fetch_failures'))}; reached the exchange, "
+            f"honest ones included, {received:.0f}, of which dropped {mean('refused', ())}; verification "
+            f"{mean('verifier', ())}; hung up {mean('counters', ('banned_connections', 'banned_streams'))}."
+        )
+
+
+def flood(fleet: Fleet, nursery: Nursery, each: int, lying: int, per_s: float, calm_s: float) -> Outcome:
+    """Let learners that have joined share in peace for a while, then under a flood."""
+    children = [member.child for member in fleet.members]
+    fleet.publish(SIZE_BYTES, 1 / GROUPS_PER_S)
+    hostile = _introduce(nursery, children)
+    time.sleep(PATIENT_ROUND_S + 2.0)
+    calm_since = time.time()
+    time.sleep(calm_s)
+    memory = [_memory(children)]
+    since = time.time()
+    hostile.tell("flood", each=each, lying=lying, per_s=per_s)
+    patience_s = 60.0 + 5 * (each * len(KINDS) + lying) / per_s
+    hostile.wait_for("half", patience_s)
+    memory.append(_memory(children))
+    done = hostile.wait_for("flooded", patience_s)
+    before = time.time()
+    memory.append(_memory(children))
+    time.sleep(AFTER_S)
+    fleet.quiet()
+    alive = [child for child in children if child.running]
+    until(lambda: all(not child.ask("status")["pending"] for child in alive), 30.0, 1.0)
+    statuses = [child.ask("status") for child in alive]
+    logs = fleet.logs()
+    brisk = [log for log, member in zip(logs, fleet.members, strict=True) if not member.spec.patient]
+    calm = list(deliveries(brisk, window_s=0.0, since=calm_since, before=since))
+    under = list(deliveries(brisk, window_s=0.0, since=since, before=before))
+    honest = list(deliveries(logs, window_s=0.0, since=since, before=before))
+    trained = [
+        [_group(group) for event in child.said("trained") for group in _list(event["groups"])] for child in children
+    ]
+    learned_by = {
+        log.peer_id: {(peer, sequence) for peer, sequence, _, _ in groups}
+        for log, groups in zip(logs, trained, strict=True)
+    }
+    flat = [group for groups in trained for group in groups]
+    return Outcome(
+        sent={kind: int(count) for kind, count in dict(done["sent"]).items()},  # type: ignore[call-overload]
+        seconds=float(str(done["seconds"])),
+        identities=int(str(done["identities"])),
+        crashes=len(children) - len(alive) + sum(_count(status, "counters", "daemon_restarts") for status in statuses),
+        worker_restarts=sum(_count(status, "verifier", "restarts") for status in statuses),
+        entered=dict(Counter(label for _, _, label, _ in flat if label)),
+        false_rewards=sum(not true for _, _, _, true in flat),
+        trained_twice=sum(len(groups) - len({group[:2] for group in groups}) for groups in trained),
+        unaccounted=sum(abs(int(str(status["unaccounted"]))) for status in statuses),
+        honest=fraction(honest),
+        learned=sum(pair.key in learned_by[pair.receiver] for pair in honest) / len(honest) if honest else None,
+        latency=(latency_ms(calm, 50), latency_ms(calm, 99), latency_ms(under, 50), latency_ms(under, 99)),
+        memory=tuple(statistics.mean(sample) for sample in memory),  # type: ignore[arg-type]
+        growth=(_growth(memory[0], memory[2]), _growth(memory[1], memory[2])),
+        statuses=statuses,
+    )
+
+
+def _introduce(nursery: Nursery, children: Sequence[Child]) -> Child:
+    """A hostile peer that is connected to everybody."""
+    command = [sys.executable, "-m", "benchmarks.hostile", json.dumps({"folder": str(nursery.folder)})]
+    hostile = nursery.start("hostile", command, {"PYTHONPATH": str(ROOT)})
+    hostile.wait_for("warm")
+    addresses = [
+        address
+        for child in children
+        for address in _list(child.said("ready")[0]["addresses"])
+        if "/127.0.0.1/" in str(address)
+    ]
+    hostile.tell("start", run_id=children[0].ask("status")["run_id"], addresses=addresses)
+    hostile.wait_for("ready")
+    return hostile
+
+
+def _memory(children: Sequence[Child]) -> list[int]:
+    return [child.memory_bytes() for child in children]
+
+
+def _growth(before: Sequence[int], after: Sequence[int]) -> float:
+    return max(100 * (new / old - 1) for old, new in zip(before, after, strict=True))
+
+
+def _count(status: Json, table: str, name: str) -> int:
+    counts = status[table]
+    assert isinstance(counts, dict)
+    return int(counts.get(name, 0))
+
+
+def _trained(child: Child) -> list[tuple[str, int, str, bool]]:
+    return [_group(group) for event in child.said("trained") for group in _list(event["groups"])]
+
+
+def _group(value: object) -> tuple[str, int, str, bool]:
+    peer_id, sequence, label, true = _list(value)
+    return str(peer_id), int(str(sequence)), str(label), bool(true)
+
+
+def _list(value: object) -> list[object]:
+    assert isinstance(value, list)
+    return value
