@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,8 +20,59 @@ from benchmarks.learner import GROUPS_PER_S, PATIENT_ROUND_S
 
 SIZE_BYTES = 4 * 2**10
 """Of honest groups."""
+WEIGH_EVERY_S = 1.0
 AFTER_S = PATIENT_ROUND_S + 5.0
 """In this time the last groups are delivered, regraded and trained on."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of every node with all it started: means over a window, since the daemon's garbage comes and goes."""
+
+    calm: tuple[float, ...]
+    second_quarter: tuple[float, ...]
+    last_quarter: tuple[float, ...]
+    peak: float
+    """Of any node at any time."""
+
+    def growth(self) -> tuple[float, float]:
+        """Of the worst node, in percent: from before the flood to its last quarter, from its second to its last."""
+        return (
+            max(100 * (new / old - 1) for old, new in zip(self.calm, self.last_quarter, strict=True)),
+            max(100 * (new / old - 1) for old, new in zip(self.second_quarter, self.last_quarter, strict=True)),
+        )
+
+
+class Scale:
+    """Weighs every node now and then, on a thread of its own."""
+
+    def __init__(self, children: Sequence[Child]) -> None:
+        """Begin."""
+        self._children = children
+        self._samples: list[tuple[float, tuple[int, ...]]] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._weigh, daemon=True)
+        self._thread.start()
+
+    def _weigh(self) -> None:
+        while not self._stopped.wait(WEIGH_EVERY_S):
+            self._samples.append((time.time(), tuple(child.memory_bytes() for child in self._children)))
+
+    def stop(self, since: float, until: float) -> Memory:
+        """What was weighed, around a flood in this time."""
+        self._stopped.set()
+        self._thread.join()
+        middle, late = (since + until) / 2, until - (until - since) / 4
+        return Memory(
+            calm=self._means(0.0, since),
+            second_quarter=self._means(since + (until - since) / 4, middle),
+            last_quarter=self._means(late, until),
+            peak=max((max(sizes) for _, sizes in self._samples), default=math.nan),
+        )
+
+    def _means(self, since: float, before: float) -> tuple[float, ...]:
+        within = [sizes for at, sizes in self._samples if since <= at < before]
+        return tuple(statistics.mean(sizes) for sizes in zip(*within, strict=True)) or (math.nan,) * len(self._children)
 
 
 @dataclass(frozen=True)
@@ -49,10 +102,7 @@ class Outcome:
     """The same, of groups that came to an update of the receiver."""
     latency: tuple[float | None, float | None, float | None, float | None]
     """Milliseconds between brisk learners: median and 99th percentile before, and during the flood."""
-    memory: tuple[float, float, float]
-    """Bytes of the mean node and all it started, at the start, half way and at the end."""
-    growth: tuple[float, float]
-    """Of the worst node, in percent: from start to end, and from half way to the end."""
+    memory: Memory
     statuses: list[Json]
 
     @property
@@ -90,22 +140,21 @@ def flood(fleet: Fleet, nursery: Nursery, each: int, lying: int, per_s: float, c
     fleet.publish(SIZE_BYTES, 1 / GROUPS_PER_S)
     hostile = _introduce(nursery, children)
     time.sleep(PATIENT_ROUND_S + 2.0)
-    calm_since = time.time()
+    calm_since, scale = time.time(), Scale(children)
     time.sleep(calm_s)
-    memory = [_memory(children)]
     since = time.time()
     hostile.tell("flood", each=each, lying=lying, per_s=per_s)
     patience_s = 60.0 + 5 * (each * len(KINDS) + lying) / per_s
-    hostile.wait_for("half", patience_s)
-    memory.append(_memory(children))
     done = hostile.wait_for("flooded", patience_s)
     before = time.time()
-    memory.append(_memory(children))
+    memory = scale.stop(since, before)
     time.sleep(AFTER_S)
     fleet.quiet()
     alive = [child for child in children if child.running]
     until(lambda: all(not child.ask("status")["pending"] for child in alive), 30.0, 1.0)
     statuses = [child.ask("status") for child in alive]
+    for child in alive:
+        child.ask("remainder")
     logs = fleet.logs()
     brisk = [log for log, member in zip(logs, fleet.members, strict=True) if not member.spec.patient]
     calm = list(deliveries(brisk, window_s=0.0, since=calm_since, before=since))
@@ -132,8 +181,7 @@ def flood(fleet: Fleet, nursery: Nursery, each: int, lying: int, per_s: float, c
         honest=fraction(honest),
         learned=sum(pair.key in learned_by[pair.receiver] for pair in honest) / len(honest) if honest else None,
         latency=(latency_ms(calm, 50), latency_ms(calm, 99), latency_ms(under, 50), latency_ms(under, 99)),
-        memory=tuple(statistics.mean(sample) for sample in memory),  # type: ignore[arg-type]
-        growth=(_growth(memory[0], memory[2]), _growth(memory[1], memory[2])),
+        memory=memory,
         statuses=statuses,
     )
 
@@ -154,14 +202,6 @@ def _introduce(nursery: Nursery, children: Sequence[Child]) -> Child:
     return hostile
 
 
-def _memory(children: Sequence[Child]) -> list[int]:
-    return [child.memory_bytes() for child in children]
-
-
-def _growth(before: Sequence[int], after: Sequence[int]) -> float:
-    return max(100 * (new / old - 1) for old, new in zip(before, after, strict=True))
-
-
 def _count(status: Json, table: str, name: str) -> int:
     counts = status[table]
     assert isinstance(counts, dict)
@@ -169,7 +209,8 @@ def _count(status: Json, table: str, name: str) -> int:
 
 
 def _trained(child: Child) -> list[tuple[str, int, str, bool]]:
-    return [_group(group) for event in child.said("trained") for group in _list(event["groups"])]
+    events = child.said("trained") + child.said("remainder")
+    return [_group(group) for event in events for group in _list(event["groups"])]
 
 
 def _group(value: object) -> tuple[str, int, str, bool]:

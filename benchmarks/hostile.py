@@ -4,7 +4,7 @@ It publishes `Attacks` raw on the run's topic. Nodes that quarantine it hang up 
 identity, of which some are always connected in advance.
 
 commands  start, flood, quit
-events    warm, ready, half (of a flood), flooded
+events    warm, ready, flooded
 """
 
 from __future__ import annotations
@@ -121,8 +121,6 @@ class Hostile:
             if loop.time() - looked > WATCH_EVERY_S:
                 looked = loop.time()
                 front = await self._welcome(front)
-            if index == len(kinds) // 2:
-                emit("half")
             try:
                 await front.daemon.publish(self._topic, self._attacks.make(kind, front.attacker))
                 self._sent[kind] += 1

@@ -186,6 +186,11 @@ class Learner:
             else 0,
         )
 
+    def remainder(self) -> None:
+        """Say what is in the pool: the next round would train on it."""
+        held = self._node.pool.candidates() if self._node else []
+        emit("remainder", groups=[_seen(graded) for _, graded in held])
+
     def close(self) -> None:
         """Leave."""
         if self._transport is not None:
@@ -229,6 +234,8 @@ def main() -> None:
                     learner.quiet()
                 case "status":
                     learner.status()
+                case "remainder":
+                    learner.remainder()
                 case "quit":
                     learner.close()
                     return
