@@ -64,6 +64,7 @@ class Attacks:
         self._own: deque[tuple[RolloutGroup, bytes]] = deque(maxlen=KEPT)
         self._bombs = _bombs(self._random)
         self._turns = {kind: itertools.cycle(variants) for kind, variants in self._variants().items()}
+        self.num_heard = 0
         self.made: Counter[str] = Counter()
         """Records made, by `kind/variant`."""
 
@@ -115,6 +116,7 @@ class Attacks:
 
     def hear(self, record: bytes) -> None:
         """Remember an honest record: some newer ones in place of older ones."""
+        self.num_heard += 1
         if len(self._honest) < KEPT:
             self._honest.append(record)
         else:

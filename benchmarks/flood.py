@@ -14,15 +14,27 @@ from dataclasses import dataclass
 
 from benchmarks.attacks import KINDS, LYING
 from benchmarks.children import Child, Json, Nursery, until
-from benchmarks.delivery import deliveries, fraction, latency_ms
+from benchmarks.delivery import Delivery, NodeLog, deliveries, fraction, latency_ms
 from benchmarks.fleet import ROOT, Fleet
 from benchmarks.learner import GROUPS_PER_S, PATIENT_ROUND_S
 
 SIZE_BYTES = 4 * 2**10
 """Of honest groups."""
 WEIGH_EVERY_S = 1.0
-AFTER_S = PATIENT_ROUND_S + 5.0
-"""In this time the last groups are delivered, regraded and trained on."""
+AFTER_S = 3 * PATIENT_ROUND_S
+"""The last groups are delivered in this time, and regraded in as much again, or not at all."""
+PATIENCE = 5.0
+"""How much longer than it should a flood may take on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of a flood, in Unix seconds."""
+
+    calm: float
+    """From here to `began` everything was as usual."""
+    began: float
+    ended: float
 
 
 @dataclass(frozen=True)
@@ -58,15 +70,15 @@ class Scale:
         while not self._stopped.wait(WEIGH_EVERY_S):
             self._samples.append((time.time(), tuple(child.memory_bytes() for child in self._children)))
 
-    def stop(self, since: float, until: float) -> Memory:
-        """What was weighed, around a flood in this time."""
+    def stop(self, times: Times) -> Memory:
+        """What was weighed, around a flood at these times."""
         self._stopped.set()
         self._thread.join()
-        middle, late = (since + until) / 2, until - (until - since) / 4
+        quarter = (times.ended - times.began) / 4
         return Memory(
-            calm=self._means(0.0, since),
-            second_quarter=self._means(since + (until - since) / 4, middle),
-            last_quarter=self._means(late, until),
+            calm=self._means(times.calm, times.began),
+            second_quarter=self._means(times.began + quarter, times.began + 2 * quarter),
+            last_quarter=self._means(times.ended - quarter, times.ended),
             peak=max((max(sizes) for _, sizes in self._samples), default=math.nan),
         )
 
@@ -106,10 +118,9 @@ class Outcome:
     statuses: list[Json]
 
     @property
-    def entered_by_kind(self) -> dict[str, int]:
-        """Groups that came to an update: those that must not, and those that lie about rewards only."""
-        lying = self.entered.get(LYING, 0)
-        return {"wrong or worse": sum(self.entered.values()) - lying, LYING: lying}
+    def num_entered(self) -> int:
+        """Groups that came to an update and must not; those that only lie about rewards may."""
+        return sum(count for variant, count in self.entered.items() if variant != LYING)
 
     def fates(self) -> str:
         """Where records went, in words, as the mean node has counted."""
@@ -139,51 +150,57 @@ def flood(fleet: Fleet, nursery: Nursery, each: int, lying: int, per_s: float, c
     children = [member.child for member in fleet.members]
     fleet.publish(SIZE_BYTES, 1 / GROUPS_PER_S)
     hostile = _introduce(nursery, children)
-    time.sleep(PATIENT_ROUND_S + 2.0)
-    calm_since, scale = time.time(), Scale(children)
+    hostile.wait_for("informed", 60.0)
+    calm, scale = time.time(), Scale(children)
     time.sleep(calm_s)
-    since = time.time()
+    began = time.time()
     hostile.tell("flood", each=each, lying=lying, per_s=per_s)
-    patience_s = 60.0 + 5 * (each * len(KINDS) + lying) / per_s
-    done = hostile.wait_for("flooded", patience_s)
-    before = time.time()
-    memory = scale.stop(since, before)
-    time.sleep(AFTER_S)
+    done = hostile.wait_for("flooded", 60.0 + PATIENCE * (each * len(KINDS) + lying) / per_s)
+    times = Times(calm, began, time.time())
+    memory = scale.stop(times)
+    until(lambda: fraction(_honest(fleet.logs(), times)) == 1.0, AFTER_S, 0.5)
     fleet.quiet()
     alive = [child for child in children if child.running]
-    until(lambda: all(not child.ask("status")["pending"] for child in alive), 30.0, 1.0)
-    statuses = [child.ask("status") for child in alive]
+    until(lambda: not any(child.ask("status")["pending"] for child in alive), AFTER_S, 0.5)
     for child in alive:
         child.ask("remainder")
+    return _outcome(fleet, times, done, memory, [child.ask("status") for child in alive])
+
+
+def _outcome(fleet: Fleet, times: Times, done: Json, memory: Memory, statuses: list[Json]) -> Outcome:
     logs = fleet.logs()
     brisk = [log for log, member in zip(logs, fleet.members, strict=True) if not member.spec.patient]
-    calm = list(deliveries(brisk, window_s=0.0, since=calm_since, before=since))
-    under = list(deliveries(brisk, window_s=0.0, since=since, before=before))
-    honest = list(deliveries(logs, window_s=0.0, since=since, before=before))
-    trained = [
-        [_group(group) for event in child.said("trained") for group in _list(event["groups"])] for child in children
-    ]
-    learned_by = {
-        log.peer_id: {(peer, sequence) for peer, sequence, _, _ in groups}
+    calm = list(deliveries(brisk, window_s=0.0, since=times.calm, before=times.began))
+    meanwhile = _honest(brisk, times)
+    honest = _honest(logs, times)
+    trained = [_trained(member.child) for member in fleet.members]
+    learned = {
+        (log.peer_id, peer_id, sequence)
         for log, groups in zip(logs, trained, strict=True)
+        for peer_id, sequence, _, _ in groups
     }
-    flat = [group for groups in trained for group in groups]
+    everything = [group for groups in trained for group in groups]
+    restarts = sum(_count(status, "counters", "daemon_restarts") for status in statuses)
     return Outcome(
         sent={kind: int(count) for kind, count in dict(done["sent"]).items()},  # type: ignore[call-overload]
         seconds=float(str(done["seconds"])),
         identities=int(str(done["identities"])),
-        crashes=len(children) - len(alive) + sum(_count(status, "counters", "daemon_restarts") for status in statuses),
+        crashes=len(fleet.members) - len(statuses) + restarts,
         worker_restarts=sum(_count(status, "verifier", "restarts") for status in statuses),
-        entered=dict(Counter(label for _, _, label, _ in flat if label)),
-        false_rewards=sum(not true for _, _, _, true in flat),
-        trained_twice=sum(len(groups) - len({group[:2] for group in groups}) for groups in trained),
+        entered=dict(Counter(label for _, _, label, _ in everything if label)),
+        false_rewards=sum(not true for _, _, _, true in everything),
+        trained_twice=len(everything) - len(learned),
         unaccounted=sum(abs(int(str(status["unaccounted"]))) for status in statuses),
         honest=fraction(honest),
-        learned=sum(pair.key in learned_by[pair.receiver] for pair in honest) / len(honest) if honest else None,
-        latency=(latency_ms(calm, 50), latency_ms(calm, 99), latency_ms(under, 50), latency_ms(under, 99)),
+        learned=sum((pair.receiver, *pair.key) in learned for pair in honest) / len(honest) if honest else None,
+        latency=(latency_ms(calm, 50), latency_ms(calm, 99), latency_ms(meanwhile, 50), latency_ms(meanwhile, 99)),
         memory=memory,
         statuses=statuses,
     )
+
+
+def _honest(logs: Sequence[NodeLog], times: Times) -> list[Delivery]:
+    return list(deliveries(logs, window_s=0.0, since=times.began, before=times.ended))
 
 
 def _introduce(nursery: Nursery, children: Sequence[Child]) -> Child:

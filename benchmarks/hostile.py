@@ -4,7 +4,7 @@ It publishes `Attacks` raw on the run's topic. Nodes that quarantine it hang up 
 identity, of which some are always connected in advance.
 
 commands  start, flood, quit
-events    warm, ready, flooded
+events    warm, ready, informed (it has heard honest records), flooded
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from swarm.net.wire import Limits, outside
 from swarm.tasks.mixture import TaskMixture
 
 SPARES = 2
+ENOUGH = 8
+"""Honest records to forge, replay and garble."""
 WATCH_EVERY_S = 0.25
 
 
@@ -64,6 +66,8 @@ class Front:
             label = outside(record)
             if sender in self._victims and label is not None and label[1] == sender:
                 attacks.hear(record)
+                if attacks.num_heard == ENOUGH:
+                    emit("informed")
 
         self._hearing = asyncio.create_task(self.daemon.subscribe(topic, hear))
 
