@@ -170,16 +170,13 @@ class Attacks:
 
     def _own_again(self, attacker: Attacker) -> bytes:
         """A record of the sender's own, or of an identity it had before, byte for byte."""
-        return self._random.choice(self._own)[1] if self._own else self._wrong(attacker)
+        return self._random.choice(self._own)[1] if self._own else self._lying(attacker)
 
     def _own_sequence_again(self, attacker: Attacker) -> bytes:
-        """Another group under a sequence number that was used."""
-        group, _ = self._own[-1] if self._own else (None, b"")
-        if group is None or group.peer_id != attacker.identity.peer_id:
-            return self._wrong(attacker)
-        again = replace(
-            group, policy=PolicyId(f"{LABEL}own_sequence_again", "", 0), completions=self._half_right(self._question())
-        )
+        """A group that lies about rewards, under a sequence number that another had: one of the two may be used."""
+        if not self._own or self._own[-1][0].peer_id != attacker.identity.peer_id:
+            return self._lying(attacker)
+        again = replace(self._own[-1][0], created_at=time.time())
         return seal(attacker.identity, self._run_id, "group", again)
 
     # oversize
@@ -294,10 +291,7 @@ class Attacks:
         """Wrong answers, half of them with reward 1."""
         question = self._question()
         completions = self._answers([7] * GROUP_SIZE, wrong=question.prompt)
-        group = self._group("wrong", attacker, question=question.ref, completions=completions)
-        record = seal(attacker.identity, self._run_id, "group", group)
-        self._own.append((group, record))
-        return record
+        return self._group_record("wrong", attacker, _procedural(question), completions)
 
     def _wrong_by_nobody(self, attacker: Attacker) -> bytes:
         """The same by a key made for this one record: no peer of that name ever connects."""
@@ -339,7 +333,11 @@ class Attacks:
     def _lying(self, attacker: Attacker) -> bytes:
         """Half of the answers right, and the rewards those of the other half."""
         question = self._question()
-        return self._group_record(LYING, attacker, question.ref, self._half_right(question), (0.0, 0.0, 1.0, 1.0))
+        answers, rewards = self._half_right(question), (0.0, 0.0, 1.0, 1.0)
+        group = self._group(LYING, attacker, question=_procedural(question), completions=answers, rewards=rewards)
+        record = seal(attacker.identity, self._run_id, "group", group)
+        self._own.append((group, record))
+        return record
 
     # what they are made of
 
