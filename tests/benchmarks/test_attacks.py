@@ -149,9 +149,10 @@ def test_one_that_attacks_is_soon_not_listened_to(mixture: TaskMixture) -> None:
     room = Room(mixture, SafetySettings())
     room.attack(KINDS, EACH)
     assert room.ledger.snapshot()["dropped"]["quarantined"] > 0
-    room.attack([LYING], 1)
-    assert LABEL + LYING not in _labels(room.pupil.external)
-    assert len(room.pupil.external) >= 6, "the honest one still is"
+    before = _labels(room.pupil.external)
+    room.attack([LYING], 3)
+    gained = _labels(room.pupil.external) - before
+    assert gained.keys() == {"half right"}, "only the honest one still is"
 
 
 def test_the_benchmark_tells_right_from_wrong_as_the_library_does(mixture: TaskMixture) -> None:
