@@ -160,22 +160,35 @@ class NodeState:
         if sender in self.banned:
             self.counters.add("banned_gossip")
             return
+        if not self.is_its_own(sender, record):
+            return
         try:
-            if not self._take_in(record, 0.0):
+            if not self._take_in(sender, record, 0.0):
                 return
         except RejectedGroup:
             # For the exchange to open, refuse and count by its reason; but not for others to have from here.
             self.shelf.note(record_id(record))
-            self.inbox.put(record)
+            self.inbox.put(record, sender)
         self.counters.add("delivered")
 
-    def mend(self, record: bytes, age_s: float) -> None:
+    def is_its_own(self, author: str, record: bytes) -> bool:
+        """Whether the author of a gossip message, whom its signature proves, may publish this record.
+
+        Everybody publishes what is his own: a record in another's name is forged or replayed.
+        """
+        label = outside(record)
+        if label is None or label[1] == author:
+            return True
+        self.counters.add("drop_not_its_own")
+        return False
+
+    def mend(self, helper: str, record: bytes, age_s: float) -> None:
         """Take in a record that gossip did not bring; one from before this node's time is a backfill.
 
         Raises `PeerUnreachable` when it is not signed: whoever gave it has not checked it, or made it.
         """
         try:
-            taken = self._take_in(record, age_s)
+            taken = self._take_in(helper, record, age_s)
         except RejectedGroup as refusal:
             self.shelf.note(record_id(record))
             self.counters.add("refused_repairs")
@@ -184,8 +197,11 @@ class NodeState:
             before = age_s > time.monotonic() - self._in_run_since
             self.counters.add("backfilled" if before else "repaired")
 
-    def _take_in(self, record: bytes, age_s: float) -> bool:
-        """Whether a record is news; then it is on the shelf. Raises `RejectedGroup` for one that is not signed."""
+    def _take_in(self, origin: str, record: bytes, age_s: float) -> bool:
+        """Whether a record is news; then it is on the shelf. `origin` is who sent it, not whom it claims to be from.
+
+        Raises `RejectedGroup` for one that is not signed.
+        """
         assert self.manifest is not None
         if len(record) > min(self.settings.max_record_bytes, INLINE_BYTES):
             self.counters.add("drop_oversized")
@@ -202,7 +218,7 @@ class NodeState:
         if label is not None and label[0] == "large":
             self._expect(signed)
         else:
-            self.inbox.put(signed)
+            self.inbox.put(signed, origin)
         return True
 
     def _expect(self, sealed: bytes) -> None:
@@ -225,7 +241,7 @@ class NodeState:
         record = download.record()
         if self.shelf.add(record, listed=False):
             self.counters.add("fetched")
-            self.inbox.put(record)
+            self.inbox.put(record, download.announcement.peer_id)
 
     def complain(self, peer_id: str, reason: str) -> None:
         """Note what speaks against a peer: for the counters, and for whoever keeps its account."""

@@ -14,7 +14,8 @@ from swarm.protocols import Transport
 from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunManifest, Sampling
 
 T = TypeVar("T")
-AUTHOR = Identity.generate()
+IDENTITIES: dict[str, Identity] = {}
+"""By peer id: those made here."""
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
@@ -40,15 +41,20 @@ def make_group(run_id: str = "", peer_id: str = "", sequence: int = 0) -> Rollou
     )
 
 
+def make_identity(folder: Path, name: str) -> Identity:
+    identity = Identity.load_or_create(folder / f"{name}.key")
+    IDENTITIES[identity.peer_id] = identity
+    return identity
+
+
 def signed(node: Transport, text: bytes) -> bytes:
-    """A record that is fit to be handed on in a node's run, for tests to which it does not matter what is inside."""
+    """A record that a node may publish and others hand on, for tests to which it does not matter what is inside.
+
+    The node's identity must come from `make_identity`.
+    """
     run = node.manifest()
     assert run is not None
-    return seal(AUTHOR, run.run_id, "group", text)  # type: ignore[type-var]
-
-
-def make_identity(folder: Path, name: str) -> Identity:
-    return Identity.load_or_create(folder / f"{name}.key")
+    return seal(IDENTITIES[node.peer_id], run.run_id, "group", text)  # type: ignore[type-var]
 
 
 def fast_settings(bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> NetworkSettings:

@@ -68,7 +68,7 @@ def test_with_a_twentieth_of_gossip_lost_repair_delivers_the_rest(start: Start) 
     first = start("founder", before=lose_gossip)
     nodes = [first, *(start(name, first.multiaddrs(), before=lose_gossip) for name in "bcd")]
     meet(nodes)
-    of_node = [[signed(first, b"%d of node %d" % (i, n)) for i in range(250)] for n in range(len(nodes))]
+    of_node = [[signed(node, b"%d" % i) for i in range(250)] for node in nodes]
     sent = {record for records in of_node for record in records}
     for records in zip(*of_node, strict=True):
         for node, record in zip(nodes, records, strict=True):

@@ -22,7 +22,7 @@ from swarm.net.memory import MemoryHub, MemoryTransport
 from swarm.net.shelf import record_id
 from swarm.net.wire import seal
 
-from .records import AUTHOR, fast_settings, make_group, make_identity, make_manifest, sealed_manifest, signed, until
+from .records import IDENTITIES, fast_settings, make_group, make_identity, make_manifest, sealed_manifest, signed, until
 
 AnyTransport = MemoryTransport | HivemindTransport | Libp2pTransport
 
@@ -275,7 +275,7 @@ def test_what_is_not_signed_is_not_held_for_others(pair: tuple[AnyTransport, Any
     first, second = pair
     genuine = signed(first, b"genuine")
     forged = genuine[:-1] + bytes((genuine[-1] ^ 1,))
-    foreign = seal(AUTHOR, "other-run", "group", make_group())
+    foreign = seal(IDENTITIES[first.peer_id], "other-run", "group", make_group())
     for record in (b"junk", forged, foreign, genuine):
         first.publish(record)
     # They come raw, for the exchange to refuse and count.
