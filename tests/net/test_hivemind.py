@@ -312,6 +312,25 @@ def test_a_killed_node_leaves_no_daemon_and_can_come_back(start: Start, tmp_path
         until(b.drain, "the node answers again")
 
 
+def test_a_bootstrap_killed_in_the_middle_is_missed_by_nobody_and_comes_back(start: Start, tmp_path: Path) -> None:
+    with node_process(tmp_path) as (process, address):
+        b, c = start("b", (address,)), start("c", (address,))
+        for node in (b, c):
+            until(lambda node=node: len(node.status().connected) == 2, "everyone is connected to everyone")
+        process.kill()
+        process.wait()
+        exchange(b, c, b"at once")
+        for node in (b, c):
+            until(lambda node=node: len(node.status().connected) == 1, "its loss is seen")
+        exchange(c, b, b"and later")
+        late = start("late", (address, *b.multiaddrs()))
+        until(late.manifest, "another tells of the run")
+        exchange(late, c, b"through another")
+    with node_process(tmp_path, address.rpartition("/p2p/")[0]):
+        for node in (b, c, late):
+            until(lambda node=node: len(node.status().connected) == 3, "it is found again where it was")
+
+
 def test_ctrl_c_reaches_the_whole_process_group_and_ends_cleanly(tmp_path: Path) -> None:
     with node_process(tmp_path) as (process, _):
         (daemon,) = daemons(process.pid)
