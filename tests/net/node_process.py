@@ -22,7 +22,7 @@ if __name__ == "__main__":
         print(node.multiaddrs()[0], flush=True)
         while True:
             for record in node.drain():
-                node.publish(signed(node, record))
+                node.publish(signed(node, bytes(record)))
             time.sleep(0.02)
     except KeyboardInterrupt:
         node.close()
