@@ -148,7 +148,10 @@ class Transport(Protocol):
         ...
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer; not from a request handler. Raises `PeerUnreachable`."""
+        """Ask one peer; not from a request handler. Raises `PeerUnreachable`.
+
+        A peer that is known but not connected is dialled first, within the same `timeout_s`.
+        """
         ...
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
@@ -158,8 +161,9 @@ class Transport(Protocol):
     def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
         """Ask one peer; chunks of its answer as they arrive, not as its handler cut them. Not from a handler.
 
-        `timeout_s` is the longest silence; closing the iterator hangs up. Raises `PeerUnreachable` at the first or any
-        later chunk: the answer is whole only when the iterator ends by itself.
+        A peer that is known but not connected is dialled first. `timeout_s` is the longest silence; closing the
+        iterator hangs up. Raises `PeerUnreachable` at the first or any later chunk: the answer is whole only when the
+        iterator ends by itself.
         """
         ...
 
@@ -173,6 +177,13 @@ class Transport(Protocol):
         Their connections are dropped and their new ones soon after they are made; their requests are refused, and so
         is what they published, whoever passes it on. Counted as `banned_connections`, `banned_streams` and
         `banned_gossip`.
+        """
+        ...
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what peers did that speaks against them, since the last call.
+
+        `slow_holder`: it gave a large record more slowly than a holder must.
         """
         ...
 

@@ -116,6 +116,8 @@ class Daemon:
         self._streams: dict[asyncio.Task[object], str] = {}
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's streams are answered at all."""
+        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
+        """Seconds to wait before so many bytes of an answer go out."""
 
     @classmethod
     async def start(
@@ -417,6 +419,7 @@ class Daemon:
             return
         try:
             for frame in encode_answer(self._handlers[info.proto](remote, request)):
+                await asyncio.sleep(self.pace(len(frame)))
                 await _send(writer, frame)
         except (OSError, TimeoutError):
             raise

@@ -93,6 +93,8 @@ class Exchange:
                 continue
             if opened is not None:
                 groups.append(opened)
+        for peer_id, reason in self._transport.complaints():
+            self.book.report(peer_id, reason)
         self._close_the_door()
         return groups, dict(refused)
 

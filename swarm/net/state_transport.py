@@ -62,6 +62,10 @@ class StateTransport(ABC):
         """What others have said about themselves; entries may have expired."""
         return tuple(record for record, _ in self._state.known.values())
 
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what peers did to this node's network since the last call."""
+        return self._state.complaints()
+
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
         return self._state.multiaddrs()

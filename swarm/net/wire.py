@@ -95,6 +95,10 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class SignedRecord(bytes):
+    """Bytes of an envelope whose signature was found good by `check_seal`: it need not be looked at again."""
+
+
 class _Version(Struct, frozen=True):
     # Read on its own and first: an envelope of a later schema may have fields that this version would call malformed.
     schema_version: int
@@ -134,16 +138,26 @@ def seal_announcement(identity: Identity, announcement: Announcement) -> bytes:
     return seal(identity, announcement.run_id, "large", announcement)
 
 
+def check_seal(record: bytes, run_id: str, max_bytes: int) -> SignedRecord:
+    """The record, as one that is fit to be kept and handed on: an envelope of this run, signed, whatever is inside.
+
+    Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run` or `bad_signature`.
+    """
+    envelope = _open_envelope(record, ["group", "large"], max_bytes)
+    _check_run(envelope, run_id)
+    _check_signature(record, envelope)
+    return SignedRecord(record)
+
+
 def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None = None) -> tuple[str, RolloutGroup]:
     """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
 
     Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
     `wrong_peer`, `clock`, `stale` or `limits`.
     """
-    envelope = _open_envelope(record, "group", limits.max_record_bytes)
-    if envelope.run_id != run_id:
-        raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
-    _check_signature(envelope)
+    envelope = _open_envelope(record, ["group"], limits.max_record_bytes)
+    _check_run(envelope, run_id)
+    _check_signature(record, envelope)
     try:
         group = _open_payload(envelope, RolloutGroup, limits.max_payload_bytes)
         _check_group(group, envelope, limits, _now(now))
@@ -176,8 +190,8 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
 
     With `run_id`, a manifest of any other run is refused.
     """
-    envelope = _open_envelope(record, "manifest", MAX_MANIFEST_BYTES)
-    _check_signature(envelope)
+    envelope = _open_envelope(record, ["manifest"], MAX_MANIFEST_BYTES)
+    _check_signature(record, envelope)
     manifest = _open_payload(envelope, RunManifest, MAX_EXPANSION * MAX_MANIFEST_BYTES)
     _check_schema(manifest.schema_version)
     if manifest.founder != envelope.peer_id:
@@ -206,8 +220,8 @@ def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) ->
 # Every answer of the directory holds all of it: without a memory each record would be verified in each again.
 @lru_cache(REMEMBERED_PEER_RECORDS)
 def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
-    envelope = _open_envelope(record, "peer", MAX_PEER_RECORD_BYTES)
-    _check_signature(envelope)
+    envelope = _open_envelope(record, ["peer"], MAX_PEER_RECORD_BYTES)
+    _check_signature(record, envelope)
     peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
     if not peer.run_id == envelope.run_id == run_id:
         raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {peer.run_id!r}")
@@ -220,8 +234,8 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
 
 def open_announcement(record: bytes, run_id: str, max_record_bytes: int) -> Announcement:
     """The announcement of a large record in an envelope, signed by its publisher. Raises `RejectedGroup`."""
-    envelope = _open_envelope(record, "large", MAX_ANNOUNCEMENT_BYTES)
-    _check_signature(envelope)
+    envelope = _open_envelope(record, ["large"], MAX_ANNOUNCEMENT_BYTES)
+    _check_signature(record, envelope)
     announced = _open_payload(envelope, Announcement, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES)
     if not announced.run_id == envelope.run_id == run_id:
         raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {announced.run_id!r}")
@@ -255,7 +269,12 @@ def _check_schema(version: int) -> None:
         raise RejectedGroup("schema_version", f"this node speaks {SCHEMA_VERSION}, got {version}")
 
 
-def _open_envelope(record: bytes, kind: Kind, max_bytes: int) -> Envelope:
+def _check_run(envelope: Envelope, run_id: str) -> None:
+    if envelope.run_id != run_id:
+        raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
+
+
+def _open_envelope(record: bytes, kinds: list[Kind], max_bytes: int) -> Envelope:
     if len(record) > max_bytes:
         raise RejectedGroup("oversized", f"at most {max_bytes} bytes, got {len(record)}")
     try:
@@ -264,15 +283,17 @@ def _open_envelope(record: bytes, kind: Kind, max_bytes: int) -> Envelope:
         envelope = msgspec.msgpack.decode(record, type=Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedGroup("malformed", str(error)) from error
-    if envelope.kind != kind:
-        raise RejectedGroup("malformed", f"expected a {kind}, got a {envelope.kind!r}")
+    if envelope.kind not in kinds:
+        raise RejectedGroup("malformed", f"expected a {' or '.join(kinds)}, got a {envelope.kind!r}")
     if len(envelope.run_id) > MAX_RUN_ID_CHARS or len(envelope.peer_id) > MAX_PEER_ID_CHARS:
         raise RejectedGroup("malformed", "run id or peer id too long")
     return envelope
 
 
-def _check_signature(envelope: Envelope) -> None:
-    if not verify(envelope.peer_id, envelope.signed_bytes(), envelope.signature):
+def _check_signature(record: bytes, envelope: Envelope) -> None:
+    if not isinstance(record, SignedRecord) and not verify(
+        envelope.peer_id, envelope.signed_bytes(), envelope.signature
+    ):
         raise RejectedGroup("bad_signature", f"not signed by {envelope.peer_id}")
 
 

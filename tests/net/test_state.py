@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.shelf import record_id
@@ -47,6 +48,18 @@ def test_one_that_floods_the_inbox_pushes_nobody_out(state: NodeState) -> None:
         state.receive(MALLORY.peer_id, _record(MALLORY, number))
     for number in range(50):
         # By way of repair, and in honest names.
-        state.mend(MALLORY.peer_id, b"%d" % number + _record(ALICE, number), 3.0)
+        state.mend(MALLORY.peer_id, _record(ALICE, 1 + number), 3.0)
     waiting = state.inbox.drain()
     assert len(waiting) == 20 and waiting[0] == honest
+
+
+def test_what_is_not_signed_is_refused_but_by_gossip_and_not_held(state: NodeState) -> None:
+    forged = _record(ALICE)[:-1] + b"?"
+    state.receive(ALICE.peer_id, forged)
+    assert state.inbox.drain() == [forged], "for the exchange to count by its reason"
+    for junk in (b"junk", forged[:-1] + b"!"):
+        with pytest.raises(PeerUnreachable, match="must be refused"):
+            state.mend(MALLORY.peer_id, junk, 3.0)
+        assert state.shelf.knows(record_id(junk)), "not asked for again"
+    assert state.inbox.drain() == [] and len(state.shelf) == 0
+    assert state.counters.snapshot()["refused_repairs"] == 2

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
+from swarm.net import wire as wire_module
 from swarm.net.identity import Identity
 from swarm.net.wire import (
     Envelope,
     Limits,
+    check_seal,
     make_run_id,
     open_group,
     open_manifest,
@@ -91,6 +93,24 @@ def test_every_field_is_signed(change: dict[str, object]) -> None:
     assert reason(msgspec.msgpack.encode(msgspec.to_builtins(envelope, builtin_types=(bytes,)) | change)) == (
         "bad_signature"
     )
+
+
+def test_what_is_fit_to_be_handed_on_is_signed_in_this_run_and_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(record: bytes) -> str:
+        with pytest.raises(RejectedGroup) as refusal:
+            check_seal(record, RUN, 10_000)
+        return refusal.value.reason
+
+    envelope = msgspec.msgpack.decode(SEALED, type=Envelope)
+    assert refused(b"junk") == "malformed" and refused(bytes(10_001)) == "oversized"
+    assert refused(seal(ALICE, "other", "group", GROUP)) == "wrong_run"
+    assert refused(msgspec.msgpack.encode(replace(envelope, payload=b"x"))) == "bad_signature"
+    assert refused(seal_manifest(ALICE, make_manifest(ALICE))) == "malformed"
+    record = check_seal(SEALED, RUN, 10_000)
+    assert record == SEALED
+    monkeypatch.setattr(wire_module, "verify", lambda *anything: False)
+    assert open_group(record, RUN, Limits(), now=NOW)[1] == GROUP
+    assert reason(SEALED) == "bad_signature" and reason(bytes(record)) == "bad_signature"
 
 
 def test_a_manifest_cannot_pass_for_a_group() -> None:
