@@ -16,6 +16,7 @@ def dapo(
 
     Source: arXiv:2503.14476, eq. 8 and 10.
     """
-    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages[:, None], config)
+    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
     tokens = max(1.0, float(mask.sum()))
-    return LossOutput((losses * mask).sum() / tokens, tokens, True, {"clipped": (clipped * mask).sum()})
+    shares = mask / tokens
+    return LossOutput((losses * shares).sum(), shares, tokens, True, {"clipped": (clipped * mask).sum()})
