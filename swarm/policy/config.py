@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from swarm.algorithms.names import AdvantageName, LossName
+from swarm.algorithms.names import AdvantageName, ImportanceName, KlEstimatorName, LossName
 from swarm.errors import ConfigError
 from swarm.settings import Settings
 
@@ -56,9 +56,18 @@ class UpdateSettings(Settings):
     """`tis`: largest importance weight of a token."""
     group_epsilon: float = Field(0.0, ge=0, le=1)
     """`gepo`: part of the current policy in the denominator."""
+    importance: ImportanceName = "none"
+    """How tokens are weighed that another policy or another engine sampled; `swarm losses` lists the treatments. With
+    one, the clip is against this node's own log-probabilities when the batch is built."""
+    importance_cap: float = Field(3.0, ge=1)
+    """Largest importance weight, of a token or of a completion, before it is truncated or masked."""
     behaviour_kl: float = Field(0.0, ge=0)
     """Coefficient of a divergence from the behaviour policy, which keeps updates on stale groups near them; 0.005 in
     arXiv:2508.17850 under delay."""
+    reference_kl: float = Field(0.0, ge=0)
+    """Coefficient of a divergence from the model as it was loaded first; above 0 a frozen copy of it is kept."""
+    kl_estimator: KlEstimatorName = "k3"
+    """How that divergence is estimated; `swarm losses` lists the estimators."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
     """Passes over each mixed batch; clipping acts from the second step on."""
@@ -73,6 +82,15 @@ class UpdateSettings(Settings):
     def _betas_in_range(self) -> UpdateSettings:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be in [0, 1), got {self.betas}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_correction(self) -> UpdateSettings:
+        if self.objective == "gepo" and self.importance != "none":
+            raise ValueError(
+                f"importance must be none with objective gepo, got {self.importance}: its weights are against the "
+                "sampler already"
+            )
         return self
 
 

@@ -1,6 +1,7 @@
 """Every objective written a second time, as loops over single numbers that carry their own derivative.
 
-Nothing here is shared with the code under test: no tensors, no autograd, plain probabilities where they do not underflow.
+Nothing here is shared with the code under test: no tensors, no autograd, plain probabilities where they do not
+underflow.
 """
 
 from __future__ import annotations

@@ -232,6 +232,22 @@ def test_k1_and_k3_estimate_the_divergence_and_k3_with_less_spread() -> None:
     assert kl.k3(new, reference).var() < kl.k1(new, reference).var()
 
 
+def test_what_the_gradients_of_the_estimators_are_of() -> None:
+    # Over all tokens, each weighted by its probability, as if sampled on-policy for ever.
+    logits = torch.tensor([0.2, -0.4, 1.0], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    p = torch.softmax(logits, 0)
+    (of_k1,), (of_k2,), (of_k3,) = (
+        torch.autograd.grad((p.detach() * estimate(p.log(), q.log())).sum(), logits, retain_graph=True)
+        for estimate in (kl.k1, kl.k2, kl.k3)
+    )
+    (reverse,) = torch.autograd.grad((p * (p / q).log()).sum(), logits, retain_graph=True)
+    (forward,) = torch.autograd.grad((q * (q / p).log()).sum(), logits)
+    torch.testing.assert_close(of_k1, torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
+    torch.testing.assert_close(of_k2, reverse, atol=1e-12, rtol=0)
+    torch.testing.assert_close(of_k3, forward, atol=1e-12, rtol=0)
+
+
 def test_effective_sample_size() -> None:
     mask = torch.tensor([[1.0, 1.0, 0.0]])
     assert ess(torch.tensor([[2.0, 2.0, 99.0]]), mask) == 1
