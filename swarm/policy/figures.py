@@ -1,0 +1,52 @@
+"""The figures of optimizer steps and of the update they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swarm.algorithms.diagnostics import ess
+from swarm.types import UpdateReport
+
+
+@dataclass
+class StepTotals:
+    """Sums over the micro-batches of one optimizer step."""
+
+    num_sequences: int
+    num_tokens: int
+    loss: float = 0.0
+    clipped: float = 0.0
+    weights: list[Tensor] = field(default_factory=list)
+    """Importance weights of the unmasked tokens."""
+
+    def add(self, loss: Tensor, clipped: Tensor, ratio: Tensor, mask: Tensor) -> None:
+        """Add a micro-batch."""
+        self.loss += float(loss.detach())
+        self.clipped += float(clipped)
+        self.weights.append(ratio[mask.bool()])
+
+    def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
+        """The step's figures."""
+        weights = torch.cat(self.weights)
+        clip_fraction = self.clipped / max(1, self.num_tokens)
+        part = float(ess(weights, torch.ones_like(weights)))
+        return UpdateReport(self.loss, grad_norm, self.num_sequences, self.num_tokens, clip_fraction, skipped, part)
+
+
+def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:
+    """The steps of one update as one report: means over steps, totals over sequences and tokens."""
+    taken = [report for report in reports if not report.skipped]
+    tokens = sum(report.num_tokens for report in taken)
+    return UpdateReport(
+        loss=sum(report.loss for report in taken) / max(1, len(taken)),
+        grad_norm=sum(report.grad_norm for report in taken) / max(1, len(taken)),
+        num_sequences=sum(report.num_sequences for report in taken),
+        num_tokens=tokens,
+        clip_fraction=sum(report.clip_fraction * report.num_tokens for report in taken) / max(1, tokens),
+        skipped=not taken,
+        ess=sum(report.ess * report.num_tokens for report in taken) / max(1, tokens),
+    )
