@@ -20,7 +20,7 @@ CHOICES: tuple[tuple[str, str, ItemsView[str, Callable[..., object]]], ...] = (
     ("update.behaviour_kl", "coefficient of a divergence from the sampler", {"cppo_kl": cppo_kl}.items()),
     (
         "update.kl_estimator",
-        "the divergence from the reference policy, times update.reference_kl",
+        "the divergence that update.reference_kl weighs",
         KL_ESTIMATORS.items(),
     ),
 )
