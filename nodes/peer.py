@@ -25,7 +25,7 @@ from swarm.net.identity import Identity
 from swarm.net.open import open_transport
 from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
-from swarm.policy.config import check_model_path
+from swarm.policy.config import check_model_path, check_peft
 from swarm.protocols import Transport
 from swarm.tasks.pool import VerificationPool
 from swarm.telemetry.history import PeerHistory, swarm_summary
@@ -50,6 +50,7 @@ def join(
     stop = StopRequest(supervised)
     loaded = load_config(file, None, os.environ, overrides)
     check_model_path(loaded.config.policy)
+    check_peft(loaded.config.policy.lora)
     sealed = ask_bootstraps(loaded.config.network, console)
     home = claim_home(loaded.config, "out" in loaded.origins, sealed)
     try:

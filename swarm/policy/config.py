@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,23 @@ from swarm.settings import Settings
 TINY = "tiny"
 
 
+class LoraSettings(Settings):
+    """Train small adapters beside frozen weights: optimizer, gradients and checkpoints shrink to their size.
+
+    Their learning rate is best about ten times that of all weights. There is no dropout: the probabilities of sampling
+    and of training have to agree. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
+    """
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters, e.g. 16; 0 trains all weights instead."""
+    alpha: int = Field(32, ge=1)
+    """What an adapter adds is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names that the layers to adapt end in, such as `q_proj`; default: every linear layer but the output head."""
+    frozen_dtype: Literal["compute", "float32"] = "compute"
+    """What the frozen weights are kept in: `compute` is what `policy.dtype` says, half the memory with bfloat16."""
+
+
 class PolicySettings(Settings):
     """Model, tokenizer and where they run."""
 
@@ -24,7 +42,7 @@ class PolicySettings(Settings):
     device: str = "auto"
     """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What forward passes compute in; weights and optimizer stay float32, or small steps would be rounded away.
+    """What forward passes compute in; what is trained stays float32, or small steps would be rounded away.
     `auto`: bfloat16 on GPUs that have it, else float32."""
     system_prompt: str | None = None
     """Put before every question. Default: none for `tiny`, a request for `<answer>` tags for other models."""
@@ -32,6 +50,7 @@ class PolicySettings(Settings):
     """Run Python code that a model repository brings along."""
     threads: int | None = Field(None, ge=1)
     """CPU threads for torch; default: torch's own choice."""
+    lora: LoraSettings = LoraSettings()
 
 
 class UpdateSettings(Settings):
@@ -98,3 +117,12 @@ def check_model_path(settings: PolicySettings) -> None:
     """Raises `ConfigError` when `model` is written like a path and no directory is there."""
     if settings.model.startswith(("/", ".", "~")) and not Path(settings.model).is_dir():
         raise ConfigError(f"policy.model: there is no directory {settings.model}")
+
+
+def check_peft(settings: LoraSettings) -> None:
+    """Raises `ConfigError` when LoRA is asked for and peft is not installed."""
+    if settings.rank and importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            f"policy.lora.rank is {settings.rank}, but peft is not installed: install the extra `swarm[lora]`, or set "
+            "it to 0 to train all weights"
+        )

@@ -52,7 +52,7 @@ class PolicyUpdater:
             group_epsilon=settings.group_epsilon,
         )
         self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
+            policy.trained,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
