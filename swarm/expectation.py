@@ -9,17 +9,22 @@ from swarm.types import Completion
 
 
 def log_group_expectation(completions: Sequence[Completion]) -> float | None:
-    """log of sum q^2 / sum q over all G completions, log q the mean of a completion's log-probabilities; at most 0.
+    """`log_expectation` of all G completions; None unless each has a log-probability for every one of its tokens.
 
-    None unless every completion has a log-probability for each of its tokens: of a part of the group it would be
-    another number.
-
-    Source: arXiv:2508.17850, eq. 9 and 11.
+    Of a part of the group it would be another number.
     """
     if not completions or any(not c.logprobs or len(c.logprobs) != len(c.token_ids) for c in completions):
         return None
-    log_q = [math.fsum(c.logprobs) / len(c.logprobs) for c in completions]
-    return min(0.0, _log_sum_exp([2 * value for value in log_q]) - _log_sum_exp(log_q))
+    return log_expectation([math.fsum(c.logprobs) / len(c.logprobs) for c in completions])
+
+
+def log_expectation(log_q: Sequence[float]) -> float:
+    """log of sum q^2 / sum q, `log_q` [G] the mean log-probability of each completion's tokens; at most 0.
+
+    Source: arXiv:2508.17850, eq. 9 and 11.
+    """
+    value = _log_sum_exp([2 * value for value in log_q]) - _log_sum_exp(log_q)
+    return 0.0 if value > 0 else value  # rounding; NaN stays
 
 
 def _log_sum_exp(values: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 groups ── rows.py ──▶ rows ── behaviour.py: old log-probabilities ──▶ minibatches ──▶ an optimizer step each
                                                                          │ batching.py
                                                                          ▼
-                    gradient, summed ◀── loss's share ◀── logprobs.py ◀── micro-batches
+                   gradient, summed ◀── objective.py ◀── logprobs.py ◀── micro-batches
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from swarm.algorithms.advantages import ADVANTAGES
-from swarm.algorithms.kl import cppo_kl
-from swarm.algorithms.losses import LOSSES, Groups, LossConfig
-from swarm.algorithms.losses.base import log_ratio
 from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
 from swarm.policy.batching import micro_batches, minibatches
-from swarm.policy.behaviour import bound_claims, freeze, set_group_expectations
+from swarm.policy.behaviour import needs_receiver, set_group_expectations, settle
 from swarm.policy.config import UpdateSettings
 from swarm.policy.figures import StepTotals, summarise
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs, pad
+from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.objective import Objective
+from swarm.policy.reference import Reference
 from swarm.policy.rows import Row, RowReader
 from swarm.policy.schedules import learning_rate
 from swarm.types import GradedGroup, UpdateReport
@@ -34,23 +33,26 @@ from swarm.types import GradedGroup, UpdateReport
 class PolicyUpdater:
     """AdamW on one policy; what an update does is independent of how it is cut into micro-batches."""
 
-    def __init__(self, policy: Policy, settings: UpdateSettings, mix: MixSettings, temperature: float) -> None:
-        """Train `policy` with its log-probabilities taken at the sampling `temperature`."""
+    def __init__(
+        self,
+        policy: Policy,
+        settings: UpdateSettings,
+        mix: MixSettings,
+        temperature: float,
+        reference: Policy | None = None,
+    ) -> None:
+        """Train `policy` with its log-probabilities taken at the sampling `temperature`.
+
+        `reference` is the policy as it was loaded first, for `update.reference_kl`; with adapters it is not needed.
+        """
         self.version = 0
         self.nonfinite_in_a_row = 0
         self._policy = policy
         self._settings = settings
         self._temperature = temperature
         self._reader = RowReader(policy, mix, ADVANTAGES[settings.advantage])
-        self._loss = LOSSES[settings.objective]
-        self._whole_groups = settings.objective == "gepo"
-        self._loss_config = LossConfig(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            max_completion_tokens=settings.max_completion_tokens,
-            ratio_cap=settings.ratio_cap,
-            group_epsilon=settings.group_epsilon,
-        )
+        self._objective = Objective(settings)
+        self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.optimizer = torch.optim.AdamW(
             policy.trained,
             lr=settings.learning_rate,
@@ -64,11 +66,12 @@ class PolicyUpdater:
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One update on I local and J external groups. Raises `NonFiniteUpdates` after too many bad ones in a row."""
-        groups = [self._reader.local(group) for group in local] + [self._reader.external(group) for group in external]
+        groups = [self._reader.local(group, self.version) for group in local]
+        groups += [self._reader.external(group) for group in external]
         groups = [rows for rows in groups if rows]
         if not groups:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
-        self._settle_behaviour(groups)
+        self._settle(groups)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = learning_rate(self._settings, self.version)
         reports = [
@@ -79,29 +82,33 @@ class PolicyUpdater:
         self.version += any(not report.skipped for report in reports)
         return summarise(reports)
 
-    def _settle_behaviour(self, groups: Sequence[list[Row]]) -> None:
-        """Set every `old` that this node's own log-probabilities decide, before the first step changes them."""
+    def _settle(self, groups: Sequence[list[Row]]) -> None:
+        """Everything about the rows that other log-probabilities than those of the step at hand decide."""
         rows = [row for group in groups for row in group]
-        if self._whole_groups or self._settings.epochs * self._settings.minibatches > 1:
-            freeze(
-                self._own_logprobs(
-                    [row for row in rows if row.old is None and (row.wants_receiver or self._whole_groups)]
-                )
-            )
-        bound_claims(self._own_logprobs([row for row in rows if row.claimed]))
-        if self._whole_groups:
+        decoupled = self._settings.importance != "none"
+        several_steps = self._settings.epochs * self._settings.minibatches > 1
+        whole_groups = self._settings.objective == "gepo"
+        wanted = [row for row in rows if needs_receiver(row, decoupled, several_steps, whole_groups)]
+        for row, logprobs in self._row_logprobs(self._policy, wanted):
+            row.receiver = logprobs
+        settle(rows, decoupled)
+        if whole_groups:
             set_group_expectations(groups)
+        if self._reference is not None:
+            with self._reference.policy() as reference:
+                for row, logprobs in self._row_logprobs(reference, rows):
+                    row.reference = logprobs
 
     @torch.no_grad()
-    def _own_logprobs(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[float]]]:
+    def _row_logprobs(self, policy: Policy, rows: Sequence[Row]) -> Iterator[tuple[Row, list[float]]]:
         for micro in micro_batches(rows, self._settings.micro_batch_tokens):
-            for row, values in zip(micro, self._logprobs(micro).tolist(), strict=True):
+            for row, values in zip(micro, self._logprobs(policy, micro).tolist(), strict=True):
                 yield row, values[: len(row.completion)]
 
     def _step(self, rows: Sequence[Row]) -> UpdateReport:
         """One optimizer step, gradients accumulated over micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
-        totals = StepTotals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
+        totals = StepTotals.of(rows)
         for micro in micro_batches(rows, self._settings.micro_batch_tokens):
             self._accumulate(micro, totals)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm))
@@ -115,23 +122,14 @@ class PolicyUpdater:
 
     def _accumulate(self, rows: list[Row], totals: StepTotals) -> None:
         """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
-        new = self._logprobs(rows)  # [B, T]
-        old, mask = _pad_old(rows, new)
-        advantages = torch.tensor([row.advantage for row in rows], device=new.device, dtype=new.dtype)  # [B]
-        expectations = torch.tensor([row.log_expectation for row in rows], device=new.device, dtype=new.dtype)
-        groups = Groups(torch.zeros(len(rows), device=new.device, dtype=torch.long), expectations)
-        output = self._loss(new, old, advantages, mask, self._loss_config, groups)
-        sequences_share = len(rows) / totals.num_sequences
-        share = output.denominator / totals.num_tokens if output.per_token else sequences_share
-        loss = output.loss * share
-        if self._settings.behaviour_kl > 0:
-            loss = loss + self._settings.behaviour_kl * sequences_share * cppo_kl(new, old, mask)
-        loss.backward()  # type: ignore[no-untyped-call]
-        totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), mask)
+        new = self._logprobs(self._policy, rows)  # [B, T]
+        share = self._objective.share(new, rows, totals.num_sequences, totals.num_tokens)
+        share.loss.backward()  # type: ignore[no-untyped-call]
+        totals.add(share)
 
-    def _logprobs(self, rows: Sequence[Row]) -> Tensor:
+    def _logprobs(self, policy: Policy, rows: Sequence[Row]) -> Tensor:
         return completion_logprobs(
-            self._policy, [row.prompt for row in rows], [row.completion for row in rows], self._temperature
+            policy, [row.prompt for row in rows], [row.completion for row in rows], self._temperature
         )
 
     def _count_nonfinite(self) -> None:
@@ -142,13 +140,3 @@ class PolicyUpdater:
                 f"{self.nonfinite_in_a_row} steps in a row had a loss or gradient that was not finite; lower "
                 f"update.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
             )
-
-
-def _pad_old(rows: Sequence[Row], new: Tensor) -> tuple[Tensor, Tensor]:
-    """Old log-probabilities and mask, both [B, T] like `new`; a row without them has the current ones."""
-    _, mask = pad([row.completion for row in rows], 0)
-    old = new.detach().clone()
-    for i, row in enumerate(rows):
-        if row.old is not None:
-            old[i, : len(row.old)] = torch.tensor(row.old, device=new.device)
-    return old, mask.to(new.device)

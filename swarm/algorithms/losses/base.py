@@ -84,9 +84,14 @@ def per_token(advantages: Tensor) -> Tensor:
     return advantages[:, None] if advantages.dim() == 1 else advantages
 
 
-def sequence_shares(mask: Tensor) -> Tensor:
-    """[B, T] each row the same share, divided among its unmasked tokens."""
-    return mask / mask.sum(dim=-1, keepdim=True).clamp(min=1) / mask.shape[0]
+def token_shares(mask: Tensor, denominator: float, like: Tensor) -> Tensor:
+    """[B, T] one `denominator`-th for each unmasked token; of the type of `like`, whatever that of the mask."""
+    return mask.to(like.dtype) / denominator
+
+
+def sequence_shares(mask: Tensor, like: Tensor) -> Tensor:
+    """[B, T] each row the same share, divided among its unmasked tokens; of the type of `like`."""
+    return mask.to(like.dtype) / mask.sum(dim=-1, keepdim=True).clamp(min=1) / mask.shape[0]
 
 
 def token_means(values: Tensor, mask: Tensor) -> Tensor:

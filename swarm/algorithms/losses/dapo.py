@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio
+from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, token_shares
 
 
 def dapo(
@@ -18,5 +18,5 @@ def dapo(
     """
     losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
     tokens = max(1.0, float(mask.sum()))
-    shares = mask / tokens
+    shares = token_shares(mask, tokens, new)
     return LossOutput((losses * shares).sum(), shares, tokens, True, {"clipped": (clipped * mask).sum()})

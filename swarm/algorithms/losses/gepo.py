@@ -34,7 +34,7 @@ def gepo(
     present = mask.sum(dim=-1) > 0
     outside = (weight < 1 - config.clip_low) | (weight > 1 + config.clip_high)
     metrics = {"clipped": torch.zeros((), device=new.device), "outside_clip": (outside & present).sum().detach()}
-    shares = sequence_shares(mask)
+    shares = sequence_shares(mask, new)
     losses = -weight[:, None] * per_token(advantages)
     return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics=metrics)
 

@@ -17,5 +17,5 @@ def grpo(
     Source: arXiv:2402.03300, eq. 3 without its KL term; clip: arXiv:2503.14476, eq. 10.
     """
     losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
-    shares = sequence_shares(mask)
+    shares = sequence_shares(mask, new)
     return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics={"clipped": (clipped * mask).sum()})

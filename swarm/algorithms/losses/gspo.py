@@ -26,5 +26,5 @@ def gspo(
     """
     ratio = token_means(log_ratio(new, old), mask).exp()  # [B]
     losses, clipped = clipped_surrogate(ratio[:, None], advantages, config)
-    shares = sequence_shares(mask)
+    shares = sequence_shares(mask, new)
     return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics={"clipped": (clipped * mask).sum()})
