@@ -9,7 +9,8 @@ groups ── rows.py ──▶ rows ── behaviour.py: old log-probabilities 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,15 +21,22 @@ from swarm.algorithms.losses import LOSSES, Groups, LossConfig
 from swarm.algorithms.losses.base import log_ratio
 from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
-from swarm.policy.batching import micro_batches, minibatches
+from swarm.policy.batching import minibatches
 from swarm.policy.behaviour import bound_claims, freeze, set_group_expectations
 from swarm.policy.config import UpdateSettings
 from swarm.policy.figures import StepTotals, summarise
+from swarm.policy.layers import TrainingLayers
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs, pad
+from swarm.policy.logprobs import Scorer, Scores, choose_batching
+from swarm.policy.memory import TokenBudget
 from swarm.policy.rows import Row, RowReader
 from swarm.policy.schedules import learning_rate
 from swarm.types import GradedGroup, UpdateReport
+
+MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=2_048)
+"""Tokens a forward pass where the configuration names none, by type of device."""
+FUSED = ("cpu", "cuda")
+"""Devices with a single kernel for the optimizer."""
 
 
 class PolicyUpdater:
@@ -40,7 +48,6 @@ class PolicyUpdater:
         self.nonfinite_in_a_row = 0
         self._policy = policy
         self._settings = settings
-        self._temperature = temperature
         self._reader = RowReader(policy, mix, ADVANTAGES[settings.advantage])
         self._loss = LOSSES[settings.objective]
         self._whole_groups = settings.objective == "gepo"
@@ -51,11 +58,17 @@ class PolicyUpdater:
             ratio_cap=settings.ratio_cap,
             group_epsilon=settings.group_epsilon,
         )
+        self._batching = choose_batching(policy, settings.batching)
+        self._scorer = Scorer(policy, temperature, self._batching)
+        self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
+        self._budget = TokenBudget(settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type])
+        self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype is torch.float16)
         self.optimizer = torch.optim.AdamW(
             policy.model.parameters(),
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
+            fused=policy.device.type in FUSED,
         )
 
     def fits(self, group: GradedGroup) -> bool:
@@ -68,14 +81,15 @@ class PolicyUpdater:
         groups = [rows for rows in groups if rows]
         if not groups:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
-        self._settle_behaviour(groups)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = learning_rate(self._settings, self.version)
-        reports = [
-            self._step(rows)
-            for _ in range(self._settings.epochs)
-            for rows in minibatches(groups, self._settings.minibatches)
-        ]
+        with self._layers.active(), self._batching.attention(self._policy.model):
+            self._settle_behaviour(groups)
+            reports = [
+                self._step(rows)
+                for _ in range(self._settings.epochs)
+                for rows in minibatches(groups, self._settings.minibatches)
+            ]
         self.version += any(not report.skipped for report in reports)
         return summarise(reports)
 
@@ -92,19 +106,20 @@ class PolicyUpdater:
         if self._whole_groups:
             set_group_expectations(groups)
 
+    def _own_logprobs(self, rows: Sequence[Row]) -> list[tuple[Row, list[float]]]:
+        return self._budget.attempt(lambda max_tokens: self._read_logprobs(rows, max_tokens), rows)
+
     @torch.no_grad()
-    def _own_logprobs(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[float]]]:
-        for micro in micro_batches(rows, self._settings.micro_batch_tokens):
-            for row, values in zip(micro, self._logprobs(micro).tolist(), strict=True):
-                yield row, values[: len(row.completion)]
+    def _read_logprobs(self, rows: Sequence[Row], max_tokens: int) -> list[tuple[Row, list[float]]]:
+        return [
+            (row, values[: len(row.completion)])
+            for micro in self._batching.cut(rows, max_tokens)
+            for row, values in zip(micro, self._scorer(micro).logprobs.tolist(), strict=True)
+        ]
 
     def _step(self, rows: Sequence[Row]) -> UpdateReport:
-        """One optimizer step, gradients accumulated over micro-batches."""
-        self.optimizer.zero_grad(set_to_none=True)
-        totals = StepTotals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
-        for micro in micro_batches(rows, self._settings.micro_batch_tokens):
-            self._accumulate(micro, totals)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm))
+        """One optimizer step."""
+        totals, grad_norm = self._finite_gradient(rows)
         skipped = not (math.isfinite(totals.loss) and math.isfinite(grad_norm))
         if skipped:
             self._count_nonfinite()
@@ -113,10 +128,31 @@ class PolicyUpdater:
             self.optimizer.step()
         return totals.report(grad_norm, skipped)
 
+    def _finite_gradient(self, rows: Sequence[Row]) -> tuple[StepTotals, float]:
+        """The clipped gradient, its norm before; with float16 the loss is scaled down until nothing overflows."""
+        while True:
+            totals = self._budget.attempt(lambda max_tokens: self._gradient(rows, max_tokens), rows)
+            self._scaler.unscale_(self.optimizer)
+            parameters = self._policy.model.parameters()
+            grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm))
+            overflown = math.isfinite(totals.loss) and not math.isfinite(grad_norm) and self._scaler.get_scale() > 1
+            self._scaler.update()
+            if not overflown:
+                return totals, grad_norm
+
+    def _gradient(self, rows: Sequence[Row], max_tokens: int) -> StepTotals:
+        """The gradient of the mean over all rows, accumulated over micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        totals = StepTotals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
+        for micro in self._batching.cut(rows, max_tokens):
+            self._accumulate(micro, totals)
+        return totals
+
     def _accumulate(self, rows: list[Row], totals: StepTotals) -> None:
         """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
-        new = self._logprobs(rows)  # [B, T]
-        old, mask = _pad_old(rows, new)
+        scores = self._scorer(rows)
+        new, mask = scores.logprobs, scores.mask.to(scores.logprobs.dtype)  # [B, T]
+        old = _old(rows, scores)
         advantages = torch.tensor([row.advantage for row in rows], device=new.device, dtype=new.dtype)  # [B]
         expectations = torch.tensor([row.log_expectation for row in rows], device=new.device, dtype=new.dtype)
         groups = Groups(torch.zeros(len(rows), device=new.device, dtype=torch.long), expectations)
@@ -126,13 +162,8 @@ class PolicyUpdater:
         loss = output.loss * share
         if self._settings.behaviour_kl > 0:
             loss = loss + self._settings.behaviour_kl * sequences_share * cppo_kl(new, old, mask)
-        loss.backward()  # type: ignore[no-untyped-call]
-        totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), mask)
-
-    def _logprobs(self, rows: Sequence[Row]) -> Tensor:
-        return completion_logprobs(
-            self._policy, [row.prompt for row in rows], [row.completion for row in rows], self._temperature
-        )
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), scores)
 
     def _count_nonfinite(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -144,11 +175,10 @@ class PolicyUpdater:
             )
 
 
-def _pad_old(rows: Sequence[Row], new: Tensor) -> tuple[Tensor, Tensor]:
-    """Old log-probabilities and mask, both [B, T] like `new`; a row without them has the current ones."""
-    _, mask = pad([row.completion for row in rows], 0)
-    old = new.detach().clone()
-    for i, row in enumerate(rows):
-        if row.old is not None:
-            old[i, : len(row.old)] = torch.tensor(row.old, device=new.device)
-    return old, mask.to(new.device)
+def _old(rows: Sequence[Row], scores: Scores) -> Tensor:
+    """Old log-probabilities [B, T]; a row without them has the current ones."""
+    current = scores.logprobs.detach()
+    known = [row.old is not None for row in rows]
+    values = [value for row in rows for value in row.old or ()]
+    where = scores.mask & torch.tensor(known, device=current.device)[:, None]
+    return current.masked_scatter(where, torch.tensor(values, device=current.device, dtype=current.dtype))
