@@ -179,9 +179,7 @@ class Bench:
 class Sampler:
     """Batches of graded groups, each drawn once and in order, by the policy as it is when they are asked for."""
 
-    def __init__(
-        self, model: str, engine: TransformersEngine, verifier: InlineVerifier, plan: Plan, seed: int
-    ) -> None:
+    def __init__(self, model: str, engine: TransformersEngine, verifier: InlineVerifier, plan: Plan, seed: int) -> None:
         """Questions and samples of batch b are functions of `seed` and b."""
         self.engine = engine
         self.num_tokens = 0

@@ -195,6 +195,8 @@ class UpdateReport(Struct, frozen=True):
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
     ess: float = 1.0
     """Effective sample size of the tokens' ratios to the behaviour policy, as a part of their number: 1 on-policy."""
+    entropy: float = 0.0
+    """Mean over tokens of the entropy of the distribution each was taken from, in nats."""
     max_ratio: float = 1.0
     """The largest of these ratios."""
     behaviour_kl: float = 0.0

@@ -28,6 +28,7 @@ class StepTotals:
     capped: float = 0.0
     behaviour_kl: float = 0.0
     reference_kl: float = 0.0
+    entropy: float = 0.0
     ratios: list[Tensor] = field(default_factory=list)
     """Ratios of the tokens to the behaviour policy."""
 
@@ -49,6 +50,7 @@ class StepTotals:
         self.capped += float(share.capped)
         self.behaviour_kl += float(share.behaviour_kl)
         self.reference_kl += float(share.reference_kl)
+        self.entropy += float(share.entropy)
         self.ratios.append(share.ratios)
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
@@ -63,6 +65,7 @@ class StepTotals:
             clip_fraction=self.clipped / tokens,
             skipped=skipped,
             ess=float(ess(ratios, torch.ones_like(ratios))),
+            entropy=self.entropy / tokens,
             max_ratio=float(ratios.max()),
             behaviour_kl=self.behaviour_kl / tokens,
             reference_kl=self.reference_kl / tokens,
@@ -88,6 +91,7 @@ def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:
         clip_fraction=a_token([report.clip_fraction for report in taken]),
         skipped=not taken,
         ess=a_token([report.ess for report in taken]),
+        entropy=a_token([report.entropy for report in taken]),
         max_ratio=max((report.max_ratio for report in taken), default=1.0),
         behaviour_kl=a_token([report.behaviour_kl for report in taken]),
         reference_kl=a_token([report.reference_kl for report in taken]),

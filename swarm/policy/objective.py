@@ -13,7 +13,7 @@ from swarm.algorithms.kl import KL_ESTIMATORS, cppo_kl, k3
 from swarm.algorithms.losses import LOSSES, Groups, LossConfig
 from swarm.algorithms.losses.base import log_ratio
 from swarm.policy.config import UpdateSettings
-from swarm.policy.logprobs import pad
+from swarm.policy.logprobs import Scores
 from swarm.policy.rows import Row
 
 
@@ -31,6 +31,8 @@ class Share:
     """Divergence from the behaviour policy, summed over tokens."""
     reference_kl: Tensor
     """Divergence from the reference policy, summed over tokens; 0 without one."""
+    entropy: Tensor
+    """Of the distributions that the tokens were taken from, summed over tokens."""
     ratios: Tensor
     """[N] ratios to the behaviour policy of the N tokens."""
 
@@ -52,17 +54,15 @@ class Objective:
             group_epsilon=settings.group_epsilon,
         )
 
-    def share(self, new: Tensor, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> Share:
+    def share(self, scores: Scores, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> Share:
         """The share of B `rows` in a step of `num_sequences` rows and `num_tokens` completion tokens.
 
-        `new` [B, T] are the rows' log-probabilities under the policy that is trained, with gradient, 0 beyond a
-        completion's end.
+        `scores` are what the policy that is trained gives to the rows' tokens, with gradient.
         """
-        _, lengths = pad([row.completion for row in rows], 0)
-        mask = lengths.to(new.device)  # [B, T]
+        new, mask = scores.logprobs, scores.mask.to(scores.logprobs.dtype)  # [B, T]
         current = new.detach()
-        old = _padded([row.old for row in rows], current)
-        behaviour = _padded([row.behaviour for row in rows], old)
+        old = _filled(current, [row.old for row in rows], scores.mask)
+        behaviour = _filled(old, [row.behaviour for row in rows], scores.mask)
         weights, capped = self._treatment(old, behaviour, mask, self._settings.importance_cap)
         advantages = _column([row.advantage for row in rows], new) * weights  # [B, T]
         groups = Groups(
@@ -75,7 +75,7 @@ class Objective:
         loss = output.loss * share
         if self._settings.behaviour_kl > 0:
             loss = loss + self._settings.behaviour_kl * sequences * cppo_kl(new, behaviour, mask)
-        reference = _padded([row.reference for row in rows], current)
+        reference = _filled(current, [row.reference for row in rows], scores.mask)
         if self._settings.reference_kl > 0:
             loss = loss + self._settings.reference_kl * share * (self._estimate(new, reference) * output.shares).sum()
         return Share(
@@ -84,17 +84,16 @@ class Objective:
             capped=(capped * mask).sum(),
             behaviour_kl=(k3(current, behaviour) * mask).sum(),
             reference_kl=(k3(current, reference) * mask).sum(),
-            ratios=log_ratio(current, behaviour).exp()[mask.bool()],
+            entropy=scores.entropies.sum(),
+            ratios=log_ratio(current, behaviour).exp()[scores.mask],
         )
 
 
-def _padded(rows: Sequence[Sequence[float] | None], otherwise: Tensor) -> Tensor:
-    """Log-probabilities [B, T] like `otherwise`, which stands where a row has none and beyond a row's end."""
-    padded = otherwise.clone()
-    for i, row in enumerate(rows):
-        if row is not None:
-            padded[i, : len(row)] = torch.tensor(row, device=padded.device, dtype=padded.dtype)
-    return padded
+def _filled(otherwise: Tensor, rows: Sequence[Sequence[float] | None], mask: Tensor) -> Tensor:
+    """Log-probabilities [B, T] of `rows`; `otherwise` [B, T] stands where a row has none and beyond a row's end."""
+    known = torch.tensor([row is not None for row in rows], device=mask.device)
+    values = torch.tensor([value for row in rows for value in row or ()], device=mask.device, dtype=otherwise.dtype)
+    return otherwise.masked_scatter(mask & known[:, None], values)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

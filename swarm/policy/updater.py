@@ -9,25 +9,32 @@ groups ── rows.py ──▶ rows ── behaviour.py: old log-probabilities 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
-from swarm.policy.batching import micro_batches, minibatches
+from swarm.policy.batching import minibatches
 from swarm.policy.behaviour import needs_receiver, set_group_expectations, settle
 from swarm.policy.config import UpdateSettings
 from swarm.policy.figures import StepTotals, summarise
+from swarm.policy.layers import TrainingLayers
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.logprobs import Scorer, choose_batching
+from swarm.policy.memory import TokenBudget
 from swarm.policy.objective import Objective
 from swarm.policy.reference import Reference
 from swarm.policy.rows import Row, RowReader
 from swarm.policy.schedules import learning_rate
 from swarm.types import GradedGroup, UpdateReport
+
+MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=2_048)
+"""Tokens a forward pass where the configuration names none, by type of device."""
+FUSED = ("cpu", "cuda")
+"""Devices with a single kernel for the optimizer."""
 
 
 class PolicyUpdater:
@@ -53,11 +60,17 @@ class PolicyUpdater:
         self._reader = RowReader(policy, mix, ADVANTAGES[settings.advantage])
         self._objective = Objective(settings)
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
+        self._batching = choose_batching(policy, settings.batching)
+        self._scorer = Scorer(policy, temperature, self._batching)
+        self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
+        self._budget = TokenBudget(settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type])
+        self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype is torch.float16)
         self.optimizer = torch.optim.AdamW(
             policy.trained,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
+            fused=policy.device.type in FUSED,
         )
 
     def fits(self, group: GradedGroup) -> bool:
@@ -71,14 +84,15 @@ class PolicyUpdater:
         groups = [rows for rows in groups if rows]
         if not groups:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
-        self._settle(groups)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = learning_rate(self._settings, self.version)
-        reports = [
-            self._step(rows)
-            for _ in range(self._settings.epochs)
-            for rows in minibatches(groups, self._settings.minibatches)
-        ]
+        with self._layers.active(), self._batching.attention(self._policy.model):
+            self._settle(groups)
+            reports = [
+                self._step(rows)
+                for _ in range(self._settings.epochs)
+                for rows in minibatches(groups, self._settings.minibatches)
+            ]
         self.version += any(not report.skipped for report in reports)
         return summarise(reports)
 
@@ -89,29 +103,30 @@ class PolicyUpdater:
         several_steps = self._settings.epochs * self._settings.minibatches > 1
         whole_groups = self._settings.objective == "gepo"
         wanted = [row for row in rows if needs_receiver(row, decoupled, several_steps, whole_groups)]
-        for row, logprobs in self._row_logprobs(self._policy, wanted):
+        for row, logprobs in self._row_logprobs(self._scorer, wanted):
             row.receiver = logprobs
         settle(rows, decoupled)
         if whole_groups:
             set_group_expectations(groups)
         if self._reference is not None:
-            with self._reference.policy() as reference:
-                for row, logprobs in self._row_logprobs(reference, rows):
+            with self._reference.policy() as policy, self._batching.attention(policy.model):
+                for row, logprobs in self._row_logprobs(Scorer(policy, self._temperature, self._batching), rows):
                     row.reference = logprobs
 
+    def _row_logprobs(self, scorer: Scorer, rows: Sequence[Row]) -> list[tuple[Row, list[float]]]:
+        return self._budget.attempt(lambda max_tokens: self._read_logprobs(scorer, rows, max_tokens), rows)
+
     @torch.no_grad()
-    def _row_logprobs(self, policy: Policy, rows: Sequence[Row]) -> Iterator[tuple[Row, list[float]]]:
-        for micro in micro_batches(rows, self._settings.micro_batch_tokens):
-            for row, values in zip(micro, self._logprobs(policy, micro).tolist(), strict=True):
-                yield row, values[: len(row.completion)]
+    def _read_logprobs(self, scorer: Scorer, rows: Sequence[Row], max_tokens: int) -> list[tuple[Row, list[float]]]:
+        return [
+            (row, values[: len(row.completion)])
+            for micro in self._batching.cut(rows, max_tokens)
+            for row, values in zip(micro, scorer(micro).logprobs.tolist(), strict=True)
+        ]
 
     def _step(self, rows: Sequence[Row]) -> UpdateReport:
-        """One optimizer step, gradients accumulated over micro-batches."""
-        self.optimizer.zero_grad(set_to_none=True)
-        totals = StepTotals.of(rows)
-        for micro in micro_batches(rows, self._settings.micro_batch_tokens):
-            self._accumulate(micro, totals)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm))
+        """One optimizer step."""
+        totals, grad_norm = self._finite_gradient(rows)
         skipped = not (math.isfinite(totals.loss) and math.isfinite(grad_norm))
         if skipped:
             self._count_nonfinite()
@@ -120,17 +135,31 @@ class PolicyUpdater:
             self.optimizer.step()
         return totals.report(grad_norm, skipped)
 
+    def _finite_gradient(self, rows: Sequence[Row]) -> tuple[StepTotals, float]:
+        """The clipped gradient, its norm before; with float16 the loss is scaled down until nothing overflows."""
+        while True:
+            totals = self._budget.attempt(lambda max_tokens: self._gradient(rows, max_tokens), rows)
+            self._scaler.unscale_(self.optimizer)
+            parameters = self._policy.trained
+            grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm))
+            overflown = math.isfinite(totals.loss) and not math.isfinite(grad_norm) and self._scaler.get_scale() > 1
+            self._scaler.update()
+            if not overflown:
+                return totals, grad_norm
+
+    def _gradient(self, rows: Sequence[Row], max_tokens: int) -> StepTotals:
+        """The gradient of the mean over all rows, accumulated over micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        totals = StepTotals.of(rows)
+        for micro in self._batching.cut(rows, max_tokens):
+            self._accumulate(micro, totals)
+        return totals
+
     def _accumulate(self, rows: list[Row], totals: StepTotals) -> None:
         """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
-        new = self._logprobs(self._policy, rows)  # [B, T]
-        share = self._objective.share(new, rows, totals.num_sequences, totals.num_tokens)
-        share.loss.backward()  # type: ignore[no-untyped-call]
+        share = self._objective.share(self._scorer(rows), rows, totals.num_sequences, totals.num_tokens)
+        self._scaler.scale(share.loss).backward()  # type: ignore[no-untyped-call]
         totals.add(share)
-
-    def _logprobs(self, policy: Policy, rows: Sequence[Row]) -> Tensor:
-        return completion_logprobs(
-            policy, [row.prompt for row in rows], [row.completion for row in rows], self._temperature
-        )
 
     def _count_nonfinite(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

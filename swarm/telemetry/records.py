@@ -48,6 +48,8 @@ class UpdateFigures(Struct, frozen=True):
     skipped: bool = False
     ess: float | None = None
     """Effective sample size of the ratios to the behaviour policy, as a part of the tokens."""
+    entropy: float | None = None
+    """Of the policy's distribution at the tokens trained on, mean, in nats."""
     max_ratio: float | None = None
     behaviour_kl: float | None = None
     """Nats a token."""
@@ -69,6 +71,7 @@ class UpdateFigures(Struct, frozen=True):
             num_tokens=report.num_tokens,
             skipped=report.skipped,
             ess=_finite(report.ess),
+            entropy=_finite(report.entropy),
             max_ratio=_finite(report.max_ratio),
             behaviour_kl=_finite(report.behaviour_kl),
             reference_kl=_finite(report.reference_kl),

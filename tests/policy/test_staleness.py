@@ -20,6 +20,7 @@ from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, UpdateReport
 from tests.groups import rollout_group
+from tests.policy.exact import exact
 
 PROMPT = "Calculate 12 + 7."
 TEXTS = ("<answer>19</answer>", "19", "<answer>3</answer>", "a rather long completion that is wrong")
@@ -112,7 +113,7 @@ def test_weights_equal_the_gradient_of_reinforce_with_the_same_cap(policy: Polic
 def test_weights_and_penalties_do_not_depend_on_the_micro_batch_size(
     policy: Policy, treatment: ImportanceName, objective: LossName
 ) -> None:
-    policy.model.double()
+    policy = exact(policy)
     reference = copy.deepcopy(policy)
     weights = []
     for budget in (1, 100_000):
