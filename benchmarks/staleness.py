@@ -9,6 +9,7 @@ with one seed; finished cells are kept in a folder, so that a run can be stopped
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import json
 import statistics
@@ -19,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks import chains
+from benchmarks import halving
 from benchmarks.report import Report, Row
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import NonFiniteUpdates
@@ -45,7 +47,7 @@ ARMS: dict[str, dict[str, object]] = {
 """What is compared: fields of `update` that differ from the common ones."""
 ASKED = ("grpo", "gspo", "gepo", "tis")
 LAGS = (0, 8, 64)
-SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=112)
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=96)
 MAX_BATCH = 1024
 LAST_WITHIN = 0.97
 """The paper's: GEPO's last accuracy is within 3% of its best at lag 64."""
@@ -57,18 +59,21 @@ STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.3
 class Plan:
     """The size of a run; cells of another plan are other cells."""
 
-    updates: int = 192
+    updates: int = 128
     questions: int = 4
     group_size: int = 8
     learning_rate: float = 1e-3
-    evaluate_every: int = 8
+    evaluate_every: int = 16
     num_evaluation: int = 128
-    window: int = 4
-    """Evaluations in a row whose mean counts as one accuracy: a single one is too noisy to call a best."""
-    warm_start: chains.WarmStart = chains.WarmStart()
+    """Held-out questions every so many updates, by which the best policy is chosen."""
+    num_final: int = 512
+    """Other held-out questions, which the best policy and the last are asked: what was chosen by luck shows."""
+    warm_start: halving.WarmStart = halving.WarmStart()
 
 
-QUICK = Plan(updates=6, questions=2, evaluate_every=2, num_evaluation=16, warm_start=chains.WarmStart(steps=30))
+QUICK = Plan(
+    updates=6, questions=2, evaluate_every=2, num_evaluation=16, num_final=16, warm_start=halving.WarmStart(steps=30)
+)
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -79,6 +84,10 @@ class Cell(msgspec.Struct, frozen=True):
     seed: int
     accuracies: list[float]
     """Held-out, every `evaluate_every` updates, the first before any."""
+    best: float
+    """Accuracy on further questions of the policy that was best of these after any update."""
+    last: float
+    """Accuracy on the same further questions of the last policy."""
     rewards: list[float]
     """Mean reward of the rollouts of each update, as old as they were."""
     ess: list[float]
@@ -93,10 +102,6 @@ class Cell(msgspec.Struct, frozen=True):
     """Too many steps in a row that were not finite."""
     cpu_s: float
 
-    def windows(self, size: int) -> list[float]:
-        """Means of `size` evaluations in a row, from the first one trained."""
-        return [statistics.fmean(self.accuracies[i : i + size]) for i in range(1, len(self.accuracies) - size + 1)]
-
 
 class Bench:
     """Runs cells from one warm-started policy."""
@@ -107,7 +112,7 @@ class Bench:
         self._plan = plan
         self._folder = folder / digest
         self._console = console
-        self._verifier = InlineVerifier([chains.TASK])
+        self._verifier = InlineVerifier([halving.TASK])
         self._start = folder / f"start-{hashlib.sha256(repr(plan.warm_start).encode()).hexdigest()[:12]}"
 
     def cell(self, arm: str, lag: int, seed: int) -> Cell:
@@ -118,28 +123,29 @@ class Bench:
         if not self._start.exists():
             self._console.print(f"warm start of {self._plan.warm_start.steps} steps")
             draft = self._start.with_name(f"{self._start.name}.partial")
-            chains.warm_start(self._plan.warm_start, self._verifier, draft)
+            halving.warm_start(self._plan.warm_start, self._verifier, draft)
             draft.rename(self._start)
         cell = self._train(arm, lag, seed)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.with_suffix(".partial").write_bytes(msgspec.json.encode(cell))
         file.with_suffix(".partial").rename(file)
         self._console.print(
-            f"{arm}, lag {lag}, seed {seed}: accuracy {cell.accuracies[0]:.2f} at first, best {max(cell.accuracies):.2f}, "
-            f"last {cell.accuracies[-1]:.2f}, least ess {min(cell.ess, default=1.0):.2f} ({cell.cpu_s:.0f} s of CPU)"
+            f"{arm}, lag {lag}, seed {seed}: accuracy {cell.accuracies[0]:.2f} at first, {cell.best:.2f} at "
+            f"best, {cell.last:.2f} at last; least ess {min(cell.ess, default=1.0):.2f} ({cell.cpu_s:.0f} s)"
         )
         return cell
 
     def _train(self, arm: str, lag: int, seed: int) -> Cell:
         plan, began = self._plan, time.process_time()
-        policy = chains.load(self._start)
+        policy = halving.load(self._start)
         settings = UpdateSettings.model_validate({"learning_rate": plan.learning_rate, **ARMS[arm]})
         updater = PolicyUpdater(policy, settings, MixSettings(), SAMPLING.temperature)
         sampler = Sampler(policy.name, TransformersEngine(policy, MAX_BATCH), self._verifier, plan, seed)
         waiting = deque(sampler.sample(0, lag, version=0))
         reports: list[UpdateReport] = []
         rewards: list[float] = []
-        accuracies = [self._accuracy(sampler.engine, seed, 0)]
+        accuracies = [self._accuracy(sampler.engine, seed, 0, plan.num_evaluation)]
+        snapshots = []
         gave_up = False
         for step in range(plan.updates):
             waiting.extend(sampler.sample(step + lag, 1, updater.version))
@@ -153,13 +159,20 @@ class Bench:
             if not report.skipped:
                 reports.append(report)
             if (step + 1) % plan.evaluate_every == 0:
-                accuracies.append(self._accuracy(sampler.engine, seed, step + 1))
-        accuracies += [0.0] * (1 + plan.updates // plan.evaluate_every - len(accuracies))
+                accuracies.append(self._accuracy(sampler.engine, seed, step + 1, plan.num_evaluation))
+                snapshots.append(copy.deepcopy(policy.model.state_dict()))
+        snapshots.append(copy.deepcopy(policy.model.state_dict()))
+        finals = []
+        for state in (snapshots[int(np.argmax(accuracies[1:]))] if accuracies[1:] else snapshots[-1], snapshots[-1]):
+            policy.model.load_state_dict(state)
+            finals.append(self._accuracy(sampler.engine, seed, plan.updates + 1, plan.num_final))
         return Cell(
             arm=arm,
             lag=lag,
             seed=seed,
             accuracies=accuracies,
+            best=finals[0],
+            last=finals[1],
             rewards=rewards,
             ess=[report.ess for report in reports],
             max_ratio=[report.max_ratio for report in reports],
@@ -170,10 +183,10 @@ class Bench:
             cpu_s=time.process_time() - began,
         )
 
-    def _accuracy(self, engine: TransformersEngine, seed: int, step: int) -> float:
-        """Each time other questions, so that a window's mean is over all of them."""
+    def _accuracy(self, engine: TransformersEngine, seed: int, step: int, num_questions: int) -> float:
+        """On other questions at each step."""
         stream = HELD_OUT_STREAMS + 1_000 * seed + step
-        return evaluate(engine, self._verifier, SAMPLING, self._plan.num_evaluation, stream).accuracy or 0.0
+        return evaluate(engine, self._verifier, SAMPLING, num_questions, stream).accuracy or 0.0
 
 
 class Sampler:
@@ -222,12 +235,12 @@ class Sampler:
         return [groups[i : i + per_batch] for i in range(0, len(groups), per_batch)]
 
 
-def rows(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[Row]:
+def rows(cells: Mapping[tuple[str, int], Sequence[Cell]]) -> list[Row]:
     """Best, last and their ratio of every objective at every lag, and how far the weights spread."""
     table = []
     for (arm, lag), seeds in cells.items():
-        best = [max(cell.windows(plan.window)) for cell in seeds]
-        last = [cell.windows(plan.window)[-1] for cell in seeds]
+        best = [cell.best for cell in seeds]
+        last = [cell.last for cell in seeds]
         kept = [after / before if before else 0.0 for before, after in zip(best, last, strict=True)]
         target = LAST_WITHIN if arm == "gepo" and lag == max(LAGS) else None
         name = f"lag {lag}, {arm}"
@@ -267,14 +280,13 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
     everything = [cell for seeds in cells.values() for cell in seeds]
     first = statistics.fmean(cell.accuracies[0] for cell in everything)
     tokens = statistics.fmean(cell.mean_tokens for cell in everything)
-    questions = plan.window * plan.num_evaluation
     gave_up = sum(cell.gave_up for cell in everything)
     return [
-        f"Sums of 11 terms worked out term by term, {tokens:.0f} tokens a completion; accuracy {first:.2f} before the "
-        f"first update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
+        f"Counting 1 bits by halving a number, {tokens:.0f} tokens a completion; accuracy {first:.2f} before the first "
+        f"update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
         f"learning rate {plan.learning_rate:g}, no KL term.",
-        f"An accuracy is the mean of {plan.window} evaluations in a row, {questions} held-out questions; best is the "
-        "largest of them and so a little lucky, last the final one. Spread: 95% interval of the mean over seeds.",
+        f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every {plan.evaluate_every} "
+        f"updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of the mean over seeds.",
         "Sample size and largest ratio: of tokens, against the policy that sampled them; median over the second half.",
         f"{gave_up} of {len(everything)} cells ended in losses that were not finite.",
     ]
@@ -286,7 +298,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a minute: to see that it works, not for its figures")
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ASKED), help="objectives (default: the four)")
     parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS), help="updates between sampling and use")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--updates", type=int, help="updates a cell")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--cells", type=Path, default=Path("runs/staleness"), help="folder of finished cells")
@@ -299,11 +311,11 @@ def main() -> None:
     plan = Plan(**{**vars(plan), **{name: value for name, value in changes.items() if value is not None}})
     bench = Bench(plan, arguments.cells, console)
     cells: dict[tuple[str, int], list[Cell]] = {(arm, lag): [] for lag in arguments.lags for arm in arguments.only}
-    for seed in range(1, arguments.seeds + 1):
+    for seed in arguments.seeds:
         for arm, lag in cells:
             cells[arm, lag].append(bench.cell(arm, lag, seed))
     report = Report("staleness")
-    report.add(rows(cells, plan), notes(cells, plan))
+    report.add(rows(cells), notes(cells, plan))
     report.print(console)
     if arguments.out:
         report.write(arguments.out)

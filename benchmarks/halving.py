@@ -1,13 +1,13 @@
-"""A task with long answers, and a policy that half-knows it: sums of many terms, worked out one term at a time.
+"""A task with long answers, and a policy that half-knows it: counting the 1 bits of a number by halving it.
 
-Each step can go wrong, and the answer is right only when no step did, so a completion of 80 tokens has one reward and
-many places where it was decided. The policy learns from workings with mistakes in them; reinforcement learning can take
-them out.
+Each of fourteen steps can go wrong, so a completion of some 77 tokens has one reward and many places where it was
+decided. The policy learns from workings with mistakes in them; reinforcement learning can take them out.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +19,7 @@ from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.tasks.config import ReasoningGymTask
 from swarm.tasks.inline import InlineVerifier
 
-TASK = ReasoningGymTask(
-    name="basic_arithmetic",
-    options={
-        "min_terms": 10,
-        "max_terms": 10,
-        "min_digits": 1,
-        "max_digits": 1,
-        "operators": ["+", "-"],
-        "allow_parentheses": False,
-        "allow_negation": False,
-    },
-)
+TASK = ReasoningGymTask(name="count_bits", options={"min_n": 2**13, "max_n": 2**14 - 1})
 NUM_EXAMPLES = 6_000
 TRAINING_STREAM = 2**40
 """Question stream of the examples; no cell of a benchmark asks them."""
@@ -40,29 +29,28 @@ TRAINING_STREAM = 2**40
 class WarmStart:
     """How the policy is made."""
 
-    steps: int = 1_600
+    steps: int = 300
     batch_size: int = 32
     learning_rate: float = 5e-3
     warmup_steps: int = 20
     final_fraction: float = 0.1
     """Linear decay of the learning rate to this part of it."""
-    mistakes: float = 0.03
-    """Part of the steps of a working that are off by one."""
+    mistakes: float = 0.02
+    """Part of the halvings that are off by one."""
     seed: int = 1
 
 
-def working(question: str, mistakes: float, rng: random.Random) -> str:
-    """A working of `Calculate 3 + 4 - 2.`: `3 + 4 = 7, 7 - 2 = 5<answer>5</answer>`, wrong steps carried on."""
-    first, *rest = question.removeprefix("Calculate ").removesuffix(".").split(" ")
-    total = int(first)
+def working(number: int, mistakes: float, rng: random.Random) -> str:
+    """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far; mistakes are carried on."""
+    bits = 0
     steps = []
-    for operator, term in zip(rest[::2], rest[1::2], strict=True):
-        result = total + int(term) if operator == "+" else total - int(term)
-        if rng.random() < mistakes:
-            result += rng.choice((-1, 1))
-        steps.append(f"{total} {operator} {term} = {result}")
-        total = result
-    return f"{', '.join(steps)}<answer>{total}</answer>"
+    while number:
+        bits += number % 2
+        number //= 2
+        if number > 1 and rng.random() < mistakes:
+            number += rng.choice((-1, 1))
+        steps.append(f"{number} {bits}")
+    return f"{', '.join(steps)}<answer>{bits}</answer>"
 
 
 def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> None:
@@ -71,8 +59,9 @@ def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> 
     rng = random.Random(recipe.seed)
     examples = []
     for question in verifier.draw(TRAINING_STREAM, 0, NUM_EXAMPLES):
+        number = int(re.findall(r"\d+", question.prompt)[-1])
         prompt = tokenizer.encode(question.prompt)
-        answer = tokenizer.encode(working(question.prompt, recipe.mistakes, rng))
+        answer = tokenizer.encode(working(number, recipe.mistakes, rng))
         examples.append((prompt, [*answer, tokenizer.eos_token_id]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -93,7 +82,7 @@ def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> 
 def load(directory: Path) -> Policy:
     """The policy in `directory`, untrained since."""
     model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    return Policy("chains", model, tiny_tokenizer(), system_prompt=None)
+    return Policy("halving", model, tiny_tokenizer(), system_prompt=None)
 
 
 def _batch(examples: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
