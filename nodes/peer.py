@@ -19,13 +19,13 @@ from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values,
 from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
-from swarm.errors import Interrupted, NonFiniteUpdates, TaskError, TransportError
+from swarm.errors import Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
 from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.identity import Identity
 from swarm.net.open import open_transport
 from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
-from swarm.policy.config import check_model_path
+from swarm.policy.config import check_model_path, check_peft
 from swarm.protocols import Transport
 from swarm.tasks.pool import VerificationPool
 from swarm.telemetry.history import PeerHistory, swarm_summary
@@ -50,6 +50,7 @@ def join(
     stop = StopRequest(supervised)
     loaded = load_config(file, None, os.environ, overrides)
     check_model_path(loaded.config.policy)
+    check_peft(loaded.config.policy.lora)
     sealed = ask_bootstraps(loaded.config.network, console)
     home = claim_home(loaded.config, "out" in loaded.origins, sealed)
     try:
@@ -121,7 +122,7 @@ def _rounds(
     except TransportError as error:
         reason, code = "error", exits.NETWORK
         node.note(f"the network is lost for good: {error}", "error")
-    except (NonFiniteUpdates, TaskError) as error:
+    except (NonFiniteUpdates, OutOfMemory, TaskError) as error:
         reason, code = "error", exits.FAILED
         node.note(str(error), "error")
     if stop():

@@ -21,7 +21,7 @@ from swarm.net.identity import Identity
 from swarm.net.roster import write_roster
 from swarm.net.wire import Limits
 from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, restore
-from swarm.policy.loading import load_policy
+from swarm.policy.loading import Policy, load_policy
 from swarm.policy.updater import PolicyUpdater
 from swarm.pool import Pool
 from swarm.protocols import Transport, Verifier
@@ -78,7 +78,9 @@ class TrainingNode:
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
             )
         self._engine = TransformersEngine(self._policy, config.generation.max_batch_sequences, cancelled)
-        self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
+        self._updater = PolicyUpdater(
+            self._policy, config.update, config.mix, config.generation.temperature, _reference(config)
+        )
         self._exchange = Exchange(
             transport,
             identity,
@@ -248,6 +250,13 @@ class TrainingNode:
                 timings=report.timings,
             )
         )
+
+
+def _reference(config: NodeConfig) -> Policy | None:
+    """The policy as it was before any training; None where none is needed, or where adapters are what is trained."""
+    if config.update.reference_kl == 0 or config.policy.lora.rank > 0:
+        return None
+    return load_policy(config.policy)
 
 
 def stream_seed(peer_id: str) -> int:

@@ -1,0 +1,53 @@
+"""The processes that train one policy together. Here one that is alone; several share it in `sharding.py`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """One process that has the whole policy, and does all of every update.
+
+    What is called on several ranks is called on all of them, in the same order: it moves weights, gradients or objects
+    between them.
+    """
+
+    rank = 0
+    """Which of the processes this is; 0 leads."""
+    size = 1
+
+    def place(self, model: PreTrainedModel, device: torch.device) -> None:
+        """Bring this rank's share of the weights to its device."""
+        model.to(device)
+
+    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        """What `compute` returns after forward passes of the model; a backward pass may follow."""
+        return compute()
+
+    def gathered(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, every rank has all weights: forward passes without gradient need no other rank."""
+        return contextlib.nullcontext()
+
+    def share(self, costs: Sequence[int]) -> list[int]:
+        """Which items are this rank's, so that every rank has about the same cost."""
+        return list(range(len(costs)))
+
+    def most(self, count: int) -> int:
+        """The largest `count` that any rank has."""
+        return count
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank."""
+        return [value]
+
+    def broadcast(self, value: T) -> T:
+        """The leader's value."""
+        return value
