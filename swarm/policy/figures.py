@@ -27,7 +27,7 @@ class StepTotals:
         """Add a micro-batch."""
         self.loss += float(loss.detach())
         self.clipped += float(clipped)
-        self.weights.append(ratio[mask.bool()])
+        self.weights.append(ratio[mask.bool()].cpu())
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
@@ -35,6 +35,17 @@ class StepTotals:
         clip_fraction = self.clipped / max(1, self.num_tokens)
         part = float(ess(weights, torch.ones_like(weights)))
         return UpdateReport(self.loss, grad_norm, self.num_sequences, self.num_tokens, clip_fraction, skipped, part)
+
+
+def merge(parts: Sequence[StepTotals]) -> StepTotals:
+    """The totals of a step of which each rank did a part."""
+    return StepTotals(
+        num_sequences=parts[0].num_sequences,
+        num_tokens=parts[0].num_tokens,
+        loss=sum(part.loss for part in parts),
+        clipped=sum(part.clipped for part in parts),
+        weights=[weights for part in parts for weights in part.weights],
+    )
 
 
 def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:

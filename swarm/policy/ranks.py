@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -51,3 +53,23 @@ class Ranks:
     def broadcast(self, value: T) -> T:
         """The leader's value."""
         return value
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The whole of a parameter, gradient or optimizer state, of which this rank has a share."""
+        return tensor
+
+    def cut(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """This rank's share of a whole `tensor` that belongs to a parameter."""
+        return tensor
+
+
+@contextlib.contextmanager
+def open_ranks() -> Iterator[Ranks]:
+    """The processes that torchrun started, or this one alone."""
+    if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
+        yield Ranks()
+        return
+    from swarm.policy.sharding import ShardedRanks
+
+    yield ShardedRanks()
+    dist.destroy_process_group()  # not after a failure: torchrun ends the others, who may wait for this one

@@ -23,7 +23,7 @@ from swarm.mixing import MixSettings
 from swarm.policy.batching import micro_batches, minibatches
 from swarm.policy.behaviour import bound_claims, freeze, set_group_expectations
 from swarm.policy.config import UpdateSettings
-from swarm.policy.figures import StepTotals, summarise
+from swarm.policy.figures import StepTotals, merge, summarise
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs, pad
 from swarm.policy.rows import Row, RowReader
@@ -38,6 +38,7 @@ class PolicyUpdater:
         """Train `policy` with its log-probabilities taken at the sampling `temperature`."""
         self.version = 0
         self.nonfinite_in_a_row = 0
+        self.ranks = policy.ranks
         self._policy = policy
         self._settings = settings
         self._temperature = temperature
@@ -94,17 +95,30 @@ class PolicyUpdater:
 
     @torch.no_grad()
     def _own_logprobs(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[float]]]:
-        for micro in micro_batches(rows, self._settings.micro_batch_tokens):
+        """The rows with their log-probabilities as they are now, each computed on one rank."""
+        computed: dict[int, list[float]] = {}
+        for micro in self._paced(rows):
             for row, values in zip(micro, self._logprobs(micro).tolist(), strict=True):
-                yield row, values[: len(row.completion)]
+                computed[id(row)] = values[: len(row.completion)]
+        mine = {i: computed[id(row)] for i, row in enumerate(rows) if id(row) in computed}
+        for part in self.ranks.gather(mine):
+            for i, values in part.items():
+                yield rows[i], values
+
+    def _paced(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Micro-batches of this rank's share, then empty ones until every rank has had as many."""
+        mine = [rows[i] for i in self.ranks.share([row.length for row in rows])]
+        batches = list(micro_batches(mine, self._settings.micro_batch_tokens))
+        return batches + [[] for _ in range(self.ranks.most(len(batches)) - len(batches))]
 
     def _step(self, rows: Sequence[Row]) -> UpdateReport:
         """One optimizer step, gradients accumulated over micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         totals = StepTotals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
-        for micro in micro_batches(rows, self._settings.micro_batch_tokens):
+        for micro in self._paced(rows):
             self._accumulate(micro, totals)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._settings.max_grad_norm))
+        totals = merge(self.ranks.gather(totals))
+        grad_norm = self._clip()
         skipped = not (math.isfinite(totals.loss) and math.isfinite(grad_norm))
         if skipped:
             self._count_nonfinite()
@@ -116,6 +130,9 @@ class PolicyUpdater:
     def _accumulate(self, rows: list[Row], totals: StepTotals) -> None:
         """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
         new = self._logprobs(rows)  # [B, T]
+        if not rows:
+            new.sum().backward()  # type: ignore[no-untyped-call]
+            return
         old, mask = _pad_old(rows, new)
         advantages = torch.tensor([row.advantage for row in rows], device=new.device, dtype=new.dtype)  # [B]
         expectations = torch.tensor([row.log_expectation for row in rows], device=new.device, dtype=new.dtype)
@@ -130,9 +147,20 @@ class PolicyUpdater:
         totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), mask)
 
     def _logprobs(self, rows: Sequence[Row]) -> Tensor:
-        return completion_logprobs(
-            self._policy, [row.prompt for row in rows], [row.completion for row in rows], self._temperature
+        """[B, T]; without rows a pass all the same, which other ranks need: [0, 1]."""
+        prompts = [row.prompt for row in rows] or [[self._policy.pad_id]]
+        completions = [row.completion for row in rows] or [[self._policy.pad_id]]
+        return self.ranks.forward(
+            lambda: completion_logprobs(self._policy, prompts, completions, self._temperature)[: len(rows)]
         )
+
+    def _clip(self) -> float:
+        """Scale the gradient down to the largest norm allowed; its norm before."""
+        parameters = self._policy.trained
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = self.ranks.whole(torch.nn.utils.get_total_norm(gradients))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._settings.max_grad_norm, norm)
+        return float(norm)
 
     def _count_nonfinite(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
