@@ -60,6 +60,8 @@ class ShardedRanks(Ranks):
             # The default is the mean over ranks; each has its share of one sum. Gloo has no scaled sum but a plain one.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+        self.forward(lambda: torch.zeros(()))  # whichever module computes first counts as the outermost from then on
+        self._root.reshard()
 
     def forward(self, compute: Callable[[], Tensor]) -> Tensor:
         """Gather each layer while it computes; every rank has to have as many passes."""

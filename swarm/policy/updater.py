@@ -150,9 +150,10 @@ class PolicyUpdater:
         """[B, T]; without rows a pass all the same, which other ranks need: [0, 1]."""
         prompts = [row.prompt for row in rows] or [[self._policy.pad_id]]
         completions = [row.completion for row in rows] or [[self._policy.pad_id]]
-        return self.ranks.forward(
-            lambda: completion_logprobs(self._policy, prompts, completions, self._temperature)[: len(rows)]
+        logprobs = self.ranks.forward(
+            lambda: completion_logprobs(self._policy, prompts, completions, self._temperature)
         )
+        return logprobs[: len(rows)]
 
     def _clip(self) -> float:
         """Scale the gradient down to the largest norm allowed; its norm before."""

@@ -30,14 +30,22 @@ from swarm.types import GradedGroup, Sampling
 from tests.groups import rollout_group
 
 NUM_RANKS = 2
-TINY_STEP = {"learning_rate": 1e-3, "epochs": 2, "minibatches": 2, "micro_batch_tokens": 64, "max_grad_norm": 0.05}
+MAX_GRAD_NORM = 0.02
+STEPS: dict[str, object] = {
+    "learning_rate": 1e-3,
+    "epochs": 2,
+    "minibatches": 2,
+    "micro_batch_tokens": 64,
+    "max_completion_tokens": 64,
+    "max_grad_norm": MAX_GRAD_NORM,
+}
 CASES: dict[str, tuple[dict[str, object], LoraSettings]] = {
     **{
-        f"{objective}, KL {kl}": ({**TINY_STEP, "objective": objective, "behaviour_kl": kl}, LoraSettings())
+        f"{objective}, KL {kl}": ({**STEPS, "objective": objective, "behaviour_kl": kl}, LoraSettings())
         for objective, kl in product(get_args(LossName), (0.0, 0.1))
         if kl == 0 or objective == "gepo"
     },
-    "LoRA": (TINY_STEP, LoraSettings(rank=4)),
+    "LoRA": (STEPS, LoraSettings(rank=4)),
 }
 TEXTS = ("<answer>19</answer>", "19", "3", "a rather long completion that is wrong, and goes on for some time")
 
@@ -172,7 +180,7 @@ def test_two_processes_learn_what_one_does(results: tuple[Path, Path, Path], cas
     ours, theirs = (json.loads((folder / f"{_name(case)}.json").read_text()) for folder in (together, alone))
     for report, expected in zip(ours, theirs, strict=True):
         assert report == pytest.approx(expected, abs=1e-3)
-    assert all(grad_norm > 0.05 for _, grad_norm, _, _ in theirs), "the gradient was clipped"
+    assert all(grad_norm > MAX_GRAD_NORM for _, grad_norm, _, _ in theirs), "the gradient was clipped"
 
 
 @pytest.mark.slow
