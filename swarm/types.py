@@ -193,3 +193,5 @@ class UpdateReport(Struct, frozen=True):
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
     ess: float = 1.0
     """Effective sample size of the tokens' importance weights, as a part of their number: 1 on-policy."""
+    entropy: float = 0.0
+    """Mean over tokens of the entropy of the distribution each was taken from, in nats."""

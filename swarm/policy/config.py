@@ -14,6 +14,9 @@ from swarm.settings import Settings
 
 TINY = "tiny"
 
+BatchingName = Literal["auto", "packed", "padded"]
+ScheduleName = Literal["constant", "linear", "cosine"]
+
 
 class LoraSettings(Settings):
     """Train small adapters beside frozen weights: optimizer, gradients and checkpoints shrink to their size.
@@ -41,9 +44,9 @@ class PolicySettings(Settings):
     """Hub revision of the model."""
     device: str = "auto"
     """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """What forward passes compute in; what is trained stays float32, or small steps would be rounded away.
-    `auto`: bfloat16 on GPUs that have it, else float32."""
+    `auto`: bfloat16 on GPUs that have it, else float32. `float16`: with a scaled loss, lest gradients vanish."""
     system_prompt: str | None = None
     """Put before every question. Default: none for `tiny`, a request for `<answer>` tags for other models."""
     trust_remote_code: bool = False
@@ -66,6 +69,12 @@ class UpdateSettings(Settings):
     weight_decay: float = Field(0.0, ge=0)
     warmup_updates: int = Field(0, ge=0)
     """Updates over which the learning rate rises linearly to its value."""
+    schedule: ScheduleName = "constant"
+    """The learning rate after warm-up: constant, or falling until `total_updates` and staying there."""
+    total_updates: int | None = Field(None, ge=1)
+    """Updates, warm-up included, after which `linear` and `cosine` have fallen to `final_learning_rate`."""
+    final_learning_rate: float = Field(0.0, ge=0)
+    """What the learning rate falls to."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
@@ -83,8 +92,17 @@ class UpdateSettings(Settings):
     """Passes over each mixed batch; clipping acts from the second step on."""
     minibatches: int = Field(1, ge=1)
     """Optimizer steps an epoch, the batch's groups divided among them."""
-    micro_batch_tokens: int = Field(16_384, ge=1)
-    """Padded tokens a forward pass; memory is bounded by it, the update does not depend on it."""
+    batching: BatchingName = "auto"
+    """How rows share a forward pass: `packed` reads a prompt once for all its completions and has no padding, but needs
+    a model with plain attention; `padded` takes rows of similar length together. `auto`: packed on the CPU where the
+    model can, else padded."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens a forward pass, padding included; memory is bounded by it, the update does not depend on it. Halved when
+    memory runs out. Default: 16,384 on GPUs, 2,048 on the CPU, where larger ones are not faster."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input for the gradient and compute the rest again: less memory, a third more time."""
+    compile: bool = False
+    """Compile the model's layers for updates; the first updates take minutes longer."""
     max_nonfinite_steps: int = Field(5, ge=1)
     """Give up, checkpoint written, after so many optimizer steps in a row with a non-finite loss or gradient."""
 
@@ -92,6 +110,22 @@ class UpdateSettings(Settings):
     def _betas_in_range(self) -> UpdateSettings:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be in [0, 1), got {self.betas}")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_ends(self) -> UpdateSettings:
+        if self.schedule == "constant":
+            return self
+        if self.total_updates is None or self.total_updates <= self.warmup_updates:
+            raise ValueError(
+                f"schedule {self.schedule} needs total_updates above warmup_updates ({self.warmup_updates}), "
+                f"got {self.total_updates}"
+            )
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate must be at most learning_rate ({self.learning_rate:g}), "
+                f"got {self.final_learning_rate:g}"
+            )
         return self
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swarm.algorithms.diagnostics import ess
+from swarm.policy.logprobs import Scores
 from swarm.types import UpdateReport
 
 
@@ -20,21 +21,31 @@ class StepTotals:
     num_tokens: int
     loss: float = 0.0
     clipped: float = 0.0
+    entropy: float = 0.0
     weights: list[Tensor] = field(default_factory=list)
     """Importance weights of the unmasked tokens."""
 
-    def add(self, loss: Tensor, clipped: Tensor, ratio: Tensor, mask: Tensor) -> None:
+    def add(self, loss: Tensor, clipped: Tensor, ratio: Tensor, scores: Scores) -> None:
         """Add a micro-batch."""
         self.loss += float(loss.detach())
         self.clipped += float(clipped)
-        self.weights.append(ratio[mask.bool()].cpu())
+        self.entropy += float(scores.entropies.sum())
+        self.weights.append(ratio[scores.mask].cpu())
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
         weights = torch.cat(self.weights)
-        clip_fraction = self.clipped / max(1, self.num_tokens)
-        part = float(ess(weights, torch.ones_like(weights)))
-        return UpdateReport(self.loss, grad_norm, self.num_sequences, self.num_tokens, clip_fraction, skipped, part)
+        tokens = max(1, self.num_tokens)
+        return UpdateReport(
+            loss=self.loss,
+            grad_norm=grad_norm,
+            num_sequences=self.num_sequences,
+            num_tokens=self.num_tokens,
+            clip_fraction=self.clipped / tokens,
+            skipped=skipped,
+            ess=float(ess(weights, torch.ones_like(weights))),
+            entropy=self.entropy / tokens,
+        )
 
 
 def merge(parts: Sequence[StepTotals]) -> StepTotals:
@@ -44,6 +55,7 @@ def merge(parts: Sequence[StepTotals]) -> StepTotals:
         num_tokens=parts[0].num_tokens,
         loss=sum(part.loss for part in parts),
         clipped=sum(part.clipped for part in parts),
+        entropy=sum(part.entropy for part in parts),
         weights=[weights for part in parts for weights in part.weights],
     )
 
@@ -60,4 +72,5 @@ def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:
         clip_fraction=sum(report.clip_fraction * report.num_tokens for report in taken) / max(1, tokens),
         skipped=not taken,
         ess=sum(report.ess * report.num_tokens for report in taken) / max(1, tokens),
+        entropy=sum(report.entropy * report.num_tokens for report in taken) / max(1, tokens),
     )

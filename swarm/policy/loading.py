@@ -25,6 +25,7 @@ SYSTEM_PROMPT = (
     "</answer>."
 )
 UNBOUNDED_POSITIONS = 10**9
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Policy:
@@ -71,6 +72,11 @@ class Policy:
     def max_positions(self) -> int:
         """Longest sequence, prompt and completion, that the model takes."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What matrix products of a forward pass compute in."""
+        return self.model.dtype if self.dtype is torch.float32 else self.dtype
 
     def compute(self) -> contextlib.AbstractContextManager[object]:
         """Context in which forward passes run in `dtype`."""
@@ -212,7 +218,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
+    return DTYPES[name]
 
 
 def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

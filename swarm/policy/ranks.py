@@ -30,8 +30,8 @@ class Ranks:
         """Bring this rank's share of the weights to its device."""
         model.to(device)
 
-    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
-        """What `compute` returns after forward passes of the model; a backward pass may follow."""
+    def forward(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns after a forward pass of the model; a backward pass from its tensors may follow."""
         return compute()
 
     def gathered(self) -> contextlib.AbstractContextManager[None]:

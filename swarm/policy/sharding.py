@@ -63,10 +63,10 @@ class ShardedRanks(Ranks):
         self.forward(lambda: torch.zeros(()))  # whichever module computes first counts as the outermost from then on
         self._root.reshard()
 
-    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(self, compute: Callable[[], T]) -> T:
         """Gather each layer while it computes; every rank has to have as many passes."""
         assert isinstance(self._root, _Root), "no model was placed"
-        result: Tensor = self._root(compute)
+        result: T = self._root(compute)
         return result
 
     @contextlib.contextmanager
@@ -131,5 +131,5 @@ class _Root(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(self, compute: Callable[[], T]) -> T:
         return compute()

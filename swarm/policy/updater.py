@@ -9,7 +9,8 @@ groups ── rows.py ──▶ rows ── behaviour.py: old log-probabilities 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,30 +19,36 @@ from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.kl import cppo_kl
 from swarm.algorithms.losses import LOSSES, Groups, LossConfig
 from swarm.algorithms.losses.base import log_ratio
-from swarm.errors import NonFiniteUpdates
+from swarm.errors import NonFiniteUpdates, PolicyError
 from swarm.mixing import MixSettings
-from swarm.policy.batching import micro_batches, minibatches
+from swarm.policy.batching import minibatches
 from swarm.policy.behaviour import bound_claims, freeze, set_group_expectations
 from swarm.policy.config import UpdateSettings
 from swarm.policy.figures import StepTotals, merge, summarise
+from swarm.policy.layers import TrainingLayers
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs, pad
+from swarm.policy.logprobs import Scorer, Scores, choose_batching
+from swarm.policy.memory import TokenBudget
 from swarm.policy.rows import Row, RowReader
 from swarm.policy.schedules import learning_rate
 from swarm.types import GradedGroup, UpdateReport
+
+MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=2_048)
+"""Tokens a forward pass where the configuration names none, by type of device."""
+FUSED = ("cpu", "cuda")
+"""Devices with a single kernel for the optimizer."""
 
 
 class PolicyUpdater:
     """AdamW on one policy; what an update does is independent of how it is cut into micro-batches."""
 
     def __init__(self, policy: Policy, settings: UpdateSettings, mix: MixSettings, temperature: float) -> None:
-        """Train `policy` with its log-probabilities taken at the sampling `temperature`."""
+        """Train `policy` with its log-probabilities taken at the sampling `temperature`. Raises `PolicyError`."""
         self.version = 0
         self.nonfinite_in_a_row = 0
         self.ranks = policy.ranks
         self._policy = policy
         self._settings = settings
-        self._temperature = temperature
         self._reader = RowReader(policy, mix, ADVANTAGES[settings.advantage])
         self._loss = LOSSES[settings.objective]
         self._whole_groups = settings.objective == "gepo"
@@ -52,11 +59,19 @@ class PolicyUpdater:
             ratio_cap=settings.ratio_cap,
             group_epsilon=settings.group_epsilon,
         )
+        self._batching = choose_batching(policy, settings.batching)
+        self._scorer = Scorer(policy, temperature, self._batching)
+        self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
+        self._budget = TokenBudget(settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type], policy.ranks)
+        if policy.dtype is torch.float16 and policy.ranks.size > 1:
+            raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
+        self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype is torch.float16)
         self.optimizer = torch.optim.AdamW(
             policy.trained,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
+            fused=policy.device.type in FUSED,
         )
 
     def fits(self, group: GradedGroup) -> bool:
@@ -69,14 +84,15 @@ class PolicyUpdater:
         groups = [rows for rows in groups if rows]
         if not groups:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
-        self._settle_behaviour(groups)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = learning_rate(self._settings, self.version)
-        reports = [
-            self._step(rows)
-            for _ in range(self._settings.epochs)
-            for rows in minibatches(groups, self._settings.minibatches)
-        ]
+        with self._layers.active(), self._batching.attention(self._policy.model):
+            self._settle_behaviour(groups)
+            reports = [
+                self._step(rows)
+                for _ in range(self._settings.epochs)
+                for rows in minibatches(groups, self._settings.minibatches)
+            ]
         self.version += any(not report.skipped for report in reports)
         return summarise(reports)
 
@@ -93,32 +109,24 @@ class PolicyUpdater:
         if self._whole_groups:
             set_group_expectations(groups)
 
-    @torch.no_grad()
-    def _own_logprobs(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[float]]]:
-        """The rows with their log-probabilities as they are now, each computed on one rank."""
-        computed: dict[int, list[float]] = {}
-        for micro in self._paced(rows):
-            for row, values in zip(micro, self._logprobs(micro).tolist(), strict=True):
-                computed[id(row)] = values[: len(row.completion)]
-        mine = {i: computed[id(row)] for i, row in enumerate(rows) if id(row) in computed}
-        for part in self.ranks.gather(mine):
-            for i, values in part.items():
-                yield rows[i], values
+    def _own_logprobs(self, rows: Sequence[Row]) -> list[tuple[Row, list[float]]]:
+        return self._budget.attempt(lambda max_tokens: self._read_logprobs(rows, max_tokens), rows)
 
-    def _paced(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Micro-batches of this rank's share, then empty ones until every rank has had as many."""
-        mine = [rows[i] for i in self.ranks.share([row.length for row in rows])]
-        batches = list(micro_batches(mine, self._settings.micro_batch_tokens))
-        return batches + [[] for _ in range(self.ranks.most(len(batches)) - len(batches))]
+    @torch.no_grad()
+    def _read_logprobs(self, rows: Sequence[Row], max_tokens: int) -> list[tuple[Row, list[float]]]:
+        """The rows with their log-probabilities as they are now, each computed on one rank."""
+        mine: list[tuple[int, list[float]]] = []
+        places = {id(row): i for i, row in enumerate(rows)}
+        for micro in self._micro_batches(rows, max_tokens):
+            logprobs = self._score(micro).logprobs[: len(micro)].tolist()
+            mine += [
+                (places[id(row)], values[: len(row.completion)]) for row, values in zip(micro, logprobs, strict=True)
+            ]
+        return [(rows[i], values) for part in self.ranks.gather(mine) for i, values in part]
 
     def _step(self, rows: Sequence[Row]) -> UpdateReport:
-        """One optimizer step, gradients accumulated over micro-batches."""
-        self.optimizer.zero_grad(set_to_none=True)
-        totals = StepTotals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
-        for micro in self._paced(rows):
-            self._accumulate(micro, totals)
-        totals = merge(self.ranks.gather(totals))
-        grad_norm = self._clip()
+        """One optimizer step."""
+        totals, grad_norm = self._finite_gradient(rows)
         skipped = not (math.isfinite(totals.loss) and math.isfinite(grad_norm))
         if skipped:
             self._count_nonfinite()
@@ -127,13 +135,52 @@ class PolicyUpdater:
             self.optimizer.step()
         return totals.report(grad_norm, skipped)
 
+    def _finite_gradient(self, rows: Sequence[Row]) -> tuple[StepTotals, float]:
+        """The clipped gradient, its norm before; with float16 the loss is scaled down until nothing overflows."""
+        while True:
+            totals = self._budget.attempt(lambda max_tokens: self._gradient(rows, max_tokens), rows)
+            self._scaler.unscale_(self.optimizer)
+            grad_norm = self._clip()
+            overflown = math.isfinite(totals.loss) and not math.isfinite(grad_norm) and self._scaler.get_scale() > 1
+            self._scaler.update()
+            if not overflown:
+                return totals, grad_norm
+
+    def _gradient(self, rows: Sequence[Row], max_tokens: int) -> StepTotals:
+        """The gradient of the mean over all rows, accumulated over micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        totals = StepTotals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
+        for micro in self._micro_batches(rows, max_tokens):
+            self._accumulate(micro, totals)
+        return merge(self.ranks.gather(totals))
+
+    def _clip(self) -> float:
+        """Scale the gradient down to the largest norm allowed; its norm before."""
+        parameters = self._policy.trained
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = self.ranks.whole(torch.nn.utils.get_total_norm(gradients))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._settings.max_grad_norm, norm)
+        return float(norm)
+
+    def _micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+        """This rank's share, then empty ones until every rank has had as many: each means a pass that all take."""
+        mine = [rows[i] for i in self.ranks.share([row.length for row in rows])]
+        batches = list(self._batching.cut(mine, max_tokens))
+        return batches + [[] for _ in range(self.ranks.most(len(batches)) - len(batches))]
+
+    def _score(self, rows: Sequence[Row]) -> Scores:
+        """An empty micro-batch gets the scores of a row of no consequence."""
+        nothing = [self._policy.pad_id]
+        return self._scorer(rows or [Row(nothing, nothing, 0.0, None)])
+
     def _accumulate(self, rows: list[Row], totals: StepTotals) -> None:
         """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
-        new = self._logprobs(rows)  # [B, T]
+        scores = self._score(rows)
         if not rows:
-            new.sum().backward()  # type: ignore[no-untyped-call]
+            (scores.logprobs.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
             return
-        old, mask = _pad_old(rows, new)
+        new, mask = scores.logprobs, scores.mask.to(scores.logprobs.dtype)  # [B, T]
+        old = _old(rows, scores)
         advantages = torch.tensor([row.advantage for row in rows], device=new.device, dtype=new.dtype)  # [B]
         expectations = torch.tensor([row.log_expectation for row in rows], device=new.device, dtype=new.dtype)
         groups = Groups(torch.zeros(len(rows), device=new.device, dtype=torch.long), expectations)
@@ -143,25 +190,8 @@ class PolicyUpdater:
         loss = output.loss * share
         if self._settings.behaviour_kl > 0:
             loss = loss + self._settings.behaviour_kl * sequences_share * cppo_kl(new, old, mask)
-        loss.backward()  # type: ignore[no-untyped-call]
-        totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), mask)
-
-    def _logprobs(self, rows: Sequence[Row]) -> Tensor:
-        """[B, T]; without rows a pass all the same, which other ranks need: [0, 1]."""
-        prompts = [row.prompt for row in rows] or [[self._policy.pad_id]]
-        completions = [row.completion for row in rows] or [[self._policy.pad_id]]
-        logprobs = self.ranks.forward(
-            lambda: completion_logprobs(self._policy, prompts, completions, self._temperature)
-        )
-        return logprobs[: len(rows)]
-
-    def _clip(self) -> float:
-        """Scale the gradient down to the largest norm allowed; its norm before."""
-        parameters = self._policy.trained
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = self.ranks.whole(torch.nn.utils.get_total_norm(gradients))
-        torch.nn.utils.clip_grads_with_norm_(parameters, self._settings.max_grad_norm, norm)
-        return float(norm)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), scores)
 
     def _count_nonfinite(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -173,11 +203,10 @@ class PolicyUpdater:
             )
 
 
-def _pad_old(rows: Sequence[Row], new: Tensor) -> tuple[Tensor, Tensor]:
-    """Old log-probabilities and mask, both [B, T] like `new`; a row without them has the current ones."""
-    _, mask = pad([row.completion for row in rows], 0)
-    old = new.detach().clone()
-    for i, row in enumerate(rows):
-        if row.old is not None:
-            old[i, : len(row.old)] = torch.tensor(row.old, device=new.device)
-    return old, mask.to(new.device)
+def _old(rows: Sequence[Row], scores: Scores) -> Tensor:
+    """Old log-probabilities [B, T]; a row without them has the current ones."""
+    current = scores.logprobs.detach()
+    known = [row.old is not None for row in rows]
+    values = [value for row in rows for value in row.old or ()]
+    where = scores.mask & torch.tensor(known, device=current.device)[:, None]
+    return current.masked_scatter(where, torch.tensor(values, device=current.device, dtype=current.dtype))

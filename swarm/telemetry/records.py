@@ -48,6 +48,8 @@ class UpdateFigures(Struct, frozen=True):
     skipped: bool = False
     ess: float | None = None
     """Effective sample size of the importance weights, as a part of the tokens."""
+    entropy: float | None = None
+    """Of the policy's distribution at the tokens trained on, mean, in nats."""
 
     @classmethod
     def of(cls, report: UpdateReport) -> UpdateFigures:
@@ -60,6 +62,7 @@ class UpdateFigures(Struct, frozen=True):
             num_tokens=report.num_tokens,
             skipped=report.skipped,
             ess=_finite(report.ess),
+            entropy=_finite(report.entropy),
         )
 
 

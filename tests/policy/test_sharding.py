@@ -46,6 +46,8 @@ CASES: dict[str, tuple[dict[str, object], LoraSettings]] = {
         if kl == 0 or objective == "gepo"
     },
     "LoRA": (STEPS, LoraSettings(rank=4)),
+    "packed": ({**STEPS, "batching": "packed"}, LoraSettings()),
+    "checkpointed": ({**STEPS, "gradient_checkpointing": True}, LoraSettings()),
 }
 TEXTS = ("<answer>19</answer>", "19", "3", "a rather long completion that is wrong, and goes on for some time")
 

@@ -16,6 +16,7 @@ from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId
 from tests.groups import rollout_group
+from tests.policy.exact import exact
 
 PROMPT = "Calculate 12 + 7."
 TEXTS = ("<answer>19</answer>", "19", "<answer>3</answer>", "a rather long completion that is wrong")
@@ -60,15 +61,16 @@ def test_an_update_raises_what_was_rewarded_and_lowers_the_rest(policy: Policy, 
 
 
 def test_local_and_external_groups_of_the_same_text_give_the_same_gradient(policy: Policy) -> None:
+    policy = exact(policy)
     twin = copy.deepcopy(policy)
     _updater(policy).update([_group(policy)], [])
     _updater(twin).update([], [_group(twin, ids=False)])
     for ours, theirs in zip(policy.model.parameters(), twin.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
 def test_the_update_does_not_depend_on_the_micro_batch_size(policy: Policy) -> None:
-    policy.model.double()
+    policy = exact(policy)
     results: list[tuple[float, float]] = []
     weights: list[list[torch.Tensor]] = []
     for budget in (1, 64, 100_000):
@@ -156,7 +158,7 @@ def test_groups_longer_than_the_model_do_not_fit(policy: Policy) -> None:
 @pytest.mark.parametrize("objective", get_args(LossName))
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_no_objective_depends_on_the_micro_batch_size(policy: Policy, objective: str, kl: float) -> None:
-    policy.model.double()
+    policy = exact(policy)
     local, external = _group(policy), _group(policy, (0.0, 1.0, 1.0, 0.0), ids=False)
     weights = []
     for budget in (1, 100_000):
