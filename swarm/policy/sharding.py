@@ -46,10 +46,8 @@ class ShardedRanks(Ranks):
         """Shard the model over the ranks' devices, layer by layer. Raises `PolicyError` for one without layers."""
         if device.type not in ("cpu", "cuda"):
             raise PolicyError(f"several processes need policy.device cpu or cuda, got {device.type}")
-        if device.type == "cuda" and self.size > torch.cuda.device_count():
-            raise PolicyError(
-                f"torchrun started {self.size} processes; there are {torch.cuda.device_count()} GPUs here"
-            )
+        if device.type == "cuda" and self.size > (num_gpus := torch.cuda.device_count()):
+            raise PolicyError(f"--nproc-per-node must be at most {num_gpus}, the GPUs of this machine, got {self.size}")
         layers = next((module for module in model.modules() if isinstance(module, nn.ModuleList)), None)
         if layers is None:
             raise PolicyError(f"{type(model).__name__} has no list of layers and cannot be shared among processes")
@@ -60,13 +58,14 @@ class ShardedRanks(Ranks):
             # The default is the mean over ranks; each has its share of one sum. Gloo has no scaled sum but a plain one.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        self.forward(lambda: torch.zeros(()))  # whichever module computes first counts as the outermost from then on
-        self._root.reshard()
+        self.forward(lambda: None)  # whichever module computes first counts as the outermost from then on
 
     def forward(self, compute: Callable[[], T]) -> T:
         """Gather each layer while it computes; every rank has to have as many passes."""
         assert isinstance(self._root, _Root), "no model was placed"
         result: T = self._root(compute)
+        if not _has_gradient(result):  # no backward pass will do it
+            self._root.reshard()
         return result
 
     @contextlib.contextmanager
@@ -133,3 +132,9 @@ class _Root(nn.Module):
 
     def forward(self, compute: Callable[[], T]) -> T:
         return compute()
+
+
+def _has_gradient(result: object) -> bool:
+    if isinstance(result, tuple):
+        return any(_has_gradient(part) for part in result)
+    return isinstance(result, Tensor) and result.requires_grad
