@@ -71,14 +71,14 @@ class Crew:
     ) -> None:
         """Load from a checkpoint or anew. Raises `PolicyError`, `CheckpointError`."""
         self._ranks = ranks
+        if ranks.rank == 0:
+            self._order(Begin(config, checkpoint))
         self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
         engine = TransformersEngine(self.policy, config.generation.max_batch_sequences, cancelled)
         self._engine = SharedEngine(engine, self.policy)
         self._updater = PolicyUpdater(self.policy, config.update, config.mix, config.generation.temperature)
         self.resumed: TrainingState | None = restore(checkpoint, self._updater) if checkpoint else None
         """The state that the checkpoint holds."""
-        if ranks.rank == 0:  # the others load now, when nothing has to be downloaded or made any more
-            self._order(Begin(config, checkpoint))
 
     @property
     def version(self) -> int:
@@ -136,7 +136,8 @@ def leading(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except SwarmError:
-        ranks.broadcast(_NOTHING)
+        with contextlib.suppress(RuntimeError):  # they may have met with the same and be gone
+            ranks.broadcast(_NOTHING)
         raise
     ranks.broadcast(_NOTHING)
 

@@ -26,6 +26,10 @@ class Ranks:
     """Which of the processes this is; 0 leads."""
     size = 1
 
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Have rank 0 do this before the others, for whom nothing has to be downloaded or made any more."""
+        return work()
+
     def place(self, model: PreTrainedModel, device: torch.device) -> None:
         """Bring this rank's share of the weights to its device."""
         model.to(device)

@@ -42,6 +42,15 @@ class ShardedRanks(Ranks):
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Raises `PolicyError` on the other ranks when rank 0 could not do it."""
+        if self.rank > 0 and not self.broadcast(False):
+            raise PolicyError("rank 0 could not load the policy")
+        result = work()
+        if self.rank == 0:
+            self.broadcast(True)
+        return result
+
     def place(self, model: PreTrainedModel, device: torch.device) -> None:
         """Shard the model over the ranks' devices, layer by layer. Raises `PolicyError` for one without layers."""
         if device.type not in ("cpu", "cuda"):
