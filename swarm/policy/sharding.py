@@ -100,7 +100,7 @@ class ShardedRanks(Ranks):
             loads[least] += costs[item]
             if least == self.rank:
                 mine.append(item)
-        return mine
+        return sorted(mine)
 
     def most(self, count: int) -> int:
         """The largest of all ranks' counts."""
