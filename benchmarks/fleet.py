@@ -27,7 +27,7 @@ class Setting:
     count: int
     loss: float = 0.0
     delay_s: float = 0.0
-    poll_s: float = 0.002
+    poll_s: float = 0.0
     peer_python: Path | None = None
 
 

@@ -66,7 +66,7 @@ class Plan:
 
     @contextmanager
     def fleet(
-        self, kind: Kind, count: int, *, loss: float = 0, delay_s: float = 0, poll_s: float = 0.002
+        self, kind: Kind, count: int, *, loss: float = 0, delay_s: float = 0, poll_s: float = 0.0
     ) -> Iterator[Fleet]:
         """Nodes that are gone afterwards."""
         setting = Setting(kind, count, loss, delay_s, poll_s, self.peer_python)
@@ -204,7 +204,7 @@ def latency(plan: Plan) -> Result:
                 )
             )
     rows.append(row(f"{what}: delivered fraction", [fraction(pairs) for pairs in figures["ours"]], ""))
-    notes = ["Latency includes sealing, verification and up to 2 ms until the receiver looks."]
+    notes = ["Latency includes sealing and verification."]
     notes += [PEER_AT_4_KB] if len(figures) > 1 else []
     return rows, notes
 

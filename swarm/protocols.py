@@ -133,6 +133,10 @@ class Transport(Protocol):
         """Records that arrived since the last call, oldest first, raw and unverified."""
         ...
 
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to drain; whether there is."""
+        ...
+
     def status(self) -> NetworkStatus:
         """The network as it is now."""
         ...

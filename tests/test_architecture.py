@@ -21,6 +21,7 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms"},
     "swarm/mixing.py": PURE,
     "swarm/pool.py": PURE,
+    "swarm/capacity.py": PURE,
     "swarm/sapo.py": PURE | {"swarm.mixing", "swarm.pool", "swarm.telemetry.ledger"},
     "swarm/policy": PURE
     | {"swarm.policy", "swarm.algorithms", "swarm.mixing", "swarm.pool", "swarm.tasks", "swarm.telemetry"},

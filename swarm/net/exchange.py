@@ -73,6 +73,10 @@ class Exchange:
         self._transport.publish(record)
         return stamped
 
+    def wait(self, timeout_s: float) -> bool:
+        """Block until records have arrived; whether they have."""
+        return self._transport.wait(timeout_s)
+
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         """(content id, group) of what arrived and passed the checks, and refusals by reason, since the last call."""
         groups: list[tuple[str, RolloutGroup]] = []

@@ -14,6 +14,7 @@ class Mailbox:
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        self._filled = threading.Condition(self._lock)
         self._records: deque[bytes] = deque()
         self._num_bytes = 0
         self._num_dropped = 0
@@ -29,6 +30,12 @@ class Mailbox:
             while len(self._records) > self._max_records or self._num_bytes > self._max_bytes:
                 self._num_bytes -= len(self._records.popleft())
                 self._num_dropped += 1
+            self._filled.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to take; whether there is."""
+        with self._lock:
+            return self._filled.wait_for(lambda: bool(self._records), timeout_s)
 
     def take(self) -> bytes | None:
         """The oldest record, removed; None when empty."""

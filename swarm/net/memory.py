@@ -145,11 +145,20 @@ class MemoryTransport:
     def drain(self) -> list[bytes]:
         """Records that arrived since the last call, oldest first."""
         self._require_open()
+        self._backfill_once()
+        return self._inbox.drain()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to drain; whether there is."""
+        self._require_open()
+        self._backfill_once()
+        return self._inbox.wait(timeout_s)
+
+    def _backfill_once(self) -> None:
         run = self.manifest()
         if run is not None and not self._backfilled:
             self._backfilled = True
             self._backfill(run)
-        return self._inbox.drain()
 
     def status(self) -> NetworkStatus:
         """The other peers in the run, or all others while there is none."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
@@ -298,8 +299,9 @@ class Session:
                 state.counters.add("dht_errors")
                 logger.debug("a discovery round failed", exc_info=True)
             # A peer's DHT comes up a little after its connection, and its record later still: look again soon at first.
-            if await self._peers_changed.happens(pause_s):
+            # A round is work for all who are asked: nodes that started together shall not go on together.
+            if await self._peers_changed.happens(pause_s * random.uniform(0.8, 1.2)):
                 pause_s = OBSERVE_EVERY_S
                 await asyncio.sleep(OBSERVE_EVERY_S)
             else:
-                pause_s = min(2 * pause_s, state.settings.announce_every_s)
+                pause_s = min(4 * pause_s, state.settings.announce_every_s)

@@ -49,6 +49,11 @@ class StateTransport(ABC):
         self._require_running()
         return self._state.inbox.drain()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to drain; whether there is."""
+        self._require_running()
+        return self._state.inbox.wait(timeout_s)
+
     def status(self) -> NetworkStatus:
         """The network as it was at most a second or so ago."""
         return self._state.status()

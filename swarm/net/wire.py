@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import msgspec
@@ -51,6 +52,7 @@ MAX_MANIFEST_BYTES = 262_144
 MAX_MANIFEST_TASKS = 256
 MAX_PEER_RECORD_BYTES = 1_536
 MAX_PEER_RECORD_LIFE_S = 300.0
+REMEMBERED_PEER_RECORDS = 4_096
 MAX_MULTIADDRS = 16
 MAX_ANNOUNCEMENT_BYTES = 16_384
 MAX_INTEGER = 2**63 - 1
@@ -195,6 +197,15 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
 
 def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
     """The peer record in an envelope, signed by the peer it is about and not expired. Raises `RejectedGroup`."""
+    peer = _signed_peer_record(record, run_id)
+    if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
+        raise RejectedGroup("clock", f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
+    return peer
+
+
+# Every answer of the directory holds all of it: without a memory each record would be verified in each again.
+@lru_cache(REMEMBERED_PEER_RECORDS)
+def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
     envelope = _open_envelope(record, "peer", MAX_PEER_RECORD_BYTES)
     _check_signature(envelope)
     peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
@@ -202,8 +213,6 @@ def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) ->
         raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {peer.run_id!r}")
     if peer.peer_id != envelope.peer_id:
         raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but is about {peer.peer_id!r}")
-    if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
-        raise RejectedGroup("clock", f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
         raise RejectedGroup("limits", f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
     return peer

@@ -104,9 +104,11 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
     assert first.status().run_id == second.status().run_id == second.manifest().run_id  # type: ignore[union-attr]
     assert second.sealed_manifest() == first.sealed_manifest()
 
+    assert not second.wait(0.0)
     sent = [b"record %d" % i for i in range(20)]
     for record in sent:
         first.publish(record)
+    assert second.wait(10.0)
     # Gossip checks signatures in parallel: the order is kept mostly, not always.
     assert sorted(arrive(second, 20)) == sorted(sent)
     second.publish(bytes(900_000))
@@ -147,6 +149,8 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
         second.publish(b"x")
     with pytest.raises(TransportError):
         second.drain()
+    with pytest.raises(TransportError):
+        second.wait(0.0)
     until(lambda: first.status().connected == (), "the other's departure is seen")
     assert first.status().alone_since is not None
 

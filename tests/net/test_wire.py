@@ -266,7 +266,11 @@ def test_arbitrary_manifests_and_peer_records_are_refused(record: bytes) -> None
 
 def test_peer_record() -> None:
     record = PeerRecord(RUN, ALICE.peer_id, ("/ip4/1.2.3.4/tcp/1/p2p/x",), "tiny", ("gcd",), "peer", "0", NOW + 60)
-    assert open_peer_record(seal_peer_record(ALICE, record), RUN, now=NOW) == record
+    sealed = seal_peer_record(ALICE, record)
+    assert open_peer_record(sealed, RUN, now=NOW) == record
+    with pytest.raises(RejectedGroup) as refusal:
+        open_peer_record(sealed, RUN, now=NOW + 61)  # verified before, and expired since
+    assert refusal.value.reason == "clock"
     bad: list[tuple[Identity, PeerRecord, str]] = [
         (ALICE, replace(record, expires_at=NOW - 1), "clock"),
         (ALICE, replace(record, expires_at=NOW + 10_000), "clock"),
