@@ -11,7 +11,6 @@ import torch
 
 from swarm.errors import OutOfMemory
 from swarm.policy.batching import Tokens
-from swarm.policy.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +21,12 @@ ALLOCATOR_MESSAGES = ("can't allocate memory", "out of memory")
 
 
 class TokenBudget:
-    """Tokens a forward pass may have; halved whenever memory runs out, and for good.
+    """Tokens a forward pass may have; halved whenever memory runs out, and for good."""
 
-    With several ranks it is not: the others are in the middle of a pass and cannot be called back.
-    """
-
-    def __init__(self, tokens: int, ranks: Ranks) -> None:
-        """Begin with `tokens`."""
+    def __init__(self, tokens: int, alone: bool = True) -> None:
+        """Begin with `tokens`. Unless `alone` nothing is tried again: other ranks wait in the middle of a pass."""
         self.tokens = tokens
-        self._alone = ranks.size == 1
+        self._alone = alone
 
     def attempt(self, work: Callable[[int], T], rows: Sequence[Tokens]) -> T:
         """What `work(tokens)` returns; it is called again from its start with half as many after running out.

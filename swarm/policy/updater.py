@@ -62,7 +62,8 @@ class PolicyUpdater:
         self._batching = choose_batching(policy, settings.batching)
         self._scorer = Scorer(policy, temperature, self._batching)
         self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
-        self._budget = TokenBudget(settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type], policy.ranks)
+        budget = settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
+        self._budget = TokenBudget(budget, alone=policy.ranks.size == 1)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
         self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype is torch.float16)
