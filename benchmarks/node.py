@@ -43,6 +43,9 @@ class Spec:
     poll_s: float = 0.0
     """How often arrivals are taken out; 0: as they arrive."""
 
+    patient: bool = False
+    """Of a learner: long rounds, and nothing taken out between them."""
+
     def as_argument(self) -> str:
         """For the command line."""
         return json.dumps(dataclasses.asdict(self))

@@ -12,7 +12,9 @@ from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-PARTS = frozenset({"__init__", "children", "delivery", "faults", "fleet", "groups", "hostile", "node", "report"})
+PARTS = frozenset(
+    "__init__ arithmetic attacks children delivery faults fleet flood groups hostile learner node report".split()
+)
 """Modules that benchmarks are made of, and are none themselves."""
 
 

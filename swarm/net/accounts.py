@@ -26,6 +26,7 @@ taken for a replay."""
 
 OFFENCES: dict[str, float] = {
     "malformed": 2.0,
+    "oversized": 2.0,
     "limits": 2.0,
     "wrong_peer": 2.0,
     "clock": 0.5,

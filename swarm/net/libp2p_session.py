@@ -283,7 +283,7 @@ class Session:
         if len(record) > min(self._state.settings.max_record_bytes, INLINE_BYTES):
             self._state.counters.add("drop_oversized")
             return False
-        return True
+        return self._state.is_its_own(author, record)
 
     async def _tell(self) -> None:
         await self._run_known.wait()

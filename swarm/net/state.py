@@ -148,16 +148,28 @@ class NodeState:
             return
         if sender in self.banned:
             self.counters.add("banned_gossip")
-        elif self._take_in(record, 0.0):
+        elif self.is_its_own(sender, record) and self._take_in(sender, record, 0.0):
             self.counters.add("delivered")
 
-    def mend(self, record: bytes, age_s: float) -> None:
+    def is_its_own(self, author: str, record: bytes) -> bool:
+        """Whether the author of a gossip message, whom its signature proves, may publish this record.
+
+        Everybody publishes what is his own: a record in another's name is forged or replayed.
+        """
+        label = outside(record)
+        if label is None or label[1] == author:
+            return True
+        self.counters.add("drop_not_its_own")
+        return False
+
+    def mend(self, helper: str, record: bytes, age_s: float) -> None:
         """Take in a record that gossip did not bring; one from before this node's time is a backfill."""
-        if self._take_in(record, age_s):
+        if self._take_in(helper, record, age_s):
             before = age_s > time.monotonic() - self._in_run_since
             self.counters.add("backfilled" if before else "repaired")
 
-    def _take_in(self, record: bytes, age_s: float) -> bool:
+    def _take_in(self, origin: str, record: bytes, age_s: float) -> bool:
+        """Whether it was new; `origin` is who sent it, not whom it claims to be from."""
         if len(record) > min(self.settings.max_record_bytes, INLINE_BYTES):
             self.counters.add("drop_oversized")
             return False
@@ -171,7 +183,7 @@ class NodeState:
         if label is not None and label[0] == "large":
             self._expect(record)
         else:
-            self.inbox.put(record)
+            self.inbox.put(record, origin)
         return True
 
     def _expect(self, sealed: bytes) -> None:
@@ -194,7 +206,7 @@ class NodeState:
         record = download.record()
         if self.shelf.add(record, listed=False):
             self.counters.add("fetched")
-            self.inbox.put(record)
+            self.inbox.put(record, download.announcement.peer_id)
 
     def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes]:
         """Answer a peer's request; a failing handler is counted, and the peer told."""
