@@ -21,8 +21,8 @@ ScheduleName = Literal["constant", "linear", "cosine"]
 class LoraSettings(Settings):
     """Train small adapters beside frozen weights: optimizer, gradients and checkpoints shrink to their size.
 
-    Their learning rate is best about ten times that of all weights. There is no dropout: the probabilities of sampling
-    and of training have to agree. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
+    They want a larger learning rate than all weights do, often three to ten times. There is no dropout: the
+    probabilities of sampling and of training have to agree. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
     """
 
     rank: int = Field(0, ge=0)

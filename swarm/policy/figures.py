@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class StepTotals:
         self.behaviour_kl += float(share.behaviour_kl)
         self.reference_kl += float(share.reference_kl)
         self.entropy += float(share.entropy)
-        self.ratios.append(share.ratios)
+        self.ratios.append(share.ratios.cpu())
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
@@ -73,6 +73,20 @@ class StepTotals:
             lag=self.lag,
             max_lag=self.max_lag,
         )
+
+
+def merge(parts: Sequence[StepTotals]) -> StepTotals:
+    """The totals of a step of which each rank did a part."""
+    return replace(
+        parts[0],
+        loss=sum(part.loss for part in parts),
+        clipped=sum(part.clipped for part in parts),
+        capped=sum(part.capped for part in parts),
+        behaviour_kl=sum(part.behaviour_kl for part in parts),
+        reference_kl=sum(part.reference_kl for part in parts),
+        entropy=sum(part.entropy for part in parts),
+        ratios=[ratios for part in parts for ratios in part.ratios],
+    )
 
 
 def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:

@@ -163,11 +163,13 @@ def load_policy(
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     frozen = lora and settings.lora.frozen_dtype == "compute"
-    model, tokenizer = _read(settings, None if lora else weights, progress, dtype if frozen else torch.float32)
+    ranks = ranks or Ranks()
+    model, tokenizer = ranks.in_turn(
+        lambda: _read(settings, None if lora else weights, progress, dtype if frozen else torch.float32)
+    )
     adapters = Adapters(model, settings.lora) if lora else None
     if adapters and weights is not None:
         adapters.load(weights)
-    ranks = ranks or Ranks()
     ranks.place(model, device)
     default_prompt = None if settings.model == TINY else SYSTEM_PROMPT
     return Policy(
