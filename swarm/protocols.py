@@ -86,8 +86,10 @@ class RolloutEngine(Protocol):
 class Updater(Protocol):
     """Owns the policy's weights and optimizer."""
 
-    version: int
-    """Updates applied so far."""
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        ...
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group's prompt with each of its completions."""

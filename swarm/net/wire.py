@@ -333,6 +333,8 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield "token ids must not be negative"
         if not all(math.isfinite(logprob) and logprob <= 0 for logprob in completion.logprobs):
             yield "logprobs must be finite and at most 0"
+    if group.log_expectation is not None and not (math.isfinite(group.log_expectation) and group.log_expectation <= 0):
+        yield "the group expectation's log must be finite and at most 0"
     sampling = group.sampling
     if not (math.isfinite(sampling.temperature) and math.isfinite(sampling.top_p)):
         yield "sampling parameters must be finite"

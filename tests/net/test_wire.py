@@ -140,6 +140,9 @@ TEXT = Completion("x", "stop")
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), (math.nan,)))),
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (-1,), (-1.0,)))),
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,) * 65_537))),
+        replace(GROUP, log_expectation=math.nan),
+        replace(GROUP, log_expectation=-math.inf),
+        replace(GROUP, log_expectation=0.5),
         replace(GROUP, sequence=-1),
         replace(GROUP, sequence=2**63),
         replace(GROUP, policy=replace(GROUP.policy, model="m" * 257)),
@@ -150,6 +153,11 @@ TEXT = Completion("x", "stop")
 )
 def test_limits(group: RolloutGroup) -> None:
     assert reason(seal(ALICE, RUN, "group", group)) == "limits"
+
+
+def test_a_group_expectation_travels() -> None:
+    group = replace(GROUP, log_expectation=-0.75)
+    assert open_group(seal(ALICE, RUN, "group", group), RUN, Limits(), now=NOW)[1] == group
 
 
 def test_token_ids_without_logprobs_are_fine() -> None:
