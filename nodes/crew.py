@@ -157,4 +157,4 @@ def _reference(config: NodeConfig, ranks: Ranks) -> Policy | None:
     """The policy as it was before any training; None where none is needed, or where adapters are what is trained."""
     if config.update.reference_kl == 0 or config.policy.lora.rank > 0:
         return None
-    return ranks.in_turn(lambda: load_policy(config.policy))
+    return load_policy(config.policy, ranks=ranks.for_another())

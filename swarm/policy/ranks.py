@@ -30,6 +30,10 @@ class Ranks:
         """Have rank 0 do this before the others, for whom nothing has to be downloaded or made any more."""
         return work()
 
+    def for_another(self) -> Ranks:
+        """The same processes, to hold another model: each `Ranks` places one."""
+        return self
+
     def place(self, model: PreTrainedModel, device: torch.device) -> None:
         """Bring this rank's share of the weights to its device."""
         model.to(device)

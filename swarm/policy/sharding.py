@@ -7,6 +7,7 @@ gradients are added up: an update is that of one process, whatever the number of
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -50,6 +51,12 @@ class ShardedRanks(Ranks):
         if self.rank == 0:
             self.broadcast(True)
         return result
+
+    def for_another(self) -> ShardedRanks:
+        """One without a model yet, over the same connections."""
+        other = copy.copy(self)
+        other._root, other._layers = None, []
+        return other
 
     def place(self, model: PreTrainedModel, device: torch.device) -> None:
         """Shard the model over the ranks' devices, layer by layer. Raises `PolicyError` for one without layers."""

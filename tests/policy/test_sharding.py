@@ -48,7 +48,8 @@ CASES: dict[str, tuple[dict[str, object], LoraSettings]] = {
         for objective, kl in product(get_args(LossName), (0.0, 0.1))
         if kl == 0 or objective == "gepo"
     },
-    "LoRA": (STEPS, LoraSettings(rank=4)),
+    "LoRA": ({**STEPS, "reference_kl": 0.1}, LoraSettings(rank=4)),
+    "reference": ({**STEPS, "reference_kl": 0.1, "importance": "token_truncate"}, LoraSettings()),
     "packed": ({**STEPS, "batching": "packed"}, LoraSettings()),
     "checkpointed": ({**STEPS, "gradient_checkpointing": True}, LoraSettings()),
 }
@@ -64,7 +65,17 @@ def _groups() -> tuple[list[GradedGroup], list[GradedGroup]]:
 
 
 def _updater(policy: Policy, settings: dict[str, object]) -> PolicyUpdater:
-    return PolicyUpdater(policy, UpdateSettings(**settings), MixSettings(), 1.0)
+    """With a divergence from a reference, that is another random model, or the policy without its adapters."""
+    wanted = "reference_kl" in settings and policy.adapters is None
+    reference = _random(policy.ranks.for_another(), seed=1) if wanted else None
+    return PolicyUpdater(policy, UpdateSettings(**settings), MixSettings(), 1.0, reference)
+
+
+def _random(ranks: Ranks, seed: int) -> Policy:
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(tiny_config()).double()
+    ranks.place(model, torch.device("cpu"))
+    return Policy("random", model, tiny_tokenizer(), None, ranks=ranks)
 
 
 def _load(base: Path, lora: LoraSettings, ranks: Ranks, weights: Path | None = None) -> Policy:
@@ -160,8 +171,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     base, alone, together = root / "base", root / "alone", root / "together"
     alone.mkdir()
     together.mkdir()
-    torch.manual_seed(0)
-    Policy("random", Qwen3ForCausalLM(tiny_config()), tiny_tokenizer(), None).save(base)
+    _random(Ranks(), seed=0).save(base)
     _train(base, alone, Ranks())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
