@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from swarm.algorithms.diagnostics import ess
+from swarm.algorithms.diagnostics import ess_of_sums
 from swarm.policy.logprobs import Scores
 from swarm.types import UpdateReport
 
 
 @dataclass
 class StepTotals:
-    """Sums over the micro-batches of one optimizer step."""
+    """Sums over the micro-batches of one optimizer step.
+
+    Numbers only: a small tensor that outlives its micro-batch keeps the allocator from using the space around it again.
+    """
 
     num_sequences: int
     num_tokens: int
     loss: float = 0.0
     clipped: float = 0.0
     entropy: float = 0.0
-    weights: list[Tensor] = field(default_factory=list)
-    """Importance weights of the unmasked tokens."""
+    ratios: float = 0.0
+    """Sum of the tokens' importance ratios."""
+    squared_ratios: float = 0.0
 
     def add(self, loss: Tensor, clipped: Tensor, ratio: Tensor, scores: Scores) -> None:
         """Add a micro-batch."""
         self.loss += float(loss.detach())
         self.clipped += float(clipped)
         self.entropy += float(scores.entropies.sum())
-        self.weights.append(ratio[scores.mask])
+        ratios = ratio[scores.mask].double()
+        self.ratios += float(ratios.sum())
+        self.squared_ratios += float(ratios.square().sum())
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
-        weights = torch.cat(self.weights)
         tokens = max(1, self.num_tokens)
         return UpdateReport(
             loss=self.loss,
@@ -43,7 +47,7 @@ class StepTotals:
             num_tokens=self.num_tokens,
             clip_fraction=self.clipped / tokens,
             skipped=skipped,
-            ess=float(ess(weights, torch.ones_like(weights))),
+            ess=ess_of_sums(self.ratios, self.squared_ratios, float(tokens)),
             entropy=self.entropy / tokens,
         )
 

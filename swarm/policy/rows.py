@@ -18,10 +18,10 @@ from swarm.types import Completion, GradedGroup
 class Row:
     """One completion to train on."""
 
-    prompt: list[int]
-    completion: list[int]
+    prompt: Sequence[int]
+    completion: Sequence[int]
     advantage: float
-    old: list[float] | None
+    old: Sequence[float] | None
     """Behaviour log-probabilities; None stands for the current ones: the ratio is 1 at that step."""
     wants_receiver: bool = False
     """`old` becomes this node's log-probabilities at batch time if more than one step is taken."""
@@ -49,7 +49,7 @@ class RowReader:
         """Rows of a group this policy sampled."""
         prompt = self._policy.encode_prompt(group.prompt)
         return [
-            Row(prompt, list(completion.token_ids), advantage, list(completion.logprobs))
+            Row(prompt, completion.token_ids, advantage, completion.logprobs)
             for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True)
             if completion.token_ids
         ]
