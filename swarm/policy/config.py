@@ -107,7 +107,7 @@ class UpdateSettings(Settings):
     model can, else padded."""
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens a forward pass, padding included; memory is bounded by it, the update does not depend on it. Halved when
-    memory runs out. Default: 16,384 on GPUs, 2,048 on the CPU, where larger ones are not faster."""
+    memory runs out. Default: 16,384 on GPUs, 1,024 on the CPU, where larger ones are not faster."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the gradient and compute the rest again: less memory, a third more time."""
     compile: bool = False

@@ -31,7 +31,7 @@ from swarm.policy.rows import Row, RowReader
 from swarm.policy.schedules import learning_rate
 from swarm.types import GradedGroup, UpdateReport
 
-MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=2_048)
+MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
 """Tokens a forward pass where the configuration names none, by type of device."""
 FUSED = ("cpu", "cuda")
 """Devices with a single kernel for the optimizer."""

@@ -55,12 +55,14 @@ def _updater(policy: Policy, **settings: object) -> PolicyUpdater:
     )
 
 
-@pytest.mark.parametrize("batching", ["packed", "padded"])
-@pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(CPU_MESSAGE), MemoryError()],
-    ids=lambda e: type(e),
+    ("batching", "epochs", "error"),
+    [
+        ("packed", 1, torch.OutOfMemoryError("CUDA out of memory")),
+        ("packed", 2, RuntimeError(CPU_MESSAGE)),
+        ("padded", 1, MemoryError()),
+    ],
+    ids=["cuda", "cpu", "python"],
 )
 def test_an_update_that_runs_out_of_memory_ends_as_one_that_does_not(
     policy: Policy, batching: str, epochs: int, error: Exception
