@@ -77,7 +77,7 @@ class TrainingNode:
                 f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
             )
-        self._engine = TransformersEngine(self._policy, config.generation.max_batch_sequences, cancelled)
+        self._engine = TransformersEngine(self._policy, config.generation, cancelled)
         self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
         self._exchange = Exchange(
             transport,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from swarm.types import (
-    Completion,
+    Answers,
     Grade,
     GradedGroup,
     NetworkStatus,
@@ -74,12 +74,24 @@ class Verifier(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Generates completions with the node's current policy."""
+    """Generates completions with the node's current policy.
 
-    def generate(
+    New weights may come while it generates: tokens sampled from then on are theirs, and a completion says which
+    version sampled which of its tokens.
+    """
+
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or why a prompt has none: the others go on.
+
+        A completion is a function of the weights, its prompt, `seed` and both indices, as far as arithmetic allows.
+        Raises `SamplingError`, `Interrupted`.
+        """
+        ...
+
+    def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """G completions for each of P prompts: [P][G]. The same seed and weights give the same completions."""
+    ) -> Iterator[tuple[int, Answers]]:
+        """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
         ...
 
 

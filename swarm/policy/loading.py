@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.errors import PolicyError
 from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.gate import WeightGate
 from swarm.policy.tiny import ensure_tiny
 from swarm.types import Completion
 
@@ -48,6 +49,9 @@ class Policy:
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.dtype = dtype
+        self.version = 0
+        """Updates applied to the weights."""
+        self.gate = WeightGate()
         self.tokenizer_hash = _tokenizer_hash(tokenizer)
         self.stop_ids = _stop_ids(model, tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -52,7 +52,6 @@ class PolicyUpdater:
 
     def __init__(self, policy: Policy, settings: UpdateSettings, mix: MixSettings, temperature: float) -> None:
         """Train `policy` with its log-probabilities taken at the sampling `temperature`."""
-        self.version = 0
         self.nonfinite_in_a_row = 0
         self._policy = policy
         self._settings = settings
@@ -73,6 +72,15 @@ class PolicyUpdater:
             betas=settings.betas,
             weight_decay=settings.weight_decay,
         )
+
+    @property
+    def version(self) -> int:
+        """Updates applied to the policy."""
+        return self._policy.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._policy.version = version
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has positions for the prompt with each completion."""
@@ -170,7 +178,8 @@ class PolicyUpdater:
             self._count_nonfinite()
         else:
             self.nonfinite_in_a_row = 0
-            self.optimizer.step()
+            with self._policy.gate.change():
+                self.optimizer.step()
         return totals.report(grad_norm, skipped)
 
     def _accumulate(self, rows: list[_Row], totals: _Totals) -> None:

@@ -14,7 +14,7 @@ PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt th
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_agree_with_a_teacher_forced_pass(policy: Policy, temperature: float) -> None:
-    engine = TransformersEngine(policy, max_batch_sequences=64)
+    engine = TransformersEngine(policy, GenerationSettings(max_batch_sequences=64))
     sampling = Sampling(temperature=temperature, max_new_tokens=24)
     groups = engine.generate(PROMPTS, 5, sampling, seed=1)
     for prompt, group in zip(PROMPTS, groups, strict=True):
@@ -27,7 +27,7 @@ def test_logprobs_agree_with_a_teacher_forced_pass(policy: Policy, temperature: 
 
 
 def test_the_seed_decides(policy: Policy) -> None:
-    engine = TransformersEngine(policy, max_batch_sequences=64)
+    engine = TransformersEngine(policy, GenerationSettings(max_batch_sequences=64))
     sampling = Sampling(max_new_tokens=8)
     first = engine.generate(PROMPTS, 4, sampling, seed=1)
     torch.rand(3)  # the global generator has no say
@@ -36,7 +36,7 @@ def test_the_seed_decides(policy: Policy) -> None:
 
 
 def test_finish_reasons_and_lengths(policy: Policy) -> None:
-    engine = TransformersEngine(policy, max_batch_sequences=64)
+    engine = TransformersEngine(policy, GenerationSettings(max_batch_sequences=64))
     completions = [c for group in engine.generate(PROMPTS * 10, 4, Sampling(max_new_tokens=30), 3) for c in group]
     reasons = {completion.finish_reason for completion in completions}
     assert reasons == {"stop", "length"}, "both occur in 120 samples of a random policy"
@@ -50,7 +50,7 @@ def test_finish_reasons_and_lengths(policy: Policy) -> None:
 
 def test_batches_are_bounded_and_order_is_kept(policy: Policy) -> None:
     widths = []
-    engine = TransformersEngine(policy, max_batch_sequences=6)
+    engine = TransformersEngine(policy, GenerationSettings(max_batch_sequences=6))
     forward = policy.model.forward
 
     def spy(*args: object, **kwargs: object) -> object:
@@ -64,7 +64,7 @@ def test_batches_are_bounded_and_order_is_kept(policy: Policy) -> None:
 
 
 def test_a_prompt_without_room_gets_no_completions_and_the_others_go_on(policy: Policy) -> None:
-    engine = TransformersEngine(policy, max_batch_sequences=64)
+    engine = TransformersEngine(policy, GenerationSettings(max_batch_sequences=64))
     groups = engine.generate(["x" * 600, PROMPTS[0]], 2, Sampling(max_new_tokens=4), 0)
     assert groups[0] == ()
     assert len(groups[1]) == 2
