@@ -47,7 +47,8 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
         state = (state ^ (state >> np.uint64(30))) * MIX[0]
         state = (state ^ (state >> np.uint64(27))) * MIX[1]
         state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers: NDArray[np.float64] = (state >> np.uint64(11)) * 2.0**-53
+    return numbers
 
 
 def sample(logits: Tensor, sampling: Sampling, uniform: NDArray[np.float64]) -> tuple[Tensor, Tensor]:

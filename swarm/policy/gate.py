@@ -48,6 +48,10 @@ class WeightGate:
             self.changes += 1
             self._leave()
 
+    def __deepcopy__(self, memo: object) -> WeightGate:
+        """A copied policy has weights of its own, and nobody is at them."""
+        return WeightGate()
+
     def _leave(self) -> None:
         with self._free:
             self._taken = False
