@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from swarm.errors import PolicyError
 from swarm.policy.config import TINY, PolicySettings
 from swarm.policy.gate import WeightGate
+from swarm.policy.reading import read_model
 from swarm.policy.tiny import ensure_tiny
 from swarm.types import Completion
 
@@ -117,18 +118,7 @@ def load_policy(
         source, revision = str(weights), None
     else:
         source, revision = (str(ensure_tiny(progress)), None) if tiny else (settings.model, settings.revision)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=settings.trust_remote_code
-        )
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
-            revision=revision,
-            trust_remote_code=settings.trust_remote_code,
-            dtype=torch.float32,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"cannot load model {settings.model!r}: {error}") from error
+    model, tokenizer = read_model(source, revision, settings.trust_remote_code, torch.float32)
     device = _device(settings.device)
     default_prompt = None if tiny else SYSTEM_PROMPT
     return Policy(
