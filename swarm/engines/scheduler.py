@@ -75,8 +75,12 @@ class Plan:
     """(from, to): the row's contents move, all at once; no source is also a target."""
     admitted: list[Draft]
     """They follow the rows that stay."""
+    num_kept: int
+    """Rows that stay, now rows 0 to num_kept - 1."""
     width: int
     """Tokens of the longest row in the next step."""
+    num_open: int
+    """Sequences that are not finished: there will never be more rows."""
 
 
 class Scheduler:
@@ -94,11 +98,6 @@ class Scheduler:
         """Whether nothing is left to do."""
         return not self._waiting and not any(row.finish_reason is None for row in self.rows)
 
-    @property
-    def num_open(self) -> int:
-        """Sequences that are not finished."""
-        return len(self._waiting) + len(self.rows)
-
     def upcoming(self) -> Iterable[Draft]:
         """Who is next to be admitted, in order."""
         return iter(self._waiting)
@@ -109,7 +108,8 @@ class Scheduler:
         staying = self._within_budget(staying)
         moves = self._compact(staying)
         admitted = self._admit()
-        return Plan(moves, admitted, self._width())
+        num_kept = len(self.rows) - len(admitted)
+        return Plan(moves, admitted, num_kept, self._width(), len(self._waiting) + len(self.rows))
 
     def requeue(self) -> None:
         """Take every row back to wait: what the cache holds is void."""
@@ -120,7 +120,7 @@ class Scheduler:
         """Requeue, and use half of the tokens from now on; False when one row was too much already."""
         running = [row for row in self.rows if row.finish_reason is None]
         possible = len(running) > 1
-        self._max_tokens = max(_blocks(max(row.num_tokens for row in running)), self._used() // 2)
+        self._max_tokens = max(blocks(max(row.num_tokens for row in running)), self._used() // 2)
         self._max_rows = max(1, len(running) // 2)
         self.requeue()
         return possible
@@ -129,7 +129,7 @@ class Scheduler:
         if not staying:
             return staying
         widest = max(self.rows[i].num_tokens for i in staying)
-        num_kept = max(1, self._max_tokens // _blocks(widest))
+        num_kept = max(1, self._max_tokens // blocks(widest))
         if len(staying) <= num_kept:
             return staying
         by_progress = sorted(staying, key=lambda i: len(self.rows[i].ids), reverse=True)
@@ -157,7 +157,7 @@ class Scheduler:
         while self._waiting and len(self.rows) < self._max_rows:
             width = max(width, self._waiting[0].num_tokens)
             # Half a block of room, or the newcomer might have to leave again at the next step.
-            if self.rows and (len(self.rows) + 1) * _blocks(width + BLOCK // 2) > self._max_tokens:
+            if self.rows and (len(self.rows) + 1) * blocks(width + BLOCK // 2) > self._max_tokens:
                 break
             admitted.append(self._waiting.popleft())
             self.rows.append(admitted[-1])
@@ -167,9 +167,9 @@ class Scheduler:
         return max((row.num_tokens for row in self.rows), default=0)
 
     def _used(self) -> int:
-        return len(self.rows) * _blocks(self._width())
+        return len(self.rows) * blocks(self._width())
 
 
-def _blocks(num_tokens: int) -> int:
+def blocks(num_tokens: int) -> int:
     """Rounded up to whole blocks."""
     return -(-num_tokens // BLOCK) * BLOCK

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from swarm.engines.scheduler import BLOCK
+from swarm.engines.scheduler import Plan, blocks
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._num_slots = 0
         self._capacity = 0
 
-    def arrange(self, moves: Sequence[tuple[int, int]], num_kept: int, num_rows: int, width: int) -> None:
-        """Move rows, then make room for `num_rows` rows of `width` tokens; the first `num_kept` rows have contents."""
-        if moves:
-            sources, targets = torch.tensor(moves, device=self._device).unbind(dim=1)
+    def arrange(self, plan: Plan) -> None:
+        """Move rows, then make room for all of the plan's."""
+        if plan.moves:
+            sources, targets = torch.tensor(plan.moves, device=self._device).unbind(dim=1)
             for layer in self.layers:
                 layer.move(sources, targets)
-        if num_rows > self._num_slots or width > self._capacity:
-            self._resize(num_rows, width, num_kept)
+        if plan.num_kept + len(plan.admitted) > self._num_slots or plan.width > self._capacity:
+            self._resize(plan)
 
     def fill(self, rows: Sequence[int], prefix: Prefix) -> None:
         """Write a shared past into each of `rows`."""
@@ -142,12 +142,14 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.step = step
         return self
 
-    def _resize(self, num_rows: int, width: int, num_kept: int) -> None:
-        roomy = _round_up(width + width // 4)
-        self._capacity = roomy if num_rows * roomy <= self._max_tokens else _round_up(width)
-        self._num_slots = max(num_rows, min(self._max_slots, self._max_tokens // self._capacity))
+    def _resize(self, plan: Plan) -> None:
+        num_rows = plan.num_kept + len(plan.admitted)
+        roomy = blocks(plan.width + plan.width // 4)
+        self._capacity = roomy if num_rows * roomy <= self._max_tokens else blocks(plan.width)
+        affordable = min(self._max_slots, self._max_tokens // self._capacity)
+        self._num_slots = max(num_rows, min(affordable, plan.num_open))
         for layer in self.layers:
-            layer.resize(self._num_slots, self._capacity, num_kept)
+            layer.resize(self._num_slots, self._capacity, plan.num_kept)
 
 
 def _resized(old: Tensor, num_slots: int, capacity: int, num_rows: int) -> Tensor:
@@ -155,7 +157,3 @@ def _resized(old: Tensor, num_slots: int, capacity: int, num_rows: int) -> Tenso
     width = min(capacity, old.shape[2])
     new[:num_rows, :, :width] = old[:num_rows, :, :width]
     return new
-
-
-def _round_up(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK) * BLOCK

@@ -22,7 +22,7 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.decoder import READ_TOKENS, Decoder
 from swarm.engines.memory import token_budget
 from swarm.engines.sampling import check_sampling, completion_seed, sample, uniforms
-from swarm.engines.scheduler import BLOCK, Draft, Scheduler
+from swarm.engines.scheduler import BLOCK, Draft, Plan, Scheduler
 from swarm.engines.slots import Prefix, SlotCache
 from swarm.engines.stopping import Stops
 from swarm.errors import EngineError, Interrupted
@@ -160,10 +160,9 @@ class _Run:
     def _decode(self) -> list[Draft]:
         plan = self._scheduler.plan()
         rows = self._scheduler.rows
-        num_kept = len(rows) - len(plan.admitted)
-        self._cache.arrange(plan.moves, num_kept, len(rows), plan.width)
+        self._cache.arrange(plan)
         if plan.admitted:
-            self._fill(num_kept, plan.admitted)
+            self._fill(plan)
         logits = self._decoder.step(self._cache, [row.last for row in rows], [row.num_tokens - 1 for row in rows])
         uniform = uniforms([row.seed for row in rows], [len(row.ids) for row in rows])
         tokens, logprobs = (values.tolist() for values in sample(logits, self._sampling, uniform))
@@ -174,14 +173,14 @@ class _Run:
             row.finish_reason = self._stops.reason(row.ids)
         return [row for row in rows if row.finish_reason is not None]
 
-    def _fill(self, first: int, admitted: list[Draft]) -> None:
+    def _fill(self, plan: Plan) -> None:
         """Give newcomers their past: that of their prompt, or their own if they had a slot before."""
-        begun = [row for row in admitted if row.ids]
-        fresh = [row for row in admitted if not row.ids]
+        begun = [row for row in plan.admitted if row.ids]
+        fresh = [row for row in plan.admitted if not row.ids]
         self._read_prompts({row.question for row in fresh} - set(self._prompts), fresh)
         own = dict(zip((id(row) for row in begun), self._decoder.read([row.read for row in begun]), strict=True))
         places: dict[int, tuple[Prefix, list[int]]] = {}
-        for place, row in enumerate(admitted, start=first):
+        for place, row in enumerate(plan.admitted, start=plan.num_kept):
             prefix = own[id(row)] if row.ids else self._prompts[row.question]
             places.setdefault(id(prefix), (prefix, []))[1].append(place)
         for prefix, rows in places.values():
