@@ -59,7 +59,7 @@ class TrainingNode:
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`."""
+        """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`."""
         self._config = config
         self._identity = identity
         self._transport = transport
@@ -78,6 +78,7 @@ class TrainingNode:
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
             )
         self._engine = TransformersEngine(self._policy, config.generation, cancelled)
+        self._engine.check(self._sampling)
         self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
         self._exchange = Exchange(
             transport,

@@ -80,6 +80,10 @@ class RolloutEngine(Protocol):
     version sampled which of its tokens.
     """
 
+    def check(self, sampling: Sampling) -> None:
+        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        ...
+
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """G completions for each of P prompts, [P][G], or why a prompt has none: the others go on.
 

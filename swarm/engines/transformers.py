@@ -46,6 +46,11 @@ class TransformersEngine:
         self._cancelled = cancelled
         self._decoder = Decoder(policy)
 
+    def check(self, sampling: Sampling) -> None:
+        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        check_sampling(sampling)
+        Stops(self._policy, sampling)
+
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """G completions for each of P prompts, [P][G], or why a prompt has none. See `RolloutEngine`."""
         answers = dict(self.stream(prompts, num_completions, sampling, seed))
@@ -55,7 +60,7 @@ class TransformersEngine:
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Iterator[tuple[int, Answers]]:
         """Each prompt's index and its G completions as soon as it has them all. See `RolloutEngine`."""
-        check_sampling(sampling)
+        self.check(sampling)
         stops = Stops(self._policy, sampling)
         max_rows = min(self._settings.max_batch_sequences, max(1, len(prompts) * num_completions))
         max_tokens = token_budget(

@@ -103,10 +103,11 @@ def test_stop_texts_and_tokens_end_a_completion_and_stay_in_it(make_engine: Make
 
 def test_an_unknown_stop_token_and_impossible_settings_are_named(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    with pytest.raises(SamplingError, match="<|im_end|>"):
-        engine.generate(PROMPTS, 2, Sampling(stop_tokens=("<|im_end|>",)), 0)
-    with pytest.raises(SamplingError, match="top_p"):
-        engine.generate(PROMPTS, 2, Sampling(top_p=-1.0), 0)
+    for sampling, named in ((Sampling(stop_tokens=("<|im_end|>",)), "im_end"), (Sampling(top_p=-1.0), "top_p")):
+        with pytest.raises(SamplingError, match=named):
+            engine.generate(PROMPTS, 2, sampling, 0)
+        with pytest.raises(SamplingError, match=named):
+            engine.check(sampling)
 
 
 def test_a_prompt_without_room_is_refused_by_name_and_the_others_go_on(make_engine: MakeEngine) -> None:
