@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from swarm.types import (
     Answers,
@@ -19,6 +19,9 @@ from swarm.types import (
     TaskRef,
     UpdateReport,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
@@ -96,6 +99,13 @@ class RolloutEngine(Protocol):
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Iterator[tuple[int, Answers]]:
         """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
+        ...
+
+    def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Sample from other weights from the next decode step on; any thread may call.
+
+        Raises `WeightsRefused` with the old ones in use.
+        """
         ...
 
 

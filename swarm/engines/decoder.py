@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from swarm.engines.scheduler import Room
 from swarm.engines.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
@@ -32,9 +33,9 @@ class Decoder:
         self.bytes_per_token = sum(shape.num_bytes for shape in self.shapes)
         self.vocabulary = int(policy.model.get_output_embeddings().weight.shape[0])
 
-    def cache(self, max_slots: int, max_tokens: int) -> SlotCache:
+    def cache(self, room: Room) -> SlotCache:
         """An empty cache for this model."""
-        return SlotCache(self.shapes, max_slots, max_tokens, self._policy.device)
+        return SlotCache(self.shapes, room, self._policy.device)
 
     def read(self, pasts: Sequence[list[int]]) -> list[Prefix]:
         """Keys and values of each past: a few forward passes, pasts of like length together."""
@@ -74,7 +75,7 @@ class Decoder:
 
     def _read_together(self, pasts: list[list[int]]) -> list[Prefix]:
         """One pass, padded on the right: causal attention never looks there, so there is nothing to mask."""
-        ids, _ = pad(pasts, self._policy.pad_id)
+        ids, _ = pad(pasts, pasts[0][0])  # transformers warns of pad tokens without a mask
         cache = self._read_padded(ids.to(self._policy.device))
         layers = [(layer.keys, layer.values) for layer in cache.layers]
         return [
@@ -136,14 +137,16 @@ def _windows(policy: Policy) -> dict[str, int | None]:
         )
     windows: dict[str, int | None] = {}
     for layer in DynamicCache(config=config).layers:
+        window = layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None
+        kind = "full_attention" if window is None else "sliding_attention"
+        known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
         # Chunked attention stores what a sliding window does, and looks elsewhere.
-        if type(layer) is DynamicSlidingWindowLayer and getattr(config, "attention_chunk_size", None) is None:
-            windows["sliding_attention"] = layer.sliding_window
-        elif type(layer) is DynamicLayer:
-            windows["full_attention"] = None
-        else:
-            kind = type(layer).__name__
-            raise EngineError(f"{policy.name} has layers with a {kind} for a cache, which this engine cannot fill")
+        chunked = getattr(config, "attention_chunk_size", None) is not None
+        if not known or (window and chunked) or windows.setdefault(kind, window) != window:
+            raise EngineError(
+                f"{policy.name} has layers of another kind than full attention and one sliding window, got "
+                f"{type(layer).__name__} with a window of {window}: this engine cannot fill their cache"
+            )
     return windows
 
 

@@ -5,28 +5,27 @@ from __future__ import annotations
 import psutil
 import torch
 
+from swarm.engines.config import GenerationSettings
+from swarm.engines.decoder import Decoder
+from swarm.engines.scheduler import Room
 from swarm.errors import EngineError
 
 LOGIT_COPIES = 6
 """Vocabulary-wide float32 rows that sampling has at the same time, at most."""
 
 
-def token_budget(
-    device: torch.device, fraction: float, max_rows: int, bytes_per_token: int, vocabulary: int, wanted: int | None
-) -> int:
-    """Tokens whose keys and values may be held: `wanted`, or fewer when memory is short.
-
-    Raises `EngineError` when there is no memory for any.
-    """
-    free = free_bytes(device)
-    for_logits = max_rows * vocabulary * LOGIT_COPIES * torch.float32.itemsize
-    affordable = int((fraction * free - for_logits) // bytes_per_token)
+def find_room(settings: GenerationSettings, decoder: Decoder, device: torch.device, num_sequences: int) -> Room:
+    """What the settings allow, or less when memory is short. Raises `EngineError` when there is none."""
+    free, fraction = free_bytes(device), settings.memory_fraction
+    max_rows = min(settings.max_batch_sequences, max(1, num_sequences))
+    for_logits = max_rows * decoder.vocabulary * LOGIT_COPIES * torch.float32.itemsize
+    affordable = int((fraction * free - for_logits) // decoder.bytes_per_token)
     if affordable < 1:
         raise EngineError(
             f"{fraction:g} of the {free / 2**20:.0f} MiB free on {device} is too little for {max_rows} sequences; "
             "lower generation.max_batch_sequences, or raise generation.memory_fraction"
         )
-    return affordable if wanted is None else min(wanted, affordable)
+    return Room(max_rows, min(affordable, settings.max_batch_tokens or affordable))
 
 
 def free_bytes(device: torch.device) -> int:

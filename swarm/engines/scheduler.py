@@ -12,12 +12,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm.types import FinishReason, VersionSpan
 
 BLOCK = 64
 """Widths are counted in blocks of so many tokens: the cache grows a block at a time."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What may be held at once."""
+
+    rows: int
+    tokens: int
+    """Rows times the width of the widest, in blocks."""
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a sequence may become so long: with some to spare, for a cache that grows by blocks."""
+        return num_tokens + BLOCK <= self.tokens
 
 
 @dataclass(eq=False)
@@ -84,14 +97,13 @@ class Plan:
 
 
 class Scheduler:
-    """Fills slots in order of arrival, as many as `max_rows` and `max_tokens` allow."""
+    """Fills slots in order of arrival, as many as there is room for."""
 
-    def __init__(self, sequences: Iterable[Draft], max_rows: int, max_tokens: int) -> None:
-        """`max_tokens` bounds rows times the width of the widest, in blocks; each sequence must fit by itself."""
+    def __init__(self, drafts: Iterable[Draft], room: Room) -> None:
+        """Each of `drafts` must fit by itself at its longest."""
         self.rows: list[Draft] = []
-        self._waiting = deque(sequences)
-        self._max_rows = max_rows
-        self._max_tokens = max_tokens
+        self._waiting = deque(drafts)
+        self._room = room
 
     @property
     def done(self) -> bool:
@@ -112,24 +124,22 @@ class Scheduler:
         return Plan(moves, admitted, num_kept, self._width(), len(self._waiting) + len(self.rows))
 
     def requeue(self) -> None:
-        """Take every row back to wait: what the cache holds is void."""
+        """Take every row back to wait: what the cache holds of them is void."""
         self._send_back([row for row in self.rows if row.finish_reason is None])
         self.rows = []
 
     def halve(self) -> bool:
-        """Requeue, and use half of the tokens from now on; False when one row was too much already."""
-        running = [row for row in self.rows if row.finish_reason is None]
-        possible = len(running) > 1
-        self._max_tokens = max(blocks(max(row.num_tokens for row in running)), self._used() // 2)
-        self._max_rows = max(1, len(running) // 2)
+        """Requeue, and have half as many rows from now on; False when one was too much already."""
+        num_rows = len(self.rows)
+        self._room = replace(self._room, rows=max(1, num_rows // 2))
         self.requeue()
-        return possible
+        return num_rows > 1
 
     def _within_budget(self, staying: list[int]) -> list[int]:
         if not staying:
             return staying
         widest = max(self.rows[i].num_tokens for i in staying)
-        num_kept = max(1, self._max_tokens // blocks(widest))
+        num_kept = max(1, self._room.tokens // blocks(widest))
         if len(staying) <= num_kept:
             return staying
         by_progress = sorted(staying, key=lambda i: len(self.rows[i].ids), reverse=True)
@@ -154,10 +164,10 @@ class Scheduler:
     def _admit(self) -> list[Draft]:
         admitted: list[Draft] = []
         width = self._width()
-        while self._waiting and len(self.rows) < self._max_rows:
+        while self._waiting and len(self.rows) < self._room.rows:
             width = max(width, self._waiting[0].num_tokens)
             # Half a block of room, or the newcomer might have to leave again at the next step.
-            if self.rows and (len(self.rows) + 1) * blocks(width + BLOCK // 2) > self._max_tokens:
+            if self.rows and (len(self.rows) + 1) * blocks(width + BLOCK // 2) > self._room.tokens:
                 break
             admitted.append(self._waiting.popleft())
             self.rows.append(admitted[-1])
@@ -165,9 +175,6 @@ class Scheduler:
 
     def _width(self) -> int:
         return max((row.num_tokens for row in self.rows), default=0)
-
-    def _used(self) -> int:
-        return len(self.rows) * blocks(self._width())
 
 
 def blocks(num_tokens: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from swarm.engines.scheduler import Plan, blocks
+from swarm.engines.scheduler import Plan, Room, blocks
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 class SlotCache(Cache):  # type: ignore[misc]
     """The layers' slots, resized and moved together."""
 
-    def __init__(self, shapes: Sequence[LayerShape], max_slots: int, max_tokens: int, device: torch.device) -> None:
-        """Empty; at most `max_slots` slots, and `max_tokens` slots times capacity."""
+    def __init__(self, shapes: Sequence[LayerShape], room: Room, device: torch.device) -> None:
+        """Empty; slots, and slots times capacity, stay within `room`."""
         super().__init__(layers=[SlotLayer(shape, device) for shape in shapes])
-        self._max_slots = max_slots
-        self._max_tokens = max_tokens
+        self._room = room
         self._device = device
         self._num_slots = 0
         self._capacity = 0
@@ -145,8 +144,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _resize(self, plan: Plan) -> None:
         num_rows = plan.num_kept + len(plan.admitted)
         roomy = blocks(plan.width + plan.width // 4)
-        self._capacity = roomy if num_rows * roomy <= self._max_tokens else blocks(plan.width)
-        affordable = min(self._max_slots, self._max_tokens // self._capacity)
+        self._capacity = roomy if num_rows * roomy <= self._room.tokens else blocks(plan.width)
+        affordable = min(self._room.rows, self._room.tokens // self._capacity)
         self._num_slots = max(num_rows, min(affordable, plan.num_open))
         for layer in self.layers:
             layer.resize(self._num_slots, self._capacity, plan.num_kept)

@@ -45,7 +45,10 @@ def make(architecture: str, attention: str = "sdpa") -> Policy:
     models: dict[str, tuple[type[PreTrainedModel], object]] = {
         "qwen2": (Qwen2ForCausalLM, Qwen2Config(**shape)),
         "llama": (LlamaForCausalLM, LlamaConfig(**shape)),
-        "gpt2": (GPT2LMHeadModel, GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=512)),
+        "gpt2": (
+            GPT2LMHeadModel,
+            GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=512, bos_token_id=1),
+        ),
         "mistral": (MistralForCausalLM, MistralConfig(**shape, sliding_window=WINDOW)),
         "gemma3": (
             Gemma3ForCausalLM,

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.engines.scheduler import BLOCK, Draft, Scheduler
+from swarm.engines.scheduler import BLOCK, Draft, Room, Scheduler
 from swarm.types import VersionSpan
 
 
@@ -23,7 +23,7 @@ def _advance(scheduler: Scheduler, lengths: dict[Draft, int]) -> None:
 def test_a_finished_row_is_taken_at_the_next_step_and_order_of_arrival_is_kept() -> None:
     drafts = _drafts([3] * 5)
     lengths = dict(zip(drafts, [1, 3, 2, 1, 1], strict=True))
-    scheduler = Scheduler(drafts, max_rows=2, max_tokens=10**6)
+    scheduler = Scheduler(drafts, Room(2, 10**6))
     seen = []
     while not scheduler.done:
         scheduler.plan()
@@ -39,7 +39,7 @@ def test_rows_stay_within_budget_contents_follow_their_rows_and_all_finish(seed:
     budget = 4 * BLOCK + blocks * BLOCK
     drafts = _drafts([rng.randint(1, BLOCK) for _ in range(rng.randint(1, 12))], group=2)
     lengths = {draft: min(3 * BLOCK, 1 + int(rng.expovariate(0.03))) for draft in drafts}
-    scheduler = Scheduler(drafts, slots, budget)
+    scheduler = Scheduler(drafts, Room(slots, budget))
     contents: list[Draft] = []  # what a cache would hold
     finished: Counter[Draft] = Counter()
     while not scheduler.done:
@@ -61,7 +61,7 @@ def test_rows_stay_within_budget_contents_follow_their_rows_and_all_finish(seed:
 
 def test_when_it_gets_tight_the_youngest_wait_and_come_first_afterwards() -> None:
     drafts = _drafts([BLOCK - 2, 1, 1, 1])
-    scheduler = Scheduler(drafts, max_rows=3, max_tokens=4 * BLOCK)
+    scheduler = Scheduler(drafts, Room(3, 4 * BLOCK))
     lengths = dict(zip(drafts, [3 * BLOCK, 1, 10, 10], strict=True))
     plan = scheduler.plan()
     assert len(plan.admitted) == 2, "the first is about to enter its second block"
@@ -76,7 +76,7 @@ def test_when_it_gets_tight_the_youngest_wait_and_come_first_afterwards() -> Non
 
 def test_requeued_rows_come_back_in_their_order_with_their_tokens() -> None:
     drafts = _drafts([2, 2, 2], group=2)
-    scheduler = Scheduler(drafts, max_rows=4, max_tokens=10**6)
+    scheduler = Scheduler(drafts, Room(4, 10**6))
     scheduler.plan()
     _advance(scheduler, dict.fromkeys(drafts, 9))
     scheduler.requeue()
@@ -87,7 +87,7 @@ def test_requeued_rows_come_back_in_their_order_with_their_tokens() -> None:
 
 
 def test_halving_ends_at_one_row() -> None:
-    scheduler = Scheduler(_drafts([2] * 4), max_rows=4, max_tokens=10**6)
+    scheduler = Scheduler(_drafts([2] * 4), Room(4, 10**6))
     for expected in (4, 2, 1):
         scheduler.plan()
         assert len(scheduler.rows) == expected
