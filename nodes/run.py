@@ -99,7 +99,10 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
 
     Raises `ConfigError` for a bootstrap that names no peer.
     """
-    multiaddrs = Bootstraps(settings.bootstrap).multiaddrs()
+    bootstraps = Bootstraps(settings.bootstrap)
+    for entry, problem in bootstraps.look_up().items():
+        console.print(f"{entry}: {problem}", style="yellow", soft_wrap=True)
+    multiaddrs = bootstraps.multiaddrs()
     if not multiaddrs:
         return None
     try:

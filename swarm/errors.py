@@ -69,6 +69,10 @@ class NonFiniteUpdates(SwarmError):
     """Too many optimizer steps in a row had a loss or gradient that was not finite."""
 
 
+class OutOfMemory(SwarmError):
+    """A single completion does not fit in memory; there is nothing left to cut."""
+
+
 class CheckpointError(SwarmError):
     """A checkpoint that is missing, of another model, or made by an incompatible version."""
 

@@ -29,6 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
+from swarm.expectation import log_group_expectation
 from swarm.mixing import Mix, MixSettings, has_signal, mix
 from swarm.pool import Pool
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
@@ -236,6 +237,7 @@ class SapoNode:
             question=ref,
             completions=completions,
             rewards=grade.rewards,
+            log_expectation=log_group_expectation(completions),
         )
 
     def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:

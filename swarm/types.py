@@ -120,6 +120,8 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """[G]"""
     rewards: tuple[float, ...]
     """[G] the sender's rewards: telemetry only, never trained on by a receiver."""
+    log_expectation: float | None = None
+    """GEPO's log of the expectation of the sampler over all G completions, at most 0; None when it is not known."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -218,4 +220,18 @@ class UpdateReport(Struct, frozen=True):
     skipped: bool = False
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
     ess: float = 1.0
-    """Effective sample size of the tokens' importance weights, as a part of their number: 1 on-policy."""
+    """Effective sample size of the tokens' ratios to the behaviour policy, as a part of their number: 1 on-policy."""
+    entropy: float = 0.0
+    """Mean over tokens of the entropy of the distribution each was taken from, in nats."""
+    max_ratio: float = 1.0
+    """The largest of these ratios."""
+    behaviour_kl: float = 0.0
+    """Divergence of the trained policy from the behaviour policy, nats a token, whether penalised or not."""
+    reference_kl: float = 0.0
+    """Divergence from the reference policy, nats a token; 0 where there is none."""
+    importance_cap_fraction: float = 0.0
+    """Part of the tokens whose importance weight was truncated or masked."""
+    lag: float = 0.0
+    """Updates between the policy that sampled a token and the one that trains on it, mean over own groups' tokens."""
+    max_lag: int = 0
+    """The largest of these lags."""

@@ -16,8 +16,9 @@ from swarm.engines.sampling import sample, uniforms
 from swarm.engines.scheduler import Draft, Plan, Room, Scheduler
 from swarm.engines.slots import Prefix
 from swarm.engines.stopping import Stops
-from swarm.errors import EngineError
+from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
+from swarm.policy.memory import is_out_of_memory
 from swarm.types import Sampling
 
 READ_AHEAD_TOKENS = READ_TOKENS // 4
@@ -62,9 +63,15 @@ class Batch:
                 self._weights_changed()
             try:
                 return self._decode()
-            except torch.OutOfMemoryError as error:
-                self._make_do_with_less(error)
-                return []
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if not self._scheduler.halve():
+                    raise OutOfMemory(
+                        f"not even one sequence has room on {self._policy.device}: {error}; lower max_new_tokens"
+                    ) from error
+            self._start_over()  # outside of the handler, whose traceback holds on to tensors
+            return []
 
     def _decode(self) -> list[Draft]:
         plan = self._scheduler.plan()
@@ -118,9 +125,8 @@ class Batch:
         if self._kv == "recompute":
             self._scheduler.requeue()
 
-    def _make_do_with_less(self, error: torch.OutOfMemoryError) -> None:
-        if not self._scheduler.halve():
-            raise EngineError(f"not even one sequence has room on {self._policy.device}: {error}") from error
+    def _start_over(self) -> None:
+        """Every row has been requeued: give back what the cache took."""
         self._prompts.clear()
         self._cache = self._decoder.cache(self._room)
         if self._policy.device.type == "cuda":

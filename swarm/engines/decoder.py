@@ -110,7 +110,8 @@ class Decoder:
     def _probe(self) -> list[LayerShape]:
         """What each layer stores of a token, seen by giving the model one."""
         policy = self._policy
-        cache = self._read_padded(torch.full((1, 1), policy.pad_id, device=policy.device))
+        token = torch.full((1, 1), policy.pad_id, device=policy.device)
+        cache = policy.ranks.forward(lambda: self._read_padded(token))
         if len(cache.layers) != len(DynamicCache(config=policy.model.config).layers):
             raise EngineError(f"{policy.name} does not keep keys and values of every layer, which this engine needs")
         return [

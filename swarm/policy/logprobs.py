@@ -3,38 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from swarm.errors import PolicyError
+from swarm.policy.batching import Batching, Layout, Packed, Padded, Tokens
+from swarm.policy.config import BatchingName
+from swarm.policy.head import OutputHead
 from swarm.policy.loading import Policy
+
+PROBE_TOLERANCE = 1e-4
+"""Largest difference of float32 hidden states, as a part of the largest of them, that is only rounding."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a policy gives to the tokens of R completions of at most T tokens, all [R, T]; 0 beyond a row's end."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    """Of the distribution each token was taken from, in nats; without gradient."""
+    mask: Tensor
+    """True on a row's tokens."""
+
+
+class Scorer:
+    """Log-probabilities at the sampling temperature, the softmax at least float32."""
+
+    def __init__(self, policy: Policy, temperature: float, batching: Batching) -> None:
+        """Raises `PolicyError` for a model whose output head cannot be found."""
+        self._policy = policy
+        self._temperature = temperature
+        self._batching = batching
+        self._head = policy.ranks.forward(lambda: OutputHead(policy.model))
+
+    def __call__(self, rows: Sequence[Tokens]) -> Scores:
+        """One forward pass; the output head runs on positions that predict completion tokens only.
+
+        The batching's `attention` must be in effect, in training until the gradient is there.
+        """
+        layout = self._batching.lay_out(rows)
+        device = self._policy.device
+        with self._policy.compute():
+            flat = self._policy.ranks.forward(
+                lambda: self._head.logprobs(
+                    predicting_states(self._head, layout, device),
+                    layout.targets.to(device),
+                    self._temperature,
+                    self._policy.compute_dtype,
+                )
+            )
+        width = int(layout.lengths.max())
+        mask = torch.arange(width, device=device) < layout.lengths.to(device)[:, None]  # [R, T]
+        logprobs, entropies = (values.new_zeros(mask.shape).masked_scatter(mask, values) for values in flat)
+        return Scores(logprobs, entropies, mask)
+
+
+def predicting_states(head: OutputHead, layout: Layout, device: torch.device) -> Tensor:
+    """Hidden states [N, H] from which the N completion tokens are predicted."""
+    inputs: dict[str, object] = {"input_ids": layout.ids.to(device)}
+    if layout.positions is not None:
+        inputs["position_ids"] = layout.positions.to(device)
+    if layout.packing is not None:
+        inputs |= layout.packing.inputs(device)
+    return head.hidden_states(**inputs).flatten(0, 1)[layout.predictors.to(device)]
+
+
+def choose_batching(policy: Policy, name: BatchingName) -> Batching:
+    """Packed or padded rows; `auto` packs on the CPU if the model can. Raises `PolicyError` if it has to and cannot."""
+    if name == "padded" or (name == "auto" and (policy.device.type != "cpu" or policy.ranks.size > 1)):
+        return Padded()
+    if policy.ranks.forward(lambda: can_pack(policy.model)):
+        return Packed()
+    if name == "packed":
+        raise PolicyError(f"{policy.name} cannot be trained on packed rows; set update.batching to padded")
+    return Padded()
+
+
+@torch.no_grad()
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether hidden states of packed rows are those of rows on their own, tried out on a few tokens."""
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"]
+    if not model.is_backend_compatible() or set(layer_types) != {"full_attention"}:
+        return False
+    pairs = [_Pair((0, 1, 2), (1, 2)), _Pair((0, 1, 2), (2, 0, 1)), _Pair((2, 1), (1, 0))]
+    head = OutputHead(model)
+    states = []
+    for batching in (Padded(), Packed()):
+        try:
+            with batching.attention(model):
+                states.append(predicting_states(head, batching.lay_out(pairs), model.device))
+        except (NotImplementedError, TypeError, ValueError):  # no packed attention, or a model that passes nothing on
+            return False
+    padded, packed = states
+    return bool((padded - packed).abs().max() <= PROBE_TOLERANCE * padded.abs().max())
+
+
+class _Pair(NamedTuple):
+    prompt: Sequence[int]
+    completion: Sequence[int]
 
 
 def completion_logprobs(
     policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], temperature: float
 ) -> Tensor:
-    """Log-probabilities [B, T] of each completion token given what precedes it; 0 beyond a completion's end.
-
-    T is the longest completion. The output head runs on completion positions only; logits are divided by
-    `temperature`, the softmax is at least float32.
-    """
-    prompt_ids, prompt_mask = pad(prompts, policy.pad_id, left=True)
-    completion_ids, mask = pad(completions, policy.pad_id)
-    ids = torch.cat([prompt_ids, completion_ids], dim=1).to(policy.device)  # [B, L + T]
-    attention = torch.cat([prompt_mask, mask], dim=1).to(policy.device)
-    with policy.compute():
-        logits = policy.model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=position_ids(attention),
-            logits_to_keep=completion_ids.shape[1] + 1,
-            use_cache=False,
-        ).logits[:, :-1]  # [B, T, V]
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    targets = completion_ids.to(policy.device)
-    chosen = scaled.gather(-1, targets[..., None]).squeeze(-1)
-    logprobs: Tensor = (chosen - scaled.logsumexp(dim=-1)) * mask.to(policy.device)
-    return logprobs
+    """Log-probabilities [R, T] of each completion token given what precedes it; 0 beyond a completion's end."""
+    pairs = [_Pair(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+    return Scorer(policy, temperature, Padded())(pairs).logprobs
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> tuple[Tensor, Tensor]:

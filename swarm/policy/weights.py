@@ -23,14 +23,14 @@ NAMED = 3
 def swap_weights(policy: Policy, weights: Mapping[str, Tensor], version: int) -> None:
     """Put `weights` in place of the policy's, between two decode steps. Raises `WeightsRefused`, nothing changed.
 
-    Every parameter must be there; buffers and the other names of tied parameters may be. Tensors of another dtype or
-    device are converted.
+    Every parameter that a checkpoint holds must be there: all, or the adapters'. Without adapters, buffers and the
+    other names of tied parameters may be there too. Tensors of another dtype or device are converted.
     """
-    own = dict(policy.model.named_parameters())
-    _check(own, set(policy.model.state_dict()), weights)
+    own = policy.weights
+    _check(own, set(own) if policy.adapters else set(policy.model.state_dict()), weights)
     with policy.gate.change(), torch.no_grad():
         for name, parameter in own.items():
-            parameter.copy_(weights[name])
+            parameter.copy_(policy.ranks.cut(weights[name], parameter))
         policy.version = version
 
 

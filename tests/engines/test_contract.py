@@ -11,19 +11,19 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import Interrupted, SamplingError
 from swarm.policy.loading import Policy
-from swarm.protocols import RolloutEngine
+from swarm.protocols import StreamingEngine
 from swarm.types import Answers, Completion, Rejection, Sampling
 from tests.engines.reference import teacher_forced
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt than the others, in single letters"]
-MakeEngine = Callable[..., RolloutEngine]
+MakeEngine = Callable[..., StreamingEngine]
 
 
 @pytest.fixture(params=["transformers"])
 def make_engine(policy: Policy) -> MakeEngine:
     """An engine of each kind for the same policy; keyword arguments are generation settings."""
 
-    def make(cancelled: Callable[[], bool] = lambda: False, **settings: object) -> RolloutEngine:
+    def make(cancelled: Callable[[], bool] = lambda: False, **settings: object) -> StreamingEngine:
         return TransformersEngine(policy, GenerationSettings(**settings), cancelled)
 
     return make

@@ -13,7 +13,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import TransformersEngine
-from swarm.errors import EngineError, WeightsRefused
+from swarm.errors import EngineError, OutOfMemory, WeightsRefused
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Completion, Rejection, Sampling
@@ -107,7 +107,7 @@ def test_no_memory_for_a_single_sequence_is_an_error_in_words(policy: Policy) ->
         raise torch.OutOfMemoryError("injected")
 
     _watch_forward(policy, fail)
-    with pytest.raises(EngineError, match="not even one sequence"):
+    with pytest.raises(OutOfMemory, match="not even one sequence"):
         engine.generate(PROMPTS, 4, Sampling(max_new_tokens=4), 0)
 
 

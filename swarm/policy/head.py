@@ -1,0 +1,236 @@
+"""From hidden states to the log-probabilities of chosen tokens, without the logits of all of them at once.
+
+Of a vocabulary of V tokens only the chosen one's log-probability is wanted, yet its gradient needs the whole softmax.
+Tokens are taken in chunks: each chunk's logits are computed, used and dropped, and computed again for the gradient
+unless they fit into what may be kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from swarm.errors import PolicyError
+
+CHUNK_NUMBERS = {"cpu": 2**24}
+"""Logits held at a time, by type of device: 64 MiB in float32 where larger ones gain nothing."""
+CHUNK_NUMBERS_ELSEWHERE = 2**27
+KEPT_CHUNKS = 4
+"""Chunks whose probabilities are kept for the gradient; those of further ones are computed twice."""
+PROBE_LOGIT = 100.0
+"""Logits so large that a soft cap, which leaves small ones as they are, shows."""
+
+
+class OutputHead:
+    """What turns a model's last hidden states into logits, found at its output embedding.
+
+    A plain linear map goes through `selected_logprobs`. Where the model does more with its logits, such as scaling or
+    capping them, or the head is more than a linear layer, its own code computes them, chunk by chunk as well.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Raises `PolicyError` for a model without an output embedding."""
+        self._model = model
+        module = model.get_output_embeddings()
+        if not isinstance(module, nn.Module):
+            raise PolicyError(f"{type(model).__name__} has no output embedding to take hidden states from")
+        self._module = module
+        self._linear = type(module) is nn.Linear and self._is_all()
+
+    def hidden_states(self, **inputs: object) -> Tensor:
+        """What the head is given, [B, L, H], when the model runs on `inputs`; the logits are not computed."""
+        found: list[Tensor] = []
+
+        def keep(hidden: Tensor) -> Tensor:
+            found.append(hidden)
+            return hidden[:, :1]
+
+        with _given(self._module, keep):
+            self._model(**inputs, use_cache=False)
+        if len(found) != 1:
+            raise PolicyError(f"{type(self._model).__name__} uses its output embedding {len(found)} times, not once")
+        return found[0]
+
+    def logprobs(
+        self, hidden: Tensor, targets: Tensor, temperature: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [N] of `targets` [N] given `hidden` [N, H], and entropies [N] without gradient, in nats.
+
+        Logits are computed in `dtype`, divided by `temperature`; the softmax is at least float32.
+        """
+        if self._linear:
+            linear = cast(nn.Linear, self._module)
+            with torch.autocast(hidden.device.type, enabled=False):
+                return selected_logprobs(hidden.to(dtype), linear.weight, linear.bias, targets, temperature)
+        size = max(1, _chunk_numbers(hidden.device) // self._model.config.get_text_config().vocab_size)
+        parts = [
+            checkpoint(self._own_logprobs, h, t, temperature, use_reentrant=False)
+            for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _own_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logits = self._own_logits(hidden)
+        scores = torch.log_softmax(logits.to(_accurate(logits.dtype)) / temperature, dim=-1)
+        chosen = scores.gather(-1, targets[:, None])[:, 0]
+        return chosen, -(scores.detach().exp() * scores.detach()).sum(-1)
+
+    def _own_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] by the model's own code, which reads one token and is handed `hidden` [N, H] at its head."""
+        ids = torch.zeros(1, 1, dtype=torch.long, device=hidden.device)
+        with _given(self._module, lambda _: hidden[None]):
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
+        return logits[0]
+
+    @torch.no_grad()
+    def _is_all(self) -> bool:
+        """Whether the model hands out its linear head's output as it is."""
+        weight = cast(Tensor, self._module.weight)
+        raw: list[Tensor] = []
+        hook = self._module.register_forward_hook(lambda module, args, output: raw.append(output[0]))
+        try:
+            hidden = torch.randn(2, weight.shape[1], device=weight.device, dtype=weight.dtype)
+            self._own_logits(hidden)
+            hidden *= PROBE_LOGIT / raw.pop().abs().max()
+            logits = self._own_logits(hidden)
+        finally:
+            hook.remove()
+        return torch.equal(raw[0].float(), logits.float())
+
+
+def selected_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk_tokens: int | None = None,
+    kept_chunks: int = KEPT_CHUNKS,
+) -> tuple[Tensor, Tensor]:
+    """log softmax(hidden weight^T + bias)[targets] [N], at least float32, and the softmax's entropies [N].
+
+    `hidden` [N, H] in the dtype to compute logits in, `weight` [V, H], `bias` [V], `targets` [N]; logits are divided by
+    `temperature`. At most `chunk_tokens` x V logits exist at a time, in training those of `kept_chunks` chunks besides.
+    The gradient is of first order and for one backward pass; entropies have none.
+    """
+    size = chunk_tokens or max(1, _chunk_numbers(hidden.device) // weight.shape[0])
+    result: tuple[Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, temperature, size, kept_chunks
+    )
+    return result
+
+
+class _Context(FunctionCtx):
+    """What `_SelectedLogprobs` notes between its two passes."""
+
+    saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor]
+    needs_input_grad: tuple[bool, ...]
+    temperature: float
+    size: int
+    kept: list[Tensor]
+
+
+class _SelectedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        size: int,
+        kept_chunks: int,
+    ) -> tuple[Tensor, Tensor]:
+        training = any(ctx.needs_input_grad)
+        ctx.temperature, ctx.size, ctx.kept = temperature, size, []
+        logprobs = hidden.new_empty(len(hidden), dtype=_accurate(hidden.dtype))
+        entropies = torch.empty_like(logprobs)
+        for part in _parts(len(hidden), size):
+            scores = _logits(hidden[part], weight, bias, temperature)  # [C, V]
+            scores -= scores.amax(dim=-1, keepdim=True)
+            chosen = scores.gather(-1, targets[part, None])[:, 0]
+            weights = scores.exp()
+            total = weights.sum(dim=-1)
+            logprobs[part] = chosen - total.log()
+            entropies[part] = total.log() - torch.einsum("cv,cv->c", weights, scores) / total
+            if training and len(ctx.kept) < kept_chunks:
+                ctx.kept.append(weights.div_(total[:, None]))
+        ctx.save_for_backward(hidden, weight, bias, targets)  # type: ignore[arg-type]  # None may be saved
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight) if wants_weight else None
+        grad_bias = torch.zeros_like(bias) if bias is not None and wants_bias else None
+        matrix = weight.to(hidden.dtype)
+        for part in _parts(len(hidden), ctx.size):
+            probabilities = ctx.kept.pop(0) if ctx.kept else None
+            if probabilities is None:
+                probabilities = torch.softmax(_logits(hidden[part], weight, bias, ctx.temperature), dim=-1)
+            upstream = (grad[part] / ctx.temperature)[:, None]
+            # d logprob / d logits is one at the target, less the softmax
+            slope = probabilities.mul_(-upstream).scatter_add_(-1, targets[part, None], upstream).to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(slope, matrix, out=grad_hidden[part])
+            if grad_weight is not None:
+                _add_product(grad_weight, slope.T, hidden[part])
+            if grad_bias is not None:
+                grad_bias += slope.sum(dim=0)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """Logits [C, V], at least float32 once computed in the dtype of `hidden`."""
+    bias = None if bias is None else bias.to(hidden.dtype)
+    logits = nn.functional.linear(hidden, weight.to(hidden.dtype), bias)
+    return logits.to(_accurate(logits.dtype)).div_(temperature)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left right; sums over chunks stay in the dtype of `total`."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _accurate(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _parts(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _chunk_numbers(device: torch.device) -> int:
+    return CHUNK_NUMBERS.get(device.type, CHUNK_NUMBERS_ELSEWHERE)
+
+
+@contextmanager
+def _given(module: nn.Module, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Give `module` something else than it is called with; in this thread only, others may be generating."""
+    thread = threading.get_ident()
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        return (replace(args[0]), *args[1:]) if threading.get_ident() == thread else None
+
+    handle = module.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
