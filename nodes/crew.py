@@ -24,7 +24,7 @@ from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, resto
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.ranks import Ranks
 from swarm.policy.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, Sampling, UpdateReport
+from swarm.types import Answers, GradedGroup, Sampling, UpdateReport
 
 
 class Begin(Struct, frozen=True):
@@ -69,12 +69,13 @@ class Crew:
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load from a checkpoint or anew. Raises `PolicyError`, `CheckpointError`."""
+        """Load from a checkpoint or anew. Raises `PolicyError`, `CheckpointError`, `EngineError`, `SamplingError`."""
         self._ranks = ranks
         if ranks.rank == 0:
             self._order(Begin(config, checkpoint))
         self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
-        engine = TransformersEngine(self.policy, config.generation.max_batch_sequences, cancelled)
+        engine = TransformersEngine(self.policy, config.generation, cancelled)
+        engine.check(config.generation.sampling())
         self._engine = SharedEngine(engine, self.policy)
         self._updater = PolicyUpdater(
             self.policy, config.update, config.mix, config.generation.temperature, _reference(config, ranks)
@@ -87,10 +88,8 @@ class Crew:
         """Updates applied so far."""
         return self._updater.version
 
-    def generate(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """G completions for each of P prompts: [P][G]."""
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or why a prompt has none."""
         self._order(Generate(prompts, num_completions, sampling, seed))
         return self._engine.generate(prompts, num_completions, sampling, seed)
 

@@ -20,7 +20,7 @@ from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values,
 from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
-from swarm.errors import Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
+from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
 from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.identity import Identity
 from swarm.net.open import open_transport
@@ -143,7 +143,7 @@ def _rounds(
     except TransportError as error:
         reason, code = "error", exits.NETWORK
         node.note(f"the network is lost for good: {error}", "error")
-    except (NonFiniteUpdates, OutOfMemory, TaskError) as error:
+    except (EngineError, NonFiniteUpdates, OutOfMemory, TaskError) as error:
         reason, code = "error", exits.FAILED
         node.note(str(error), "error")
     if stop():

@@ -71,7 +71,6 @@ def _room_for(manifest: RunManifest) -> Values:
     return {
         "group_size": manifest.group_size,
         "questions_per_round": max(default.questions_per_round, manifest.local),
-        "max_batch_sequences": max(default.max_batch_sequences, manifest.group_size),
     }
 
 

@@ -61,7 +61,7 @@ class TrainingNode:
     ) -> None:
         """Load everything; `ranks` are the processes of this node, of which this is the first.
 
-        Raises `PolicyError`, `CheckpointError`, `ConfigError`.
+        Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`.
         """
         self._config = config
         self._identity = identity

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from swarm.types import (
-    Completion,
+    Answers,
     Grade,
     GradedGroup,
     NetworkStatus,
@@ -19,6 +19,9 @@ from swarm.types import (
     TaskRef,
     UpdateReport,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
@@ -76,10 +79,36 @@ class Verifier(Protocol):
 class RolloutEngine(Protocol):
     """Generates completions with the node's current policy."""
 
-    def generate(
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or why a prompt has none: the others go on.
+
+        A completion is a function of the weights, its prompt, `seed` and both indices, as far as arithmetic allows.
+        Raises `SamplingError`, `Interrupted`.
+        """
+        ...
+
+
+class StreamingEngine(RolloutEngine, Protocol):
+    """Also gives out groups one by one, and takes other weights at any time.
+
+    Tokens sampled from then on are theirs; a completion says which version sampled which of its tokens.
+    """
+
+    def check(self, sampling: Sampling) -> None:
+        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        ...
+
+    def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """G completions for each of P prompts: [P][G]. The same seed and weights give the same completions."""
+    ) -> Iterator[tuple[int, Answers]]:
+        """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
+        ...
+
+    def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Sample from other weights from the next decode step on; any thread may call.
+
+        Raises `WeightsRefused` with the old ones in use.
+        """
         ...
 
 

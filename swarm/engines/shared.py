@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine
-from swarm.types import Completion, Sampling
+from swarm.types import Answers, Sampling
 
 
 class SharedEngine:
@@ -18,13 +18,11 @@ class SharedEngine:
         self._engine = engine
         self._policy = policy
 
-    def generate(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """[P][G]. Raises `Interrupted` on every rank when one was. Samples depend on the number of ranks."""
         ranks = self._policy.ranks
         mine = range(ranks.rank, len(prompts), ranks.size)
-        answers: list[tuple[Completion, ...]] | None = None
+        answers: list[Answers] | None = None
         with ranks.gathered():
             try:
                 own = [prompts[i] for i in mine]
@@ -32,7 +30,7 @@ class SharedEngine:
             except Interrupted:
                 pass  # the others have to learn of it
         parts = ranks.gather(answers)
-        results: list[tuple[Completion, ...]] = [() for _ in prompts]
+        results: list[Answers] = [()] * len(prompts)
         for rank, part in enumerate(parts):
             if part is None:
                 raise Interrupted("generation was cancelled")

@@ -47,6 +47,7 @@ MAX_PAYLOAD_BYTES = 128 * 2**20
 """And has this many bytes at most, however large records may be."""
 MAX_CLOCK_SKEW_S = 600.0
 MAX_NAME_CHARS = 256
+MAX_STOPS = 64
 MAX_RUN_ID_CHARS = 64
 MAX_MANIFEST_BYTES = 262_144
 MAX_MANIFEST_TASKS = 256
@@ -329,6 +330,11 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield f"at most {limits.max_completion_chars} tokens a completion, got {num_tokens}"
         if completion.logprobs and len(completion.logprobs) != num_tokens:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
+        spans = [span.num_tokens for span in completion.versions]
+        if spans and (min(spans) < 1 or sum(spans) != num_tokens):
+            yield f"{num_tokens} token ids but versions of {spans}"
+        if any(not 0 <= span.version <= MAX_INTEGER for span in completion.versions):
+            yield "versions must be 63-bit and not negative"
         if any(not 0 <= token <= MAX_INTEGER for token in completion.token_ids):
             yield "token ids must not be negative"
         if not all(math.isfinite(logprob) and logprob <= 0 for logprob in completion.logprobs):
@@ -336,10 +342,12 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
     if group.log_expectation is not None and not (math.isfinite(group.log_expectation) and group.log_expectation <= 0):
         yield "the group expectation's log must be finite and at most 0"
     sampling = group.sampling
-    if not (math.isfinite(sampling.temperature) and math.isfinite(sampling.top_p)):
+    if not all(map(math.isfinite, (sampling.temperature, sampling.top_p, sampling.min_p))):
         yield "sampling parameters must be finite"
-    integers = [group.sequence, group.policy.version, sampling.max_new_tokens]
-    names = [group.policy.model, group.policy.tokenizer_hash]
+    if len(sampling.stop) + len(sampling.stop_tokens) > MAX_STOPS:
+        yield f"at most {MAX_STOPS} stop texts and tokens"
+    integers = [group.sequence, group.policy.version, sampling.max_new_tokens, sampling.top_k]
+    names = [group.policy.model, group.policy.tokenizer_hash, *sampling.stop, *sampling.stop_tokens]
     for value in msgspec.structs.astuple(group.question):
         names += [value] if isinstance(value, str) else []
         integers += [value] if isinstance(value, int) else []

@@ -37,7 +37,7 @@ class TokenBudget:
             try:
                 return work(self.tokens)
             except (RuntimeError, MemoryError) as error:
-                if not (self._alone and _out_of_memory(error)):
+                if not (self._alone and is_out_of_memory(error)):
                     raise
                 if self.tokens <= min(len(row.prompt) + len(row.completion) for row in rows):
                     raise OutOfMemory(
@@ -56,7 +56,8 @@ class TokenBudget:
         )
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator gave up."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(message in str(error) for message in ALLOCATOR_MESSAGES)

@@ -54,7 +54,6 @@ class PolicyUpdater:
 
         Raises `PolicyError`.
         """
-        self.version = 0
         self.nonfinite_in_a_row = 0
         self.ranks = policy.ranks
         self._policy = policy
@@ -78,6 +77,15 @@ class PolicyUpdater:
             weight_decay=settings.weight_decay,
             fused=policy.device.type in FUSED,
         )
+
+    @property
+    def version(self) -> int:
+        """Updates applied to the policy."""
+        return self._policy.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._policy.version = version
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has positions for the prompt with each completion."""
@@ -142,7 +150,8 @@ class PolicyUpdater:
             self._count_nonfinite()
         else:
             self.nonfinite_in_a_row = 0
-            self.optimizer.step()
+            with self._policy.gate.change():
+                self.optimizer.step()
         return totals.report(grad_norm, skipped)
 
     def _finite_gradient(self, rows: Sequence[Row]) -> tuple[StepTotals, float]:

@@ -25,7 +25,7 @@ from swarm.net.wire import (
     seal_manifest,
     seal_peer_record,
 )
-from swarm.types import Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec
+from swarm.types import Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec, VersionSpan
 
 from .records import make_group, make_manifest
 
@@ -140,6 +140,11 @@ TEXT = Completion("x", "stop")
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), (math.nan,)))),
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (-1,), (-1.0,)))),
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,) * 65_537))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1, 2), versions=(VersionSpan(0, 1),)))),
+        replace(
+            GROUP, completions=(TEXT, Completion("x", "stop", (1,), versions=(VersionSpan(0, 2), VersionSpan(1, -1))))
+        ),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), versions=(VersionSpan(-1, 1),)))),
         replace(GROUP, log_expectation=math.nan),
         replace(GROUP, log_expectation=-math.inf),
         replace(GROUP, log_expectation=0.5),
@@ -149,6 +154,10 @@ TEXT = Completion("x", "stop")
         replace(GROUP, question=replace(GROUP.question, task="t" * 257)),
         replace(GROUP, question=replace(GROUP.question, seed=-1)),
         replace(GROUP, sampling=replace(GROUP.sampling, temperature=math.inf)),
+        replace(GROUP, sampling=replace(GROUP.sampling, min_p=math.nan)),
+        replace(GROUP, sampling=replace(GROUP.sampling, top_k=-1)),
+        replace(GROUP, sampling=replace(GROUP.sampling, stop=("x",) * 65)),
+        replace(GROUP, sampling=replace(GROUP.sampling, stop_tokens=("x" * 257,))),
     ],
 )
 def test_limits(group: RolloutGroup) -> None:

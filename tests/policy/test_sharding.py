@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from swarm.algorithms.names import LossName
+from swarm.engines.config import GenerationSettings
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers import TransformersEngine
 from swarm.mixing import MixSettings
@@ -135,7 +136,7 @@ def _resume(base: Path, checkpoints: Path, out: Path, ranks: Ranks) -> None:
 
 def _generate(base: Path, out: Path, ranks: Ranks) -> None:
     policy = _load(base, LoraSettings(), ranks)
-    engine = SharedEngine(TransformersEngine(policy, 64), policy)
+    engine = SharedEngine(TransformersEngine(policy, GenerationSettings()), policy)
     prompts = [f"Calculate {k} + 1." for k in range(5)]
     answers = engine.generate(prompts, 2, Sampling(max_new_tokens=6), seed=3)
     updater = _updater(policy, {"learning_rate": 1e-3})
