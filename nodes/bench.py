@@ -12,7 +12,9 @@ from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-PARTS = frozenset({"__init__", "children", "delivery", "faults", "fleet", "groups", "hostile", "node", "report"})
+PARTS = frozenset(
+    {"__init__", "children", "delivery", "faults", "fleet", "groups", "hostile", "node", "report", "running"}
+)
 """Modules that benchmarks are made of, and are none themselves."""
 
 
