@@ -13,7 +13,8 @@ from swarm.errors import ConfigError
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
 PARTS = frozenset(
-    "__init__ arithmetic attacks children delivery faults fleet flood groups hostile learner node report".split()
+    {"__init__", "arithmetic", "attacks", "children", "delivery", "faults", "fleet", "flood", "groups", "hostile"}
+    | {"learner", "node", "report"}
 )
 """Modules that benchmarks are made of, and are none themselves."""
 
