@@ -285,7 +285,7 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
         f"Counting 1 bits by halving a number, {tokens:.0f} tokens a completion; accuracy {first:.2f} before the first "
         f"update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
         f"learning rate {plan.learning_rate:g}, no KL term.",
-        f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every {plan.evaluate_every} "
+        f"Best: the policy that was best at {plan.num_evaluation} held-out questions every {plan.evaluate_every} "
         f"updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of the mean over seeds.",
         "Sample size and largest ratio: of tokens, against the policy that sampled them; median over the second half.",
         f"{gave_up} of {len(everything)} cells ended in losses that were not finite.",
