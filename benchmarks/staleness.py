@@ -26,6 +26,7 @@ from rich.console import Console
 
 from benchmarks import halving
 from benchmarks.report import Report, Row
+from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import NonFiniteUpdates
 from swarm.evaluation import evaluate
@@ -48,7 +49,7 @@ ARMS: dict[str, dict[str, object]] = {
 ASKED = ("grpo", "gspo", "gepo", "tis")
 LAGS = (0, 8, 64)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=96)
-MAX_BATCH = 1024
+GENERATION = GenerationSettings(max_batch_sequences=1024)
 LAST_WITHIN = 0.97
 """The paper's: GEPO's last accuracy is within 3% of its best at lag 64."""
 STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
@@ -140,7 +141,7 @@ class Bench:
         policy = halving.load(self._start)
         settings = UpdateSettings.model_validate({"learning_rate": plan.learning_rate, **ARMS[arm]})
         updater = PolicyUpdater(policy, settings, MixSettings(), SAMPLING.temperature)
-        sampler = Sampler(policy.name, TransformersEngine(policy, MAX_BATCH), self._verifier, plan, seed)
+        sampler = Sampler(policy.name, TransformersEngine(policy, GENERATION), self._verifier, plan, seed)
         waiting = deque(sampler.sample(0, lag, version=0))
         reports: list[UpdateReport] = []
         rewards: list[float] = []
@@ -285,8 +286,9 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
         f"Counting 1 bits by halving a number, {tokens:.0f} tokens a completion; accuracy {first:.2f} before the first "
         f"update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
         f"learning rate {plan.learning_rate:g}, no KL term.",
-        f"Best: the policy that was best at {plan.num_evaluation} held-out questions every {plan.evaluate_every} "
-        f"updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of the mean over seeds.",
+        f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every "
+        f"{plan.evaluate_every} updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of the "
+        "mean over seeds.",
         "Sample size and largest ratio: of tokens, against the policy that sampled them; median over the second half.",
         f"{gave_up} of {len(everything)} cells ended in losses that were not finite.",
     ]

@@ -36,7 +36,7 @@ def evaluate_checkpoint(
     weights, saved = _find_weights(path)
     config = load_config(file, None if file else saved, os.environ, overrides).config
     policy = load_policy(config.policy, weights)
-    engine = TransformersEngine(policy, config.generation.max_batch_sequences)
+    engine = TransformersEngine(policy, config.generation)
     verifier = VerificationPool(config.tasks, config.verification)
     try:
         with console.status(f"asking {num_questions} held-out questions"):

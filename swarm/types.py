@@ -59,17 +59,39 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
 
     temperature: float = 1.0
     top_p: float = 1.0
+    """Only the most likely tokens that together have this probability; 1: all."""
     max_new_tokens: int = 256
+    top_k: int = 0
+    """Only the so many most likely tokens; 0: all."""
+    min_p: float = 0.0
+    """Only tokens at least so likely as this part of the most likely one's probability; 0: all."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, and stay in it."""
+    stop_tokens: tuple[str, ...] = ()
+    """Tokens, by name, that end a completion besides the policy's own end tokens."""
+
+
+class VersionSpan(Struct, frozen=True, forbid_unknown_fields=True):
+    """Adjacent tokens of a completion that were sampled from the same policy version."""
+
+    version: int
+    num_tokens: int
+
+
+FinishReason = Literal["stop", "stop_sequence", "length"]
+"""`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
 
 
 class Completion(Struct, frozen=True, forbid_unknown_fields=True):
     """One answer. `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer."""
 
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Which policy version sampled which of the T tokens, in order; new weights may enter in the middle."""
 
 
 class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,12 +145,16 @@ class Grade(Struct, frozen=True):
 
 
 class Rejection(Struct, frozen=True):
-    """Why a group was not graded."""
+    """Why a question was not answered, or a group not graded."""
 
     reason: str
     detail: str = ""
     seconds: float = 0.0
     """As in `Grade`."""
+
+
+Answers = tuple[Completion, ...] | Rejection
+"""What an engine makes of one prompt: [G] completions, or why there are none."""
 
 
 class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ ALLOWED = {
     "swarm/mixing.py": PURE,
     "swarm/expectation.py": PURE,
     "swarm/pool.py": PURE,
+    "swarm/capacity.py": PURE,
     "swarm/sapo.py": PURE | {"swarm.expectation", "swarm.mixing", "swarm.pool", "swarm.telemetry.ledger"},
     "swarm/policy": PURE
     | {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor
+
+Number = TypeVar("Number", float, Tensor)
 
 
 def ess(weights: Tensor, mask: Tensor) -> Tensor:
@@ -16,4 +20,9 @@ def ess(weights: Tensor, mask: Tensor) -> Tensor:
     if count == 0:
         return weights.new_ones(())
     kept = weights * mask
-    return kept.sum().square() / (count * kept.square().sum())
+    return ess_of_sums(kept.sum(), kept.square().sum(), count)
+
+
+def ess_of_sums(total: Number, total_of_squares: Number, count: Number) -> Number:
+    """`ess` of `count` weights of which only the sum and the sum of squares were kept, micro-batch by micro-batch."""
+    return total * total / (count * total_of_squares)

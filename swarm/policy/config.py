@@ -21,8 +21,8 @@ ScheduleName = Literal["constant", "linear", "cosine"]
 class LoraSettings(Settings):
     """Train small adapters beside frozen weights: optimizer, gradients and checkpoints shrink to their size.
 
-    Their learning rate is best about ten times that of all weights. There is no dropout: the probabilities of sampling
-    and of training have to agree. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
+    They want a larger learning rate than all weights do, often three to ten times. There is no dropout: the
+    probabilities of sampling and of training have to agree. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
     """
 
     rank: int = Field(0, ge=0)
@@ -107,7 +107,7 @@ class UpdateSettings(Settings):
     model can, else padded."""
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens a forward pass, padding included; memory is bounded by it, the update does not depend on it. Halved when
-    memory runs out. Default: 16,384 on GPUs, 2,048 on the CPU, where larger ones are not faster."""
+    memory runs out. Default: 16,384 on GPUs, 1,024 on the CPU, where larger ones are not faster."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the gradient and compute the rest again: less memory, a third more time."""
     compile: bool = False

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from swarm.algorithms.diagnostics import ess
+from swarm.algorithms.diagnostics import ess_of_sums
 from swarm.policy.objective import Share
 from swarm.policy.rows import Row
 from swarm.types import UpdateReport
@@ -16,7 +13,10 @@ from swarm.types import UpdateReport
 
 @dataclass
 class StepTotals:
-    """Sums over the micro-batches of one optimizer step."""
+    """Sums over the micro-batches of one optimizer step.
+
+    Numbers only: a small tensor that outlives its micro-batch keeps the allocator from using the space around it again.
+    """
 
     num_sequences: int
     num_tokens: int
@@ -29,8 +29,10 @@ class StepTotals:
     behaviour_kl: float = 0.0
     reference_kl: float = 0.0
     entropy: float = 0.0
-    ratios: list[Tensor] = field(default_factory=list)
-    """Ratios of the tokens to the behaviour policy."""
+    ratios: float = 0.0
+    """Sum of the tokens' importance ratios."""
+    squared_ratios: float = 0.0
+    max_ratio: float = 0.0
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> StepTotals:
@@ -51,11 +53,13 @@ class StepTotals:
         self.behaviour_kl += float(share.behaviour_kl)
         self.reference_kl += float(share.reference_kl)
         self.entropy += float(share.entropy)
-        self.ratios.append(share.ratios)
+        ratios = share.ratios.double()
+        self.ratios += float(ratios.sum())
+        self.squared_ratios += float(ratios.square().sum())
+        self.max_ratio = max(self.max_ratio, float(ratios.max()))
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
-        ratios = torch.cat(self.ratios)
         tokens = max(1, self.num_tokens)
         return UpdateReport(
             loss=self.loss,
@@ -64,15 +68,31 @@ class StepTotals:
             num_tokens=self.num_tokens,
             clip_fraction=self.clipped / tokens,
             skipped=skipped,
-            ess=float(ess(ratios, torch.ones_like(ratios))),
+            ess=ess_of_sums(self.ratios, self.squared_ratios, float(tokens)),
             entropy=self.entropy / tokens,
-            max_ratio=float(ratios.max()),
+            max_ratio=self.max_ratio,
             behaviour_kl=self.behaviour_kl / tokens,
             reference_kl=self.reference_kl / tokens,
             importance_cap_fraction=self.capped / tokens,
             lag=self.lag,
             max_lag=self.max_lag,
         )
+
+
+def merge(parts: Sequence[StepTotals]) -> StepTotals:
+    """The totals of a step of which each rank did a part."""
+    return replace(
+        parts[0],
+        loss=sum(part.loss for part in parts),
+        clipped=sum(part.clipped for part in parts),
+        capped=sum(part.capped for part in parts),
+        behaviour_kl=sum(part.behaviour_kl for part in parts),
+        reference_kl=sum(part.reference_kl for part in parts),
+        entropy=sum(part.entropy for part in parts),
+        ratios=sum(part.ratios for part in parts),
+        squared_ratios=sum(part.squared_ratios for part in parts),
+        max_ratio=max(part.max_ratio for part in parts),
+    )
 
 
 def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.gate import WeightGate
 from swarm.policy.ranks import Ranks
+from swarm.policy.reading import read_model
 from swarm.policy.tiny import ensure_tiny
 from swarm.types import Completion
 
@@ -57,6 +59,9 @@ class Policy:
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.dtype = dtype
+        self.version = 0
+        """Updates applied to the weights."""
+        self.gate = WeightGate()
         self.adapters = adapters
         self.ranks = ranks or Ranks()
         self.tokenizer_hash = _tokenizer_hash(tokenizer)
@@ -163,11 +168,13 @@ def load_policy(
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     frozen = lora and settings.lora.frozen_dtype == "compute"
-    model, tokenizer = _read(settings, None if lora else weights, progress, dtype if frozen else torch.float32)
+    ranks = ranks or Ranks()
+    model, tokenizer = ranks.in_turn(
+        lambda: _read(settings, None if lora else weights, progress, dtype if frozen else torch.float32)
+    )
     adapters = Adapters(model, settings.lora) if lora else None
     if adapters and weights is not None:
         adapters.load(weights)
-    ranks = ranks or Ranks()
     ranks.place(model, device)
     default_prompt = None if settings.model == TINY else SYSTEM_PROMPT
     return Policy(
@@ -194,13 +201,7 @@ def _read(
         source, revision = str(ensure_tiny(progress)), None
     else:
         source, revision = settings.model, settings.revision
-    options = {"revision": revision, "trust_remote_code": settings.trust_remote_code}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"cannot load model {settings.model!r}: {error}") from error
-    return model, tokenizer
+    return read_model(source, revision, settings.trust_remote_code, dtype)
 
 
 def _device(name: str) -> torch.device:

@@ -19,10 +19,10 @@ from swarm.types import Completion, GradedGroup, RolloutGroup
 class Row:
     """One completion to train on."""
 
-    prompt: list[int]
-    completion: list[int]
+    prompt: Sequence[int]
+    completion: Sequence[int]
     advantage: float
-    behaviour: list[float] | None
+    behaviour: Sequence[float] | None
     """The sampler's log-probabilities; None where they are not known."""
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are a stranger's word."""
@@ -32,11 +32,11 @@ class Row:
     """Log of the whole group's expectation of the sampler, for objectives that need it; NaN where it is not known."""
     lag: int | None = None
     """Updates since the completion was sampled; None for another node's, which counts its own."""
-    receiver: list[float] | None = None
+    receiver: Sequence[float] | None = None
     """This node's log-probabilities at batch time, where something needs them."""
-    reference: list[float] | None = None
+    reference: Sequence[float] | None = None
     """The reference policy's log-probabilities, where there is one."""
-    old: list[float] | None = None
+    old: Sequence[float] | None = None
     """What the objective's ratio is against; None stands for the current ones: the ratio is 1 at that step."""
 
     @property
@@ -62,9 +62,9 @@ class RowReader:
         return [
             Row(
                 prompt,
-                list(completion.token_ids),
+                completion.token_ids,
                 advantage,
-                list(completion.logprobs),
+                completion.logprobs,
                 log_expectation=expectation,
                 lag=lag,
             )

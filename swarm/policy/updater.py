@@ -15,15 +15,15 @@ from collections.abc import Sequence
 import torch
 
 from swarm.algorithms.advantages import ADVANTAGES
-from swarm.errors import NonFiniteUpdates
+from swarm.errors import NonFiniteUpdates, PolicyError
 from swarm.mixing import MixSettings
 from swarm.policy.batching import minibatches
 from swarm.policy.behaviour import needs_receiver, set_group_expectations, settle
 from swarm.policy.config import UpdateSettings
-from swarm.policy.figures import StepTotals, summarise
+from swarm.policy.figures import StepTotals, merge, summarise
 from swarm.policy.layers import TrainingLayers
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Scorer, choose_batching
+from swarm.policy.logprobs import Scorer, Scores, choose_batching
 from swarm.policy.memory import TokenBudget
 from swarm.policy.objective import Objective
 from swarm.policy.reference import Reference
@@ -31,7 +31,7 @@ from swarm.policy.rows import Row, RowReader
 from swarm.policy.schedules import learning_rate
 from swarm.types import GradedGroup, UpdateReport
 
-MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=2_048)
+MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
 """Tokens a forward pass where the configuration names none, by type of device."""
 FUSED = ("cpu", "cuda")
 """Devices with a single kernel for the optimizer."""
@@ -51,9 +51,11 @@ class PolicyUpdater:
         """Train `policy` with its log-probabilities taken at the sampling `temperature`.
 
         `reference` is the policy as it was loaded first, for `update.reference_kl`; with adapters it is not needed.
+
+        Raises `PolicyError`.
         """
-        self.version = 0
         self.nonfinite_in_a_row = 0
+        self.ranks = policy.ranks
         self._policy = policy
         self._settings = settings
         self._temperature = temperature
@@ -63,7 +65,10 @@ class PolicyUpdater:
         self._batching = choose_batching(policy, settings.batching)
         self._scorer = Scorer(policy, temperature, self._batching)
         self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
-        self._budget = TokenBudget(settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type])
+        budget = settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
+        self._budget = TokenBudget(budget, alone=policy.ranks.size == 1)
+        if policy.dtype is torch.float16 and policy.ranks.size > 1:
+            raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
         self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype is torch.float16)
         self.optimizer = torch.optim.AdamW(
             policy.trained,
@@ -72,6 +77,15 @@ class PolicyUpdater:
             weight_decay=settings.weight_decay,
             fused=policy.device.type in FUSED,
         )
+
+    @property
+    def version(self) -> int:
+        """Updates applied to the policy."""
+        return self._policy.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._policy.version = version
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has positions for the prompt with each completion."""
@@ -118,11 +132,15 @@ class PolicyUpdater:
 
     @torch.no_grad()
     def _read_logprobs(self, scorer: Scorer, rows: Sequence[Row], max_tokens: int) -> list[tuple[Row, list[float]]]:
-        return [
-            (row, values[: len(row.completion)])
-            for micro in self._batching.cut(rows, max_tokens)
-            for row, values in zip(micro, scorer(micro).logprobs.tolist(), strict=True)
-        ]
+        """The rows with a policy's log-probabilities as they are now, each computed on one rank."""
+        mine: list[tuple[int, list[float]]] = []
+        places = {id(row): i for i, row in enumerate(rows)}
+        for micro in self._micro_batches(rows, max_tokens):
+            logprobs = self._score(scorer, micro).logprobs[: len(micro)].tolist()
+            mine += [
+                (places[id(row)], values[: len(row.completion)]) for row, values in zip(micro, logprobs, strict=True)
+            ]
+        return [(rows[i], values) for part in self.ranks.gather(mine) for i, values in part]
 
     def _step(self, rows: Sequence[Row]) -> UpdateReport:
         """One optimizer step."""
@@ -132,7 +150,8 @@ class PolicyUpdater:
             self._count_nonfinite()
         else:
             self.nonfinite_in_a_row = 0
-            self.optimizer.step()
+            with self._policy.gate.change():
+                self.optimizer.step()
         return totals.report(grad_norm, skipped)
 
     def _finite_gradient(self, rows: Sequence[Row]) -> tuple[StepTotals, float]:
@@ -140,8 +159,7 @@ class PolicyUpdater:
         while True:
             totals = self._budget.attempt(lambda max_tokens: self._gradient(rows, max_tokens), rows)
             self._scaler.unscale_(self.optimizer)
-            parameters = self._policy.trained
-            grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm))
+            grad_norm = self._clip()
             overflown = math.isfinite(totals.loss) and not math.isfinite(grad_norm) and self._scaler.get_scale() > 1
             self._scaler.update()
             if not overflown:
@@ -151,13 +169,36 @@ class PolicyUpdater:
         """The gradient of the mean over all rows, accumulated over micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         totals = StepTotals.of(rows)
-        for micro in self._batching.cut(rows, max_tokens):
+        for micro in self._micro_batches(rows, max_tokens):
             self._accumulate(micro, totals)
-        return totals
+        return merge(self.ranks.gather(totals))
+
+    def _clip(self) -> float:
+        """Scale the gradient down to the largest norm allowed; its norm before."""
+        parameters = self._policy.trained
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = self.ranks.whole(torch.nn.utils.get_total_norm(gradients))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._settings.max_grad_norm, norm)
+        return float(norm)
+
+    def _micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+        """This rank's share, then empty ones until every rank has had as many: each means a pass that all take."""
+        mine = [rows[i] for i in self.ranks.share([row.length for row in rows])]
+        batches = list(self._batching.cut(mine, max_tokens))
+        return batches + [[] for _ in range(self.ranks.most(len(batches)) - len(batches))]
+
+    def _score(self, scorer: Scorer, rows: Sequence[Row]) -> Scores:
+        """An empty micro-batch gets the scores of a row of no consequence."""
+        nothing = [self._policy.pad_id]
+        return scorer(rows or [Row(nothing, nothing, 0.0, None)])
 
     def _accumulate(self, rows: list[Row], totals: StepTotals) -> None:
         """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
-        share = self._objective.share(self._scorer(rows), rows, totals.num_sequences, totals.num_tokens)
+        scores = self._score(self._scorer, rows)
+        if not rows:
+            (scores.logprobs.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+            return
+        share = self._objective.share(scores, rows, totals.num_sequences, totals.num_tokens)
         self._scaler.scale(share.loss).backward()  # type: ignore[no-untyped-call]
         totals.add(share)
 

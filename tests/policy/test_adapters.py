@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError, PolicyError
 from swarm.mixing import MixSettings
@@ -103,14 +104,14 @@ def test_merged_it_is_a_plain_model_that_says_the_same(base: Path, tmp_path: Pat
     _learn(adapted, _updater(adapted))
     expected = _likelihood(adapted)
     asked = ([PROMPT], 3, Sampling(max_new_tokens=4), 7)
-    before = TransformersEngine(adapted, 64).generate(*asked)
+    before = TransformersEngine(adapted, GenerationSettings()).generate(*asked)
     adapted.merge()
     torch.testing.assert_close(_likelihood(adapted), expected, atol=1e-5, rtol=0)
     adapted.save(tmp_path / "merged")
     plain = load_policy(PolicySettings(model=str(tmp_path / "merged"), system_prompt=""))
     torch.testing.assert_close(_likelihood(plain), expected, atol=1e-5, rtol=0)
     assert [c.token_ids for c in before[0]] == [
-        c.token_ids for c in TransformersEngine(plain, 64).generate(*asked)[0]
+        c.token_ids for c in TransformersEngine(plain, GenerationSettings()).generate(*asked)[0]
     ], "what was sampled, the adapted model sampled"
     keys = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict().keys()
     assert keys == AutoModelForCausalLM.from_pretrained(base).state_dict().keys()

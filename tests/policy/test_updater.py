@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import get_args
 
@@ -177,3 +178,67 @@ def test_every_objective_raises_what_was_rewarded(policy: Policy, objective: str
     assert report.ess == pytest.approx(1.0, abs=1e-4)
     assert _likelihood(policy, TEXTS[0]) > before[0]
     assert _likelihood(policy, TEXTS[3]) < before[3]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"batching": "padded"}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "batching": "padded"}],
+    ids=str,
+)
+def test_how_an_update_is_computed_changes_nothing_about_it(policy: Policy, settings: dict[str, object]) -> None:
+    policy = exact(policy)
+    results = []
+    for changed in ({}, settings):
+        twin = copy.deepcopy(policy)
+        report = _updater(twin, epochs=2, **changed).update([_group(twin)], [_group(twin, (0.0, 1.0, 1.0, 0.0))])
+        results.append([report.loss, report.entropy, *twin.model.parameters()])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-8, rtol=0)
+
+
+def test_gradient_checkpointing_leaves_no_trace_outside_of_updates(policy: Policy) -> None:
+    _updater(policy, gradient_checkpointing=True).update([_group(policy)], [])
+    assert not policy.model.training
+    assert all("forward" not in vars(module) for module in policy.model.modules())
+
+
+def test_compiled_layers_learn_the_same(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced as ever, but not handed to the machine's compiler, which takes minutes.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    policy = exact(policy)
+    reports = []
+    for compiled in (False, True):
+        twin = copy.deepcopy(policy)
+        reports.append(_updater(twin, compile=compiled).update([_group(twin)], []))
+    assert reports[1].loss == pytest.approx(reports[0].loss, abs=1e-9)
+    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_learns_nearly_the_same(policy: Policy, dtype: torch.dtype) -> None:
+    reports = []
+    for computed_in in (torch.float32, dtype):
+        twin = copy.deepcopy(policy)
+        twin.dtype = computed_in
+        reports.append(_updater(twin).update([_group(policy)], []))
+        assert all(parameter.dtype == torch.float32 for parameter in twin.model.parameters())
+    assert not reports[1].skipped
+    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=0.05)
+
+
+def test_a_loss_scale_that_overflows_is_lowered_and_the_batch_not_lost(policy: Policy) -> None:
+    policy.dtype = torch.float16
+    updater = _updater(policy)
+    updater._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    report = updater.update([_group(policy)], [])
+    assert not report.skipped and updater.version == 1
+    assert 1 < updater._scaler.get_scale() < 2.0**40
+
+
+def test_the_learning_rate_follows_its_schedule(policy: Policy) -> None:
+    updater = _updater(policy, schedule="linear", total_updates=4, warmup_updates=1)
+    rates = []
+    for _ in range(5):
+        updater.update([_group(policy)], [])
+        rates.append(updater.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([1e-3, 1e-3, 2e-3 / 3, 1e-3 / 3, 0.0])

@@ -1,0 +1,158 @@
+"""One contract for all ways to share a forward pass, and what is particular to each."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+
+from swarm.errors import PolicyError
+from swarm.policy.batching import Batching, Packed, Padded, minibatches
+from swarm.policy.loading import Policy
+from swarm.policy.logprobs import Scorer, can_pack, choose_batching
+from tests.policy.exact import exact
+
+BATCHINGS = [Padded(), Packed()]
+
+
+class Pair(NamedTuple):
+    prompt: list[int]
+    completion: list[int]
+
+
+def _pairs(num_prompts: int = 3, group_size: int = 3, seed: int = 0) -> list[Pair]:
+    rng = random.Random(seed)
+
+    def tokens(longest: int) -> list[int]:
+        return [rng.randrange(100) for _ in range(rng.randint(1, longest))]
+
+    return [Pair(prompt, tokens(20)) for prompt in (tokens(8) for _ in range(num_prompts)) for _ in range(group_size)]
+
+
+PAIRS = st.lists(
+    st.builds(Pair, st.sampled_from([[1], [2, 3], [2, 3, 4]]), st.lists(st.integers(0, 9), min_size=1, max_size=6)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@given(pairs=PAIRS, max_tokens=st.integers(1, 40))
+def test_cutting_loses_nothing_and_keeps_within_the_budget(
+    batching: Batching, pairs: list[Pair], max_tokens: int
+) -> None:
+    micros = list(batching.cut(pairs, max_tokens))
+    assert sorted(pair for micro in micros for pair in micro) == sorted(pairs)
+    for micro in micros:
+        assert len(micro) == 1 or batching.lay_out(micro).ids.numel() <= max_tokens
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@given(pairs=PAIRS)
+def test_a_layout_says_where_each_token_is_predicted(batching: Batching, pairs: list[Pair]) -> None:
+    layout = batching.lay_out(pairs)
+    assert layout.lengths.tolist() == [len(pair.completion) for pair in pairs]
+    assert layout.targets.tolist() == [token for pair in pairs for token in pair.completion]
+    before = [token for pair in pairs for token in [pair.prompt[-1], *pair.completion[:-1]]]
+    assert layout.ids.flatten()[layout.predictors].tolist() == before
+    if layout.positions is not None:
+        expected = [len(pair.prompt) - 1 + t for pair in pairs for t in range(len(pair.completion))]
+        assert layout.positions.flatten()[layout.predictors].tolist() == expected
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_every_row_scores_as_it_does_alone(policy: Policy, batching: Batching) -> None:
+    policy = exact(policy)
+    pairs = _pairs()
+    with torch.no_grad(), batching.attention(policy.model):
+        scores = Scorer(policy, 0.9, batching)(pairs)
+    for row, pair in enumerate(pairs):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([pair.prompt + pair.completion])).logits[0] / 0.9
+        distribution = torch.distributions.Categorical(logits=logits[len(pair.prompt) - 1 : -1])
+        length = len(pair.completion)
+        expected = distribution.log_prob(torch.tensor(pair.completion))
+        torch.testing.assert_close(scores.logprobs[row, :length], expected, atol=1e-10, rtol=0)
+        torch.testing.assert_close(scores.entropies[row, :length], distribution.entropy(), atol=1e-10, rtol=0)
+        assert scores.mask[row].sum() == length and not scores.logprobs[row, length:].any()
+
+
+def test_packed_and_padded_rows_have_the_same_gradients(policy: Policy) -> None:
+    policy = exact(policy)
+    pairs = _pairs()
+    upstream = torch.randn(len(pairs), 20, dtype=torch.float64)
+    gradients = []
+    for batching in BATCHINGS:
+        policy.model.zero_grad()
+        with batching.attention(policy.model):
+            logprobs = Scorer(policy, 1.0, batching)(pairs).logprobs
+            (logprobs * upstream[:, : logprobs.shape[1]]).sum().backward()
+        gradients.append([p.grad for p in policy.model.parameters() if p.grad is not None])
+    for padded, packed in zip(*gradients, strict=True):
+        torch.testing.assert_close(padded, packed, atol=1e-10, rtol=0)
+
+
+def test_packed_rows_hold_a_prompt_once_and_no_padding() -> None:
+    pairs = [Pair([1, 2, 3], [4]), Pair([1, 2, 3], [5, 6]), Pair([7], [8])]
+    assert Packed().lay_out(pairs).ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def test_padded_rows_are_sorted_by_length() -> None:
+    pairs = [Pair([1], [1] * length) for length in (9, 2, 8, 3)]
+    assert [[len(pair.completion) for pair in micro] for micro in Padded().cut(pairs, 20)] == [[2, 3], [8, 9]]
+
+
+def test_a_thread_that_generates_meanwhile_attends_as_before(policy: Policy) -> None:
+    ids, attention = torch.randint(100, (2, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    with torch.no_grad():
+        expected = policy.model(input_ids=ids, attention_mask=attention).logits
+        with Packed().attention(policy.model):
+            meanwhile = policy.model(input_ids=ids, attention_mask=attention).logits
+    assert torch.equal(meanwhile, expected)
+    assert policy.model.config._attn_implementation == "sdpa"
+
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "packs"),
+    [
+        (LlamaConfig(**SIZES), True),
+        (GPT2Config(vocab_size=300, n_embd=32, n_layer=1, n_head=2), True),
+        (MistralConfig(**SIZES, sliding_window=4), False),
+        (Gemma2Config(**SIZES), False),
+    ],
+    ids=["llama", "gpt2", "mistral", "gemma2"],
+)
+def test_models_that_need_more_of_attention_are_padded(config: object, packs: bool) -> None:
+    assert can_pack(AutoModelForCausalLM.from_config(config).eval()) == packs
+
+
+def test_a_choice_that_cannot_be_kept_is_refused(policy: Policy) -> None:
+    assert isinstance(choose_batching(policy, "auto"), Packed)
+    assert isinstance(choose_batching(policy, "padded"), Padded)
+    policy.model = AutoModelForCausalLM.from_config(Gemma2Config(**SIZES)).eval()
+    assert isinstance(choose_batching(policy, "auto"), Padded)
+    with pytest.raises(PolicyError, match="update.batching"):
+        choose_batching(policy, "packed")
+
+
+def test_minibatches_deal_whole_groups() -> None:
+    groups = [[Pair([i], [1]), Pair([i], [2])] for i in range(5)]
+    parts = minibatches(groups, 2)
+    assert [[pair.prompt[0] for pair in part] for part in parts] == [[0, 0, 2, 2, 4, 4], [1, 1, 3, 3]]
+    assert len(minibatches(groups, 9)) == 5

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import copy
+import logging
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from swarm.errors import OutOfMemory
+from swarm.mixing import MixSettings
+from swarm.policy.config import UpdateSettings
+from swarm.policy.loading import Policy
+from swarm.policy.memory import TokenBudget
+from swarm.policy.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup
+from tests.groups import rollout_group
+from tests.policy.exact import exact
+
+CPU_MESSAGE = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+
+
+class Pair(NamedTuple):
+    prompt: list[int]
+    completion: list[int]
+
+
+ROWS = [Pair([1, 2], [3]), Pair([1, 2], [3, 4, 5])]
+
+
+class Shortage:
+    """A model's forward pass that finds no memory for more than `limit` tokens; counts how often."""
+
+    def __init__(self, policy: Policy, limit: int, error: Exception) -> None:
+        self.times = 0
+        self._limit = limit
+        self._error = error
+        policy.model.register_forward_pre_hook(self._check, with_kwargs=True)
+
+    def _check(self, module: torch.nn.Module, args: tuple[()], kwargs: dict[str, torch.Tensor]) -> None:
+        if kwargs["input_ids"].numel() > self._limit:
+            self.times += 1
+            raise self._error
+
+
+def _group(index: int) -> GradedGroup:
+    texts = ("1", "a longer answer", "22", f"{index}" * 20)
+    completions = tuple(Completion(text, "stop") for text in texts)
+    return GradedGroup(rollout_group(completions=completions), f"Calculate {index}.", (1.0, 0.0, 0.0, 1.0))
+
+
+def _updater(policy: Policy, **settings: object) -> PolicyUpdater:
+    return PolicyUpdater(
+        policy, UpdateSettings(learning_rate=1e-3, micro_batch_tokens=200, **settings), MixSettings(), 1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("batching", "epochs", "error"),
+    [
+        ("packed", 1, torch.OutOfMemoryError("CUDA out of memory")),
+        ("packed", 2, RuntimeError(CPU_MESSAGE)),
+        ("padded", 1, MemoryError()),
+    ],
+    ids=["cuda", "cpu", "python"],
+)
+def test_an_update_that_runs_out_of_memory_ends_as_one_that_does_not(
+    policy: Policy, batching: str, epochs: int, error: Exception
+) -> None:
+    policy = exact(policy)
+    short = copy.deepcopy(policy)
+    groups = [_group(index) for index in range(3)]
+    settings = {"batching": batching, "epochs": epochs, "behaviour_kl": 0.1}
+    report = _updater(policy, **settings).update([], groups)
+    shortage = Shortage(short, 60, error)
+    updater = _updater(short, **settings)
+    short_report = updater.update([], groups)
+    assert shortage.times == 2, "200 > 100 > 50, and remembered from then on"
+    assert short_report.loss == pytest.approx(report.loss, abs=1e-12)
+    assert (short_report.num_sequences, short_report.num_tokens) == (report.num_sequences, report.num_tokens)
+    assert short_report.grad_norm == pytest.approx(report.grad_norm, abs=1e-12)
+    for ours, theirs in zip(short.model.parameters(), policy.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)  # Adam divides by gradients that are almost zero
+    updater.update([], groups)
+    assert shortage.times == 2
+
+
+def test_a_step_that_runs_out_in_its_last_micro_batch_counts_nothing_twice(policy: Policy) -> None:
+    policy = exact(policy)
+    groups = [_group(index) for index in range(3)]
+    gradients = []
+    for fails in (False, True):
+        twin = copy.deepcopy(policy)
+        updater = _updater(twin)
+        calls = 0
+
+        def fail_late(*_: object, fails: bool = fails) -> None:
+            nonlocal calls
+            calls += 1
+            if fails and calls == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        twin.model.register_forward_pre_hook(fail_late)
+        updater.optimizer.step = lambda: None  # type: ignore[method-assign]  # keeps the gradient for us
+        updater.update([], groups)
+        gradients.append([p.grad for p in twin.model.parameters()])
+    for once, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(once, again, atol=1e-12, rtol=0)
+
+
+def test_down_to_one_row_and_no_further(caplog: pytest.LogCaptureFixture) -> None:
+    tried = []
+
+    def work(max_tokens: int) -> None:
+        tried.append(max_tokens)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with caplog.at_level(logging.WARNING), pytest.raises(OutOfMemory, match="gradient_checkpointing"):
+        TokenBudget(20).attempt(work, ROWS)
+    assert tried == [20, 10, 5, 2]
+    assert len(caplog.records) == 3
+
+
+def test_other_errors_are_not_mistaken_for_a_lack_of_memory() -> None:
+    def work(max_tokens: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    budget = TokenBudget(20)
+    with pytest.raises(RuntimeError, match="shapes"):
+        budget.attempt(work, ROWS)
+    assert budget.tokens == 20
