@@ -287,8 +287,8 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
         f"update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
         f"learning rate {plan.learning_rate:g}, no KL term.",
         f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every "
-        f"{plan.evaluate_every} updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of the "
-        "mean over seeds.",
+        f"{plan.evaluate_every} updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of "
+        "the mean over seeds.",
         "Sample size and largest ratio: of tokens, against the policy that sampled them; median over the second half.",
         f"{gave_up} of {len(everything)} cells ended in losses that were not finite.",
     ]
