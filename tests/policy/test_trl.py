@@ -1,4 +1,4 @@
-"""Objectives against TRL 1.16's own `GRPOTrainer._compute_loss`, values and gradients.
+"""What an update minimises against TRL 1.16's own `GRPOTrainer._compute_loss`, values and gradients.
 
 What TRL calls by other names or divides by other constants:
 
@@ -27,10 +27,13 @@ from torch import Tensor
 
 from swarm.algorithms.kl import k3
 from swarm.algorithms.losses import LOSSES, LossConfig
-from swarm.algorithms.losses.base import token_means
 from swarm.algorithms.names import LossName
+from swarm.policy.batching import Packed
+from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs, pad
+from swarm.policy.logprobs import Scorer, completion_logprobs, pad
+from swarm.policy.objective import Objective
+from swarm.policy.rows import Row
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -88,28 +91,15 @@ def trainers(policy: Policy, tmp_path: Path) -> Trainers:
     return make
 
 
-def _ours(
-    objective: LossName, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, reference: Tensor, beta: float
-) -> tuple[Tensor, float]:
-    """Our loss with beta times `k3` under the objective's own mean, and the part of the tokens that are clipped."""
-    output = LOSSES[objective](new, old, advantages, mask, CONFIG)
-    divergence = k3(new, reference)
-    if objective in ("grpo", "gspo"):
-        mean = token_means(divergence, mask).mean()
-    else:
-        mean = (divergence * mask).sum() / output.denominator
-    return output.loss + beta * mean, float(output.metrics["clipped"] / mask.sum())
-
-
 def _noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """[B, T] normal, half of it shared by the tokens of a completion: ratios of whole sequences spread as well."""
     return torch.randn(shape, generator=generator) + torch.randn(shape[0], 1, generator=generator)
 
 
 class Ragged:
-    """Eight completions in groups of four, prompts of several lengths, the last completion masked out as a whole."""
+    """Eight completions in groups of four, prompts of several lengths; with `hole` the last one is masked out."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, hole: bool) -> None:
         generator = torch.Generator().manual_seed(3)
 
         def ids(length: int) -> list[int]:
@@ -119,7 +109,7 @@ class Ragged:
         self.completions = [ids(length) for length in (3, 24, 1, 9, 17, 6, 20, 4)]
         self.prompt_ids, self.prompt_mask = pad(self.prompts, policy.pad_id, left=True)
         self.completion_ids, self.mask = pad(self.completions, policy.pad_id)
-        self.mask[-1] = 0
+        self.mask[-1] *= not hole
         self.advantages = torch.tensor([1.5, -0.5, -0.5, -0.5, 0.9, 0.9, -0.9, -0.9])
 
     def inputs(self, old: Tensor, reference: Tensor, rows: slice = slice(None)) -> dict[str, Tensor]:
@@ -135,9 +125,40 @@ class Ragged:
         }
         return {name: values[rows] for name, values in of_rows.items()} | {"num_items_in_batch": self.mask.sum()}
 
+    def rows(self, old: Tensor, reference: Tensor) -> list[Row]:
+        """What our objectives take."""
+        advantages = self.advantages.tolist()
+        return [
+            Row(prompt, ids, advantage, None, old=known[: len(ids)], reference=frozen[: len(ids)])
+            for prompt, ids, advantage, known, frozen in zip(
+                self.prompts, self.completions, advantages, old.tolist(), reference.tolist(), strict=True
+            )
+        ]
+
     def logprobs(self, policy: Policy) -> Tensor:
         """[B, T]"""
         return completion_logprobs(policy, self.prompts, self.completions, TEMPERATURE)
+
+
+def _backward(policy: Policy, objective: LossName, beta: float, rows: list[Row]) -> tuple[float, float]:
+    """Our gradient as an update accumulates it; the loss, and the part of the tokens that are clipped."""
+    settings = UpdateSettings(
+        objective=objective,
+        clip_low=CONFIG.clip_low,
+        clip_high=CONFIG.clip_high,
+        max_completion_tokens=CONFIG.max_completion_tokens,
+        reference_kl=beta,
+    )
+    batching = Packed()
+    score = Scorer(policy, TEMPERATURE, batching)
+    num_tokens = sum(len(row.completion) for row in rows)
+    loss = clipped = 0.0
+    with batching.attention(policy.model):
+        for micro in batching.cut(rows, 50):
+            share = Objective(settings).share(score(micro), micro, len(rows), num_tokens)
+            share.loss.backward()
+            loss, clipped = loss + share.loss.item(), clipped + share.clipped.item()
+    return loss, clipped / num_tokens
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -145,7 +166,7 @@ class Ragged:
 def test_the_loss_and_its_gradient_are_those_of_trl_in_float64(
     trainers: Trainers, policy: Policy, objective: LossName, beta: float
 ) -> None:
-    batch = Ragged(policy)
+    batch = Ragged(policy, hole=True)
     generator = torch.Generator().manual_seed(4)
     new = (-_noise(batch.mask.shape, generator).double().abs() - 0.1).requires_grad_()
     old, reference = (new.detach() + 0.4 * _noise(new.shape, generator) for _ in range(2))
@@ -156,8 +177,9 @@ def test_the_loss_and_its_gradient_are_those_of_trl_in_float64(
         return SimpleNamespace(log_probs=torch.cat([prompt, new], 1), entropy=torch.cat([prompt, new.detach()], 1))
 
     theirs = trainers(objective, beta, 1)._compute_loss(model, batch.inputs(old, reference))
-    ours, clipped = _ours(objective, new, old, batch.advantages.double(), batch.mask, reference, beta)
-    assert clipped > 0.1
+    output = LOSSES[objective](new, old, batch.advantages.double(), batch.mask, CONFIG)
+    ours = output.loss + beta * (k3(new, reference) * output.shares).sum()
+    assert output.metrics["clipped"] > 0.1 * batch.mask.sum()
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-12)
     (gradient,), (expected,) = (torch.autograd.grad(loss, new) for loss in (ours, theirs))
     torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
@@ -170,7 +192,7 @@ def test_steps_on_one_batch_have_the_loss_and_gradients_of_trl(
     trainers: Trainers, policy: Policy, objective: LossName, beta: float
 ) -> None:
     """Both sides run the network themselves; after the first step the policy is not the one that sampled any more."""
-    batch = Ragged(policy)
+    batch = Ragged(policy, hole=False)
     trainer = trainers(objective, beta, 1)
     with torch.no_grad():
         old = batch.logprobs(policy)
@@ -178,10 +200,9 @@ def test_steps_on_one_batch_have_the_loss_and_gradients_of_trl(
     clipped = []
     for step in range(4):
         theirs = trainer._compute_loss(trainer.model, batch.inputs(old, reference))
-        ours, part = _ours(objective, batch.logprobs(policy), old, batch.advantages, batch.mask, reference, beta)
-        assert ours.item() == pytest.approx(theirs.item(), abs=1e-6), f"loss of step {step}"
-        ours.backward()
         theirs.backward()
+        ours, part = _backward(policy, objective, beta, batch.rows(old, reference))
+        assert ours == pytest.approx(theirs.item(), abs=1e-6), f"loss of step {step}"
         for (name, parameter), twin in zip(policy.model.named_parameters(), trainer.model.parameters(), strict=True):
             torch.testing.assert_close(parameter.grad, twin.grad, atol=1e-6, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
             with torch.no_grad():
@@ -193,16 +214,16 @@ def test_steps_on_one_batch_have_the_loss_and_gradients_of_trl(
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_micro_batches_of_trl_add_up_to_our_whole_batch(
+def test_micro_batches_of_both_sides_add_up_to_the_same(
     trainers: Trainers, policy: Policy, objective: LossName
 ) -> None:
-    batch = Ragged(policy)
+    batch = Ragged(policy, hole=False)
     trainer = trainers(objective, 0.0, 4)
     with torch.no_grad():
         new = batch.logprobs(policy)
-        old = new + 0.4 * _noise(new.shape, torch.Generator().manual_seed(6))
-        parts = [batch.inputs(old, old, slice(at, at + 2)) for at in (0, 2, 4, 6)]
-        losses = [trainer._compute_loss(trainer.model, part).item() for part in parts]
-        ours, clipped = _ours(objective, new, old, batch.advantages, batch.mask, old, 0.0)
+    old = new + 0.4 * _noise(new.shape, torch.Generator().manual_seed(6))
+    parts = [batch.inputs(old, old, slice(at, at + 2)) for at in (0, 2, 4, 6)]
+    losses = [trainer._compute_loss(trainer.model, part).item() for part in parts]
+    ours, clipped = _backward(policy, objective, 0.0, batch.rows(old, old))
     assert clipped > 0
-    assert ours.item() == pytest.approx(sum(losses), abs=1e-6)
+    assert ours == pytest.approx(sum(losses), abs=1e-6)
