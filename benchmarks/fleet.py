@@ -13,9 +13,15 @@ from benchmarks.children import Child, Nursery, until
 from benchmarks.delivery import Life, NodeLog
 from benchmarks.node import Spec
 
-Kind = Literal["ours", "peer", "peer-barrier"]
-"""`peer` is the public peer in its default mode; with the barrier each round waits for all."""
+Kind = Literal["ours", "learner", "peer", "peer-barrier"]
+"""`ours` ends at the exchange, `learner` goes on to the mix; `peer` is the public peer in its default mode; with the
+barrier each round waits for all."""
+MODULES = {"ours": "benchmarks.node", "learner": "benchmarks.learner"}
 ROOT = Path(__file__).parent.parent
+STARTED_AT_ONCE = 8
+"""Processes that import at a time: on few cores many take longer together than anybody waits."""
+SETTLED_S = 2.0
+"""Gossip has had its heartbeat by then."""
 SEQUENCES_A_LIFE = 1_000_000
 
 
@@ -27,8 +33,10 @@ class Setting:
     count: int
     loss: float = 0.0
     delay_s: float = 0.0
-    poll_s: float = 0.002
+    poll_s: float = 0.0
     peer_python: Path | None = None
+    num_patient: int = 0
+    """So many of the learners have long rounds."""
 
 
 @dataclass
@@ -63,21 +71,24 @@ class Fleet:
                     loss=setting.loss,
                     delay_s=setting.delay_s,
                     poll_s=setting.poll_s,
+                    patient=index >= setting.count - setting.num_patient,
                 )
             )
             for index in range(setting.count)
         ]
-        for member in self.members:
-            self._spawn(member)
-        for member in self.members:
-            member.child.wait_for("warm")
+        for first in range(0, len(self.members), STARTED_AT_ONCE):
+            few = self.members[first : first + STARTED_AT_ONCE]
+            for member in few:
+                self._spawn(member)
+            for member in few:
+                member.child.wait_for("warm")
         self._bootstrap: list[str] = []
 
     def _spawn(self, member: Member) -> None:
         spec = replace(member.spec, first_sequence=len(member.children) * SEQUENCES_A_LIFE)
         setting = self._setting
-        if setting.kind == "ours":
-            arguments = [sys.executable, "-m", "benchmarks.node", spec.as_argument()]
+        if setting.kind in MODULES:
+            arguments = [sys.executable, "-m", MODULES[setting.kind], spec.as_argument()]
             environment = {"PYTHONPATH": str(ROOT)}
         else:
             world_size = setting.count if setting.kind == "peer-barrier" else 1
@@ -110,8 +121,8 @@ class Fleet:
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Wait until every node of ours sees all others in the run, and gossip has had its heartbeat."""
-        if self._setting.kind != "ours":
-            time.sleep(2.0)
+        if self._setting.kind not in MODULES:
+            time.sleep(SETTLED_S)
             return True
 
         def all_connected() -> bool:
@@ -119,7 +130,7 @@ class Fleet:
             return all(int(str(member.child.ask("status")["connected"])) >= others for member in self.members)
 
         met = until(all_connected, timeout_s, 0.5)
-        time.sleep(2.0)
+        time.sleep(SETTLED_S)
         return met
 
     def publish(self, size_bytes: int, every_s: float, members: Sequence[Member] | None = None) -> None:

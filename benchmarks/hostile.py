@@ -1,111 +1,184 @@
-"""A hostile peer in a process of its own: an identity, a daemon, and no manners. Driven like `benchmarks.node`.
+"""A hostile peer in a process of its own, driven by JSON lines: `python -m benchmarks.hostile SPEC`.
 
-It records what honest peers publish and floods the run's topic with malformed records and with replays of those.
+It publishes `Attacks` raw on the run's topic. Nodes that quarantine it hang up on it; it comes back under another
+identity, of which some are always connected in advance.
+
+commands  start, flood, quit
+events    warm, ready, informed (it has heard honest records), flooded
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
 import sys
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.arithmetic import TASKS
+from benchmarks.attacks import LYING, Attacker, Attacks
 from benchmarks.children import commands, emit
 from benchmarks.node import LISTEN
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.daemon import Daemon
 from swarm.net.dial import by_peer
 from swarm.net.identity import Identity
+from swarm.net.wire import Limits, outside
+from swarm.tasks.mixture import TaskMixture
 
-KEPT = 256
-"""Honest records remembered for replays."""
+SPARES = 2
+ENOUGH = 8
+"""Honest records to forge, replay and garble."""
+WATCH_EVERY_S = 0.25
+
+
+class Front:
+    """One identity: a daemon of its own, connected to every honest node."""
+
+    def __init__(self, daemon: Daemon, identity: Identity, victims: frozenset[str]) -> None:
+        """Use a daemon that is connected."""
+        self.daemon = daemon
+        self.attacker = Attacker(identity)
+        self._victims = victims
+        self._hearing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, folder: Path, index: int, addresses: dict[str, tuple[str, ...]]) -> Front:
+        """A new identity. Raises `TransportError` or `PeerUnreachable`."""
+        identity = Identity.load_or_create(folder / f"hostile-{index}.key")
+        daemon = await Daemon.start(listen=(LISTEN,), identity=identity.path)
+        try:
+            for peer_id, theirs in addresses.items():
+                await daemon.connect(peer_id, theirs)
+        except BaseException:
+            await daemon.stop()
+            raise
+        return cls(daemon, identity, frozenset(addresses))
+
+    def listen(self, topic: str, attacks: Attacks) -> None:
+        """Take part in gossip, and remember what honest peers say."""
+
+        def hear(sender: str, record: bytes) -> None:
+            label = outside(record)
+            if sender in self._victims and label is not None and label[1] == sender:
+                attacks.hear(record)
+                if attacks.num_heard == ENOUGH:
+                    emit("informed")
+
+        self._hearing = asyncio.create_task(self.daemon.subscribe(topic, hear))
+
+    async def is_welcome(self) -> bool:
+        """Whether every honest node is still connected."""
+        return await self.daemon.connected() >= self._victims
+
+    async def close(self) -> None:
+        """Leave."""
+        if self._hearing is not None:
+            self._hearing.cancel()
+        await self.daemon.stop()
 
 
 class Hostile:
-    """Raw publications on a run's gossip topic."""
+    """Identities, one after another, and what they publish."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        """Use a daemon that has started."""
-        self._daemon = daemon
-        self._heard: list[bytes] = []
+    def __init__(self, folder: Path, mixture: TaskMixture) -> None:
+        """Keys go to `folder`."""
+        self._folder = folder
+        self._mixture = mixture
         self._random = random.Random(0)
+        self._num_fronts = 0
+        self._num_banned = 0
+        self._sent: Counter[str] = Counter()
+        self._unsent = 0
+        self._spares: asyncio.Queue[Front] = asyncio.Queue(SPARES)
 
-    def hear(self, sender: str, record: bytes) -> None:
-        """Keep an honest record."""
-        # What one publishes comes back on one's own subscription.
-        if sender != self._daemon.peer_id and len(self._heard) < KEPT:
-            self._heard.append(record)
+    async def start(self, run_id: str, addresses: Sequence[str]) -> None:
+        """Connect the first identity, and others in advance from now on, for ever."""
+        self._topic = f"swarm/{run_id}/groups"
+        self._addresses = by_peer(tuple(addresses))
+        self._attacks = Attacks(run_id, Limits(), self._mixture)
+        while True:
+            try:
+                front = await Front.open(self._folder, self._num_fronts, self._addresses)
+            except (TransportError, PeerUnreachable) as error:
+                logging.warning("no new identity: %s", error)
+                await asyncio.sleep(1.0)
+                continue
+            self._num_fronts += 1
+            front.listen(self._topic, self._attacks)
+            if self._num_fronts == 1:
+                emit("ready", peer_id=front.daemon.peer_id)
+            await self._spares.put(front)
 
-    def malformed(self) -> bytes:
-        """Noise, half a record, a record with one bit changed, or other people's MessagePack."""
-        honest = self._random.choice(self._heard) if self._heard else self._random.randbytes(500)
-        match self._random.randrange(4):
-            case 0:
-                return self._random.randbytes(self._random.randrange(1, 2_000))
-            case 1:
-                return honest[: self._random.randrange(1, len(honest))]
-            case 2:
-                changed = bytearray(honest)
-                changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
-                return bytes(changed)
-            case _:
-                return b"\x86" + self._random.randbytes(300)
-
-    def replay(self) -> bytes:
-        """An honest record once more."""
-        return self._random.choice(self._heard) if self._heard else self.malformed()
-
-    async def flood(self, topic: str, num_malformed: int, num_replays: int, per_s: float) -> None:
-        """Publish all of it, in random order."""
-        kinds = [True] * num_malformed + [False] * num_replays
+    async def flood(self, each: int, lying: int, per_s: float) -> None:
+        """Publish so many records of every kind in random order, going over to the next identity once banned."""
+        kinds = [kind for kind in self._attacks.kinds for _ in range(lying if kind == LYING else each)]
         self._random.shuffle(kinds)
         loop = asyncio.get_running_loop()
-        began, refused = loop.time(), 0
-        for index, bad in enumerate(kinds):
+        front = await self._spares.get()
+        began = looked = loop.time()
+        for index, kind in enumerate(kinds):
+            if loop.time() - looked > WATCH_EVERY_S:
+                looked = loop.time()
+                front = await self._welcome(front)
             try:
-                await self._daemon.publish(topic, self.malformed() if bad else self.replay())
-            except TransportError:
-                refused += 1
+                await front.daemon.publish(self._topic, self._attacks.make(kind, front.attacker))
+                self._sent[kind] += 1
+            except TransportError as error:
+                logging.warning("not published: %s", error)
+                self._unsent += 1
             await asyncio.sleep(max(0.0, began + index / per_s - loop.time()))
-        emit("flooded", seconds=loop.time() - began, refused=refused, heard=len(self._heard))
+        emit(
+            "flooded",
+            seconds=loop.time() - began,
+            sent=self._sent,
+            unsent=self._unsent,
+            variants=self._attacks.made,
+            identities=self._num_banned + 1,
+            banned=self._num_banned,
+        )
+
+    async def _welcome(self, front: Front) -> Front:
+        """The same while nobody hung up on it, else the next."""
+        with contextlib.suppress(TransportError):
+            if await front.is_welcome():
+                return front
+        self._num_banned += 1
+        await front.close()
+        return await self._spares.get()
+
+    async def close(self) -> None:
+        """End every daemon that waits."""
+        while not self._spares.empty():
+            await self._spares.get_nowait().close()
 
 
 async def run(folder: Path) -> None:
     """Obey until told to quit."""
-    identity = Identity.load_or_create(folder / "hostile.key")
-    daemon = await Daemon.start(listen=(LISTEN,), identity=identity.path)
-    hostile = Hostile(daemon)
+    hostile = Hostile(folder, TaskMixture(TASKS))
     orders = commands()
     tasks: set[asyncio.Task[None]] = set()
     emit("warm")
-    try:
-        while True:
-            await asyncio.sleep(0.01)
-            if orders.empty():
-                continue
-            order = orders.get()
-            if order["do"] == "quit":
+    while True:
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            if task.done():
+                task.result()
+        if orders.empty():
+            continue
+        order = orders.get()
+        match order.pop("do"):
+            case "start":
+                tasks.add(asyncio.create_task(hostile.start(**order)))  # type: ignore[arg-type]
+            case "flood":
+                tasks.add(asyncio.create_task(hostile.flood(**order)))  # type: ignore[arg-type]
+            case "quit":
+                await hostile.close()
                 return
-            topic = f"swarm/{order['run_id']}/groups"
-            if order["do"] == "start":
-                for peer_id, addresses in by_peer(tuple(map(str, _list(order["addresses"])))).items():
-                    with suppress(PeerUnreachable):
-                        await daemon.connect(peer_id, addresses)
-                tasks.add(asyncio.create_task(daemon.subscribe(topic, hostile.hear)))
-                emit("ready", peer_id=identity.peer_id)
-            if order["do"] == "flood":
-                counts = int(str(order["malformed"])), int(str(order["replays"]))
-                tasks.add(asyncio.create_task(hostile.flood(topic, *counts, float(str(order["per_s"])))))
-    finally:
-        await daemon.stop()
-
-
-def _list(value: object) -> list[object]:
-    assert isinstance(value, list)
-    return value
 
 
 if __name__ == "__main__":

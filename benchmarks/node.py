@@ -26,6 +26,7 @@ from swarm.net.state import Profile
 from swarm.net.wire import Limits
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
+ORDERS_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,11 @@ class Spec:
     first_sequence: int = 0
     loss: float = 0.0
     delay_s: float = 0.0
-    poll_s: float = 0.002
-    """How often arrivals are taken out: delivery is late by up to this much."""
+    poll_s: float = 0.0
+    """How often arrivals are taken out; 0: as they arrive."""
+
+    patient: bool = False
+    """Of a learner: long rounds, and nothing taken out between them."""
 
     def as_argument(self) -> str:
         """For the command line."""
@@ -122,6 +126,14 @@ class Node:
             self._received += len(groups)
             emit("got", at=now, groups=[(group.peer_id, group.sequence) for _, group in groups])
 
+    def rest(self) -> None:
+        """Until something is due or has arrived, or orders must be looked for."""
+        idle_s = min(ORDERS_EVERY_S, max(0.0, self._due - time.monotonic()))
+        if self._exchange is not None and not self._spec.poll_s:
+            self._exchange.wait(idle_s)
+        else:
+            time.sleep(self._spec.poll_s or idle_s)
+
     def status(self) -> None:
         """Say how it is."""
         connected = self._transport.status().connected if self._transport else ()
@@ -167,7 +179,7 @@ def main() -> None:
                     node.close()
                     return
         node.step()
-        time.sleep(spec.poll_s)
+        node.rest()
 
 
 if __name__ == "__main__":

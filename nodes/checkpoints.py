@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from nodes.training import CHECKPOINTS
-from swarm.config import Values, load_config
+from swarm.config import NodeConfig, Values, load_config
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError
 from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
 from swarm.intervals import wilson_interval
+from swarm.policy.adapters import is_adapter_directory
 from swarm.policy.checkpoint import CONFIG, MODEL, CheckpointStore, verify
 from swarm.policy.loading import load_policy
 from swarm.tasks.pool import VerificationPool
@@ -35,7 +36,7 @@ def evaluate_checkpoint(
     weights, saved = _find_weights(path)
     config = load_config(file, None if file else saved, os.environ, overrides).config
     policy = load_policy(config.policy, weights)
-    engine = TransformersEngine(policy, config.generation.max_batch_sequences)
+    engine = TransformersEngine(policy, config.generation)
     verifier = VerificationPool(config.tasks, config.verification)
     try:
         with console.status(f"asking {num_questions} held-out questions"):
@@ -50,11 +51,20 @@ def evaluate_checkpoint(
 
 
 def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
-    """Copy the policy of a checkpoint. Raises `CheckpointError`, or `ConfigError` when `directory` exists."""
+    """Write the policy of a checkpoint as a whole model: adapters are merged into the weights they belong to.
+
+    Raises `CheckpointError`, or `ConfigError` when `directory` exists.
+    """
     checkpoint = find_checkpoint(path)
     if directory.exists():
         raise ConfigError(f"{directory} exists already; choose a directory that does not")
-    shutil.copytree(checkpoint / MODEL, directory)
+    if is_adapter_directory(checkpoint / MODEL):
+        trained = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes()).policy
+        policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
+        policy.merge()
+        policy.save(directory)
+    else:
+        shutil.copytree(checkpoint / MODEL, directory)
     console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
 
 

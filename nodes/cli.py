@@ -150,6 +150,31 @@ def losses() -> None:
 
 
 @app.command()
+def plan(
+    rollouts: Annotated[int, typer.Option(min=1, help="R: rollouts a learner step.")],
+    train_s: Annotated[float, typer.Option(help="Seconds a learner step takes.")],
+    broadcast_s: Annotated[float, typer.Option(help="Seconds until the workers have installed a snapshot.")],
+    worker: Annotated[
+        list[str], typer.Option(help="[COUNTx]RATE[@PRICE][*AVAILABILITY]: rollouts/s, price an hour; repeatable.")
+    ],
+    publish_every: Annotated[int | None, typer.Option(min=1, help="kappa: learner steps between snapshots.")] = None,
+    max_staleness: Annotated[int | None, typer.Option(min=0, help="S: kappa becomes max(1, S - 1).")] = None,
+    headroom: Annotated[float, typer.Option(min=1.0, help="Aim at so many times the least rate.")] = 1.1,
+    learner_price: Annotated[float, typer.Option(min=0.0, help="The learner's price an hour.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """How much rollout capacity a learner needs, the cheapest workers that give it, and what follows from it.
+
+    Exits with 1 when they cannot keep the learner busy.
+    """
+    from nodes.plan import Plan, demand_of, parse_workers, show_plan
+
+    demand = demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
+    chosen = Plan(demand, headroom, learner_price, parse_workers(worker))
+    raise typer.Exit(show_plan(chosen, as_json, _console()))
+
+
+@app.command()
 def peers(
     target: Annotated[
         str, typer.Argument(help="Directory of a running node, or the multiaddr of any member of a run.")

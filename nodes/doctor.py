@@ -26,6 +26,7 @@ from nodes.peers import clean
 from nodes.visit import visiting
 from swarm.config import NodeConfig, load_config
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.diagnosis import FIRST_PORT, MAX_PORTS, ClockReading, DialBackReply, ask_dial_back, read_clock
 from swarm.net.dial import by_peer, unreachable
@@ -65,7 +66,7 @@ class Finding(Struct, frozen=True):
 def doctor(file: Path | None, overrides: Sequence[tuple[str, str]], as_json: bool, console: Console) -> int:
     """Run every check and print what was found. Returns the exit code: 1 when something fails."""
     config = load_config(file, None, os.environ, overrides).config
-    by_peer(config.network.bootstrap)  # a wrong address is wrong use, not an illness
+    Bootstraps(config.network.bootstrap)  # a wrong address is wrong use, not an illness
     findings = []
     for finding in diagnose(config):
         findings.append(finding)
@@ -102,9 +103,12 @@ def diagnose(config: NodeConfig) -> Iterator[Finding]:
 
 def _from_outside(settings: NetworkSettings, ports: Sequence[probes.Port]) -> Iterator[Finding]:
     """The checks that need another machine's view."""
-    problems = unreachable(settings.bootstrap)
-    yield check_bootstraps(settings.bootstrap, problems)
-    alive = tuple(address for address in settings.bootstrap if address not in problems)
+    bootstraps = Bootstraps(settings.bootstrap)
+    problems = bootstraps.look_up()
+    addresses = bootstraps.multiaddrs()
+    problems |= unreachable(addresses)
+    yield check_bootstraps((*addresses, *bootstraps.problems()), problems)
+    alive = tuple(address for address in addresses if address not in problems)
     if not alive:
         yield from unchecked("no bootstrap answers", "see above", NETWORK_CHECKS)
         return

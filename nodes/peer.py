@@ -14,18 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
+from nodes.crew import follow, leading
 from nodes.home import Home, claim_home
 from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values, remember
 from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
-from swarm.errors import Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
+from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
 from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.identity import Identity
 from swarm.net.open import open_transport
 from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
-from swarm.policy.config import check_model_path
+from swarm.policy.config import check_model_path, check_peft
+from swarm.policy.ranks import Ranks, open_ranks
 from swarm.protocols import Transport
 from swarm.tasks.pool import VerificationPool
 from swarm.telemetry.history import PeerHistory, swarm_summary
@@ -45,20 +47,39 @@ def join(
 ) -> int:
     """Train as one peer until all rounds are done or someone asks to stop. Returns the process's exit code.
 
-    Raises `SwarmError` for what is wrong before training starts.
+    Of the processes that torchrun starts, the first is the peer. Raises `SwarmError` for what is wrong before training
+    starts.
     """
-    stop = StopRequest(supervised)
+    with open_ranks() as ranks:
+        if ranks.rank > 0:
+            return follow(ranks)
+        with leading(ranks):
+            stop = StopRequest(supervised)
+            return _join(file, overrides, console, live, report, stop, ranks)
+
+
+def _join(
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    stop: StopRequest,
+    ranks: Ranks,
+) -> int:
     loaded = load_config(file, None, os.environ, overrides)
     check_model_path(loaded.config.policy)
+    check_peft(loaded.config.policy.lora)
     sealed = ask_bootstraps(loaded.config.network, console)
     home = claim_home(loaded.config, "out" in loaded.origins, sealed)
     try:
         manifest = open_manifest(home.sealed) if home.sealed else None
         asked = manifest_values(manifest) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
-        _show_plan(loaded.config, home.identity, manifest, console)
+        _show_plan(loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
-        return _train(loaded.config, home, tasks_of_the_run, stop, console, live and console.is_terminal, report)
+        live = live and console.is_terminal
+        return _train(loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
         home.identity.close()
 
@@ -71,6 +92,7 @@ def _train(
     console: Console,
     live: bool,
     report: bool,
+    ranks: Ranks,
 ) -> int:
     network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
     transport = open_transport(network, home.identity, profile=_profile(config), manifest=home.sealed)
@@ -84,7 +106,7 @@ def _train(
         transport.start()
         stack.callback(transport.close)
         with policy_progress(console) as progress:
-            node = TrainingNode(config, home.identity, transport, verifier, stop, progress)
+            node = TrainingNode(config, home.identity, transport, verifier, stop, progress, ranks)
         console.print(f"others can join with: [bold]swarm join {best_address(transport.multiaddrs())}[/bold]")
         history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # an earlier process's lines are no news
         view = LiveView([history], title=config.name)
@@ -121,7 +143,7 @@ def _rounds(
     except TransportError as error:
         reason, code = "error", exits.NETWORK
         node.note(f"the network is lost for good: {error}", "error")
-    except (NonFiniteUpdates, OutOfMemory, TaskError) as error:
+    except (EngineError, NonFiniteUpdates, OutOfMemory, TaskError) as error:
         reason, code = "error", exits.FAILED
         node.note(str(error), "error")
     if stop():
@@ -175,14 +197,17 @@ def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
             console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
 
 
-def _show_plan(config: NodeConfig, identity: Identity, manifest: RunManifest | None, console: Console) -> None:
+def _show_plan(
+    config: NodeConfig, identity: Identity, manifest: RunManifest | None, num_processes: int, console: Console
+) -> None:
     """What is about to happen, before it does."""
     founded = manifest is not None and manifest.founder == identity.peer_id
     unknown = "not known yet: joined as soon as a bootstrap answers"
+    processes = f", shared by {num_processes} processes" if num_processes > 1 else ""
     rows = [
         ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
         ("peer id", identity.peer_id),
-        ("policy", f"{config.policy.model} on {config.policy.device}"),
+        ("policy", f"{config.policy.model} on {config.policy.device}{processes}"),
         ("tasks", ", ".join(task.name for task in config.tasks)),
         ("a round", f"{config.generation.questions_per_round} questions x {config.generation.group_size} completions"),
         ("an update", f"{config.mix.local} local + {config.mix.external} external groups"),

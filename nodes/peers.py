@@ -19,6 +19,7 @@ from rich.text import Text
 
 from nodes.visit import visiting
 from swarm.errors import ConfigError, PeerUnreachable
+from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.dial import unreachable
 from swarm.net.hivemind import HivemindTransport
@@ -215,10 +216,15 @@ def _address(record: PeerRecord) -> str:
 @contextlib.contextmanager
 def _asking(address: str) -> Iterator[Callable[[], Listing]]:
     """Gives a function that reads the directory of the run a member is in."""
-    if problem := unreachable([address]).get(address):
-        raise PeerUnreachable(f"{address}: {problem}; check the address, and that this node is up")
+    bootstraps = Bootstraps((address,))
+    problems = bootstraps.look_up()
+    addresses = bootstraps.multiaddrs()
+    problems |= unreachable(addresses)
+    if len(problems) >= len(addresses):
+        reasons = "; ".join(f"{where}: {problem}" for where, problem in problems.items())
+        raise PeerUnreachable(f"{reasons}; check the address, and that this node is up")
     # Nothing is listened on: a visitor only asks.
-    settings = NetworkSettings(bootstrap=(address,), listen=(), nat_port_map=False, retry_s=1.0, announce_every_s=2.0)
+    settings = NetworkSettings(bootstrap=addresses, listen=(), nat_port_map=False, retry_s=1.0, announce_every_s=2.0)
     with visiting(settings) as transport:
         deadline = time.monotonic() + VISIT_TIMEOUT_S
         while transport.manifest() is None or not transport.peers():

@@ -71,7 +71,6 @@ def _room_for(manifest: RunManifest) -> Values:
     return {
         "group_size": manifest.group_size,
         "questions_per_round": max(default.questions_per_round, manifest.local),
-        "max_batch_sequences": max(default.max_batch_sequences, manifest.group_size),
     }
 
 
@@ -100,7 +99,10 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
 
     Raises `ConfigError` for a bootstrap that names no peer.
     """
-    multiaddrs = Bootstraps(settings.bootstrap).multiaddrs()
+    bootstraps = Bootstraps(settings.bootstrap)
+    for entry, problem in bootstraps.look_up().items():
+        console.print(f"{entry}: {problem}", style="yellow", soft_wrap=True)
+    multiaddrs = bootstraps.multiaddrs()
     if not multiaddrs:
         return None
     try:

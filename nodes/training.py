@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from nodes.crew import Crew
 from swarm.config import NodeConfig
-from swarm.engines.transformers import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.evaluation import evaluate
 from swarm.net.census import take_census
@@ -20,9 +20,8 @@ from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
 from swarm.net.roster import write_roster
 from swarm.net.wire import Limits
-from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, restore
-from swarm.policy.loading import load_policy
-from swarm.policy.updater import PolicyUpdater
+from swarm.policy.checkpoint import CheckpointStore, TrainingState
+from swarm.policy.ranks import Ranks
 from swarm.pool import Pool
 from swarm.protocols import Transport, Verifier
 from swarm.sapo import RoundReport, SapoNode
@@ -58,8 +57,12 @@ class TrainingNode:
         verifier: Verifier,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`."""
+        """Load everything; `ranks` are the processes of this node, of which this is the first.
+
+        Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`.
+        """
         self._config = config
         self._identity = identity
         self._transport = transport
@@ -71,14 +74,13 @@ class TrainingNode:
         self._speed: float | None = None
         self._sampling = config.generation.sampling()
         found = self._store.newest()
-        self._policy = load_policy(config.policy, found / MODEL if found else None, progress)
+        self._crew = Crew(config, found, ranks or Ranks(), cancelled, progress)
+        self._policy = self._crew.policy
         if config.generation.max_new_tokens >= self._policy.max_positions:
             raise ConfigError(
                 f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
             )
-        self._engine = TransformersEngine(self._policy, config.generation.max_batch_sequences, cancelled)
-        self._updater = PolicyUpdater(self._policy, config.update, config.mix, config.generation.temperature)
         self._exchange = Exchange(
             transport,
             identity,
@@ -86,7 +88,7 @@ class TrainingNode:
             config.network.safety,
         )
         self._node = self._make_node()
-        self._resumed_from = self._resume(found) if found else None
+        self._resumed_from = self._resume(found, self._crew.resumed) if found and self._crew.resumed else None
         self._saved_round = self._resumed_from
         self._began = time.monotonic()
 
@@ -142,14 +144,14 @@ class TrainingNode:
             peer_id=self._identity.peer_id,
             model=self._policy.name,
             round=self._node.round,
-            version=self._updater.version,
+            version=self._crew.version,
             position=self._node.position,
             pool=self._node.pool.dump(),
             ledger=self._node.ledger.snapshot(),
             tokens_generated=self._tokens,
             sequences=self._exchange.book.highest_sequences(),
         )
-        path = self._store.save(self._policy, self._updater, state, self._config.model_dump_json(indent=1))
+        path = self._crew.save(self._store, state, self._config.model_dump_json(indent=1))
         self._saved_round = self._node.round
         self._metrics.write(CheckpointEvent(time=time.time(), round=state.round, path=str(path)))
 
@@ -177,16 +179,15 @@ class TrainingNode:
             sampling=self._sampling,
             share=config.share,
             mix=config.mix,
-            engine=self._engine,
+            engine=self._crew,
             verifier=self._verifier,
-            updater=self._updater,
+            updater=self._crew,
             exchange=self._exchange,
             pool=Pool(config.pool),
             ledger=Ledger(),
         )
 
-    def _resume(self, checkpoint: Path) -> int:
-        state = restore(checkpoint, self._updater)
+    def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         if state.model != self._policy.name:
             raise CheckpointError(
                 f"{checkpoint} is of model {state.model!r}, the configuration asks for {self._policy.name!r}; choose "
@@ -208,7 +209,7 @@ class TrainingNode:
         settings = self._config.evaluation
         if settings.num_questions == 0:
             return
-        result = evaluate(self._engine, self._verifier, self._sampling, settings.num_questions, settings.stream)
+        result = evaluate(self._crew, self._verifier, self._sampling, settings.num_questions, settings.stream)
         self._metrics.write(
             EvaluationEvent(
                 time=time.time(),

@@ -53,6 +53,18 @@ class PolicyError(SwarmError):
     """A model or tokenizer that cannot be loaded, or that do not fit each other."""
 
 
+class SamplingError(ConfigError):
+    """Sampling settings that no token could be sampled with, or a stop token that the tokenizer does not have."""
+
+
+class EngineError(SwarmError):
+    """A model that an engine cannot generate with, or that gives no numbers to sample from; or too little memory."""
+
+
+class WeightsRefused(EngineError):
+    """New weights that do not fit the policy; the old ones stay in use."""
+
+
 class NonFiniteUpdates(SwarmError):
     """Too many optimizer steps in a row had a loss or gradient that was not finite."""
 

@@ -41,7 +41,10 @@ def evaluate(
     """
     questions = verifier.draw(seed, 0, num_questions)
     answers = engine.generate([question.prompt for question in questions], 1, sampling, seed)
-    jobs = [(q.ref, [completion.text for completion in a]) for q, a in zip(questions, answers, strict=True)]
+    jobs = [
+        (question.ref, [] if isinstance(answer, Rejection) else [completion.text for completion in answer])
+        for question, answer in zip(questions, answers, strict=True)
+    ]
     counts: dict[str, tuple[int, int]] = {}
     for question, verdict in zip(questions, verifier.grade(jobs), strict=True):
         if isinstance(verdict, Rejection):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from swarm.types import (
-    Completion,
+    Answers,
     Grade,
     GradedGroup,
     NetworkStatus,
@@ -19,6 +19,9 @@ from swarm.types import (
     TaskRef,
     UpdateReport,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
@@ -76,18 +79,46 @@ class Verifier(Protocol):
 class RolloutEngine(Protocol):
     """Generates completions with the node's current policy."""
 
-    def generate(
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or why a prompt has none: the others go on.
+
+        A completion is a function of the weights, its prompt, `seed` and both indices, as far as arithmetic allows.
+        Raises `SamplingError`, `Interrupted`.
+        """
+        ...
+
+
+class StreamingEngine(RolloutEngine, Protocol):
+    """Also gives out groups one by one, and takes other weights at any time.
+
+    Tokens sampled from then on are theirs; a completion says which version sampled which of its tokens.
+    """
+
+    def check(self, sampling: Sampling) -> None:
+        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        ...
+
+    def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """G completions for each of P prompts: [P][G]. The same seed and weights give the same completions."""
+    ) -> Iterator[tuple[int, Answers]]:
+        """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
+        ...
+
+    def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Sample from other weights from the next decode step on; any thread may call.
+
+        Raises `WeightsRefused` with the old ones in use.
+        """
         ...
 
 
 class Updater(Protocol):
     """Owns the policy's weights and optimizer."""
 
-    version: int
-    """Updates applied so far."""
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        ...
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group's prompt with each of its completions."""
@@ -131,6 +162,10 @@ class Transport(Protocol):
         """Records that arrived since the last call, oldest first, raw and unverified."""
         ...
 
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to drain; whether there is."""
+        ...
+
     def status(self) -> NetworkStatus:
         """The network as it is now."""
         ...
@@ -144,7 +179,10 @@ class Transport(Protocol):
         ...
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer; not from a request handler. Raises `PeerUnreachable`."""
+        """Ask one peer; not from a request handler. Raises `PeerUnreachable`.
+
+        A peer that is known but not connected is dialled first, within the same `timeout_s`.
+        """
         ...
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
@@ -154,8 +192,9 @@ class Transport(Protocol):
     def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
         """Ask one peer; chunks of its answer as they arrive, not as its handler cut them. Not from a handler.
 
-        `timeout_s` is the longest silence; closing the iterator hangs up. Raises `PeerUnreachable` at the first or any
-        later chunk: the answer is whole only when the iterator ends by itself.
+        A peer that is known but not connected is dialled first. `timeout_s` is the longest silence; closing the
+        iterator hangs up. Raises `PeerUnreachable` at the first or any later chunk: the answer is whole only when the
+        iterator ends by itself.
         """
         ...
 
@@ -169,6 +208,13 @@ class Transport(Protocol):
         Their connections are dropped and their new ones soon after they are made; their requests are refused, and so
         is what they published, whoever passes it on. Counted as `banned_connections`, `banned_streams` and
         `banned_gossip`.
+        """
+        ...
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what peers did that speaks against them, since the last call.
+
+        `slow_holder`: it gave a large record more slowly than a holder must.
         """
         ...
 

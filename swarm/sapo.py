@@ -29,6 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
+from swarm.expectation import log_group_expectation
 from swarm.mixing import Mix, MixSettings, has_signal, mix
 from swarm.pool import Pool
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
@@ -206,13 +207,16 @@ class SapoNode:
             answers = self._engine.generate(prompts, self._group_size, self._sampling, sampling_seed)
         with stages("grade"):
             verdicts = self._verifier.grade(
-                [(q.ref, [c.text for c in a]) for q, a in zip(questions, answers, strict=True)]
+                [
+                    (q.ref, [] if isinstance(a, Rejection) else [c.text for c in a])
+                    for q, a in zip(questions, answers, strict=True)
+                ]
             )
         groups = []
         failed: Counter[str] = Counter()
         for question, completions, verdict in zip(questions, answers, verdicts, strict=True):
-            if not completions:
-                failed["prompt_too_long"] += 1
+            if isinstance(completions, Rejection):
+                failed[completions.reason] += 1
             elif isinstance(verdict, Rejection):
                 failed[verdict.reason] += 1
             else:
@@ -233,6 +237,7 @@ class SapoNode:
             question=ref,
             completions=completions,
             rewards=grade.rewards,
+            log_expectation=log_group_expectation(completions),
         )
 
     def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:
@@ -268,7 +273,8 @@ class SapoNode:
 
 def _text_only(group: RolloutGroup) -> RolloutGroup:
     """The SAPO medium: what any model with any tokenizer can read."""
-    return replace(group, completions=tuple(replace(c, token_ids=(), logprobs=()) for c in group.completions))
+    texts = tuple(replace(c, token_ids=(), logprobs=(), versions=()) for c in group.completions)
+    return replace(group, completions=texts)
 
 
 class _Stopwatch:

@@ -54,22 +54,44 @@ class Question(Struct, frozen=True):
     prompt: str
 
 
-class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
-    """How completions were sampled."""
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How completions were sampled. On the wire only what differs from the defaults."""
 
     temperature: float = 1.0
     top_p: float = 1.0
+    """Only the most likely tokens that together have this probability; 1: all."""
     max_new_tokens: int = 256
+    top_k: int = 0
+    """Only the so many most likely tokens; 0: all."""
+    min_p: float = 0.0
+    """Only tokens at least so likely as this part of the most likely one's probability; 0: all."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, and stay in it."""
+    stop_tokens: tuple[str, ...] = ()
+    """Tokens, by name, that end a completion besides the policy's own end tokens."""
 
 
-class Completion(Struct, frozen=True, forbid_unknown_fields=True):
+class VersionSpan(Struct, frozen=True, forbid_unknown_fields=True):
+    """Adjacent tokens of a completion that were sampled from the same policy version."""
+
+    version: int
+    num_tokens: int
+
+
+FinishReason = Literal["stop", "stop_sequence", "length"]
+"""`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
+
+
+class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One answer. `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer."""
 
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Which policy version sampled which of the T tokens, in order; new weights may enter in the middle."""
 
 
 class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +120,8 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """[G]"""
     rewards: tuple[float, ...]
     """[G] the sender's rewards: telemetry only, never trained on by a receiver."""
+    log_expectation: float | None = None
+    """GEPO's log of the expectation of the sampler over all G completions, at most 0; None when it is not known."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -121,12 +145,16 @@ class Grade(Struct, frozen=True):
 
 
 class Rejection(Struct, frozen=True):
-    """Why a group was not graded."""
+    """Why a question was not answered, or a group not graded."""
 
     reason: str
     detail: str = ""
     seconds: float = 0.0
     """As in `Grade`."""
+
+
+Answers = tuple[Completion, ...] | Rejection
+"""What an engine makes of one prompt: [G] completions, or why there are none."""
 
 
 class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,6 +220,18 @@ class UpdateReport(Struct, frozen=True):
     skipped: bool = False
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
     ess: float = 1.0
-    """Effective sample size of the tokens' importance weights, as a part of their number: 1 on-policy."""
+    """Effective sample size of the tokens' ratios to the behaviour policy, as a part of their number: 1 on-policy."""
     entropy: float = 0.0
     """Mean over tokens of the entropy of the distribution each was taken from, in nats."""
+    max_ratio: float = 1.0
+    """The largest of these ratios."""
+    behaviour_kl: float = 0.0
+    """Divergence of the trained policy from the behaviour policy, nats a token, whether penalised or not."""
+    reference_kl: float = 0.0
+    """Divergence from the reference policy, nats a token; 0 where there is none."""
+    importance_cap_fraction: float = 0.0
+    """Part of the tokens whose importance weight was truncated or masked."""
+    lag: float = 0.0
+    """Updates between the policy that sampled a token and the one that trains on it, mean over own groups' tokens."""
+    max_lag: int = 0
+    """The largest of these lags."""

@@ -17,6 +17,7 @@ from swarm.pool import Pool, PoolSettings
 from swarm.sapo import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
+    Answers,
     Completion,
     Grade,
     GradedGroup,
@@ -72,9 +73,7 @@ class FakeEngine:
         self.good = good
         self.seeds: list[int] = []
 
-    def generate(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         self.seeds.append(seed)
         bad = Completion("bad", "stop", (5,), (-1.0,))
         return [

@@ -26,6 +26,7 @@ taken for a replay."""
 
 OFFENCES: dict[str, float] = {
     "malformed": 2.0,
+    "oversized": 2.0,
     "limits": 2.0,
     "wrong_peer": 2.0,
     "clock": 0.5,
@@ -33,9 +34,11 @@ OFFENCES: dict[str, float] = {
     "verifier_timeout": 4.0,
     "verifier_crash": 4.0,
     "rate": 0.05,
+    "slow_holder": 0.2,
 }
 """Weight of each outcome that speaks against its sender: by what it cost here, and how well it is explained by
-mistakes. A question that does not match may come from another library version; a grading that hangs costs seconds."""
+mistakes. A question that does not match may come from another library version; a grading that hangs costs seconds; a
+slow download may be this node's own link's fault."""
 
 MERITS: dict[str, float] = {"informative": 1.0, "used": 1.0}
 
@@ -64,7 +67,7 @@ class PeerStats(Struct):
     used: int = 0
     num_bytes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """By reason, refusals at the door included."""
+    """By reason, refusals at the door and complaints of the network included."""
     last_seen: float | None = None
     merit: float = 0.0
     offence: float = 0.0

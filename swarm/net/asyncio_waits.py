@@ -1,4 +1,4 @@
-"""How a session in asyncio waits, for `upkeep`."""
+"""How a session in asyncio waits; see `waits`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AsyncioSignal(asyncio.Event):
 
 
 class AsyncioWaits:
-    """`upkeep.Waits` in asyncio."""
+    """`Waits` in asyncio."""
 
     def signal(self) -> AsyncioSignal:
         """A new signal, not set."""

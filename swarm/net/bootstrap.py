@@ -1,25 +1,35 @@
-"""Where the first addresses come from: the configuration's list of multiaddrs, files, variables and host names."""
+"""Where the first addresses come from: the configuration's list of multiaddrs, files, variables and names."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.dial import by_peer, split_multiaddr
+from swarm.net.names import DNSADDR, check_name, look_up
 
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 2**18
 MAX_ADDRESSES = 256
-_KINDS = "a multiaddr /ip4/HOST/tcp/PORT/p2p/PEER_ID, file:PATH, env:NAME or hosts:HOST:PORT/p2p/PEER_ID,..."
+LOOK_UP_EVERY_S = 60.0
+"""Names are looked up again no sooner than this."""
+_KINDS = (
+    "a multiaddr /ip4/HOST/tcp/PORT/p2p/PEER_ID, /dnsaddr/NAME, file:PATH, env:NAME or hosts:HOST:PORT/p2p/PEER_ID,..."
+)
 
 
 class Bootstraps:
-    """The addresses behind the entries of `network.bootstrap`; files are read again when they change."""
+    """The addresses behind the entries of `network.bootstrap`.
+
+    Files are read again when they change, and names are looked up when `look_up` or `look_again` is called.
+    """
 
     def __init__(self, entries: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Raises `ConfigError` for an entry that is none of the kinds, or a variable that is unset or names no peer.
@@ -27,7 +37,7 @@ class Bootstraps:
         A file need not exist yet.
         """
         variables = os.environ if environment is None else environment
-        self._sources: list[_File | tuple[str, ...]] = []
+        self._sources: list[_File | _Name | tuple[str, ...]] = []
         self._grouped: tuple[tuple[str, ...], dict[str, tuple[str, ...]]] = ((), {})
         for entry in entries:
             kind, _, rest = entry.partition(":")
@@ -37,6 +47,9 @@ class Bootstraps:
                 self._sources.append(_checked(_variable(rest, variables)))
             elif kind == "hosts":
                 self._sources.append(_checked(map(_host, rest.split(","))))
+            elif entry.startswith(DNSADDR):
+                check_name(entry)
+                self._sources.append(_Name(entry))
             elif entry.startswith("/"):
                 self._sources.append(_checked([entry]))
             else:
@@ -47,9 +60,28 @@ class Bootstraps:
         found = [
             address
             for source in self._sources
-            for address in (source.multiaddrs() if isinstance(source, _File) else source)
+            for address in (source if isinstance(source, tuple) else source.multiaddrs())
         ]
         return tuple(dict.fromkeys(found))[:MAX_ADDRESSES]
+
+    def look_up(self) -> dict[str, str]:
+        """Look names up that nothing is known of yet, which may take seconds; what is wrong with each that failed."""
+        for source in self._names():
+            if not source.multiaddrs():
+                source.look_up()
+        return self.problems()
+
+    def look_again(self) -> None:
+        """Look names up on a thread of their own, unless that was done a moment ago."""
+        for source in self._names():
+            source.look_again()
+
+    def problems(self) -> dict[str, str]:
+        """By entry, why a name gave no addresses."""
+        return {source.entry: source.problem for source in self._names() if source.problem is not None}
+
+    def _names(self) -> list[_Name]:
+        return [source for source in self._sources if isinstance(source, _Name)]
 
     def by_peer(self) -> dict[str, tuple[str, ...]]:
         """Addresses of each peer that is named."""
@@ -77,6 +109,35 @@ class _File:
         except OSError as error:
             logger.debug("the addresses in %s cannot be read: %s", self._path, error)
         return self._multiaddrs
+
+
+class _Name:
+    def __init__(self, entry: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.entry = entry
+        self.problem: str | None = None
+        self._clock = clock
+        self._multiaddrs: tuple[str, ...] = ()
+        self._looked_at: float | None = None
+
+    def multiaddrs(self) -> tuple[str, ...]:
+        """What was found last."""
+        return self._multiaddrs
+
+    def look_up(self) -> None:
+        self._looked_at = self._clock()
+        self._find()
+
+    def _find(self) -> None:
+        try:
+            self._multiaddrs, self.problem = look_up(self.entry), None
+        except PeerUnreachable as error:
+            logger.debug("%s: %s", self.entry, error)
+            self.problem = str(error)
+
+    def look_again(self) -> None:
+        if self._looked_at is None or self._clock() - self._looked_at >= LOOK_UP_EVERY_S:
+            self._looked_at = self._clock()
+            threading.Thread(target=self._find, name="swarm-names", daemon=True).start()
 
 
 def read_addresses(path: Path) -> tuple[str, ...]:

@@ -19,9 +19,10 @@ class NetworkSettings(Settings):
     each other."""
     bootstrap: tuple[str, ...] = ()
     """Any members of the run; they are tried in turn, for ever. Each entry is a multiaddr ending in `/p2p/PEER_ID`
-    (`/dns4/HOST/tcp/PORT/...` too), `file:PATH` (one multiaddr a line, `#` comments, read again when it changes),
-    `env:NAME` (multiaddrs separated by commas or spaces), or `hosts:HOST:PORT/p2p/PEER_ID,...` (looked up at every
-    dial)."""
+    (`/dns4/HOST/tcp/PORT/...` too), `/dnsaddr/NAME` (multiaddrs in TXT records `dnsaddr=...` of `_dnsaddr.NAME`, looked
+    up again when dialling fails; with `/p2p/PEER_ID` that peer only), `file:PATH` (one multiaddr a line, `#` comments,
+    read again when it changes), `env:NAME` (multiaddrs separated by commas or spaces), or
+    `hosts:HOST:PORT/p2p/PEER_ID,...` (looked up at every dial)."""
     run_id: str | None = None
     """Take part in this run only; without it, in the one that the first peer reached names."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -50,6 +51,11 @@ class NetworkSettings(Settings):
     """Seconds after which it does."""
     max_record_bytes: int = Field(1_000_000, ge=1_000, le=64 * 2**20)
     """Largest signed group, compressed; above 1 000 000 it is announced by gossip and fetched from its holders."""
+    download_bytes_per_s: int | None = Field(16 * 2**20, ge=2**18)
+    """Fastest that large groups are fetched, all together, so that they leave room for gossip; null: no limit."""
+    upload_bytes_per_s: int | None = Field(16 * 2**20, ge=2**18)
+    """Fastest that others are given what they ask this node for, all together: large groups, and what they missed;
+    null: no limit. A peer that gives one asker less than 256 KiB/s is left for another."""
     max_completion_chars: int = Field(65_536, ge=16)
     inbox_records: int = Field(1_024, ge=1)
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)

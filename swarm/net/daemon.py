@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -115,6 +116,8 @@ class Daemon:
         self._streams: dict[asyncio.Task[object], str] = {}
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's streams are answered at all."""
+        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
+        """Seconds to wait before so many bytes of an answer go out."""
 
     @classmethod
     async def start(
@@ -273,7 +276,7 @@ class Daemon:
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
         found: dict[str, tuple[str, ...]] = {}
         for peer in response.peers:
-            peer_id, addresses = PeerID(peer.id).to_base58(), map(_readable, peer.addrs)
+            peer_id, addresses = _base58(peer.id), map(_readable, peer.addrs)
             found[peer_id] = (*found.get(peer_id, ()), *(address for address in addresses if address is not None))
         return found
 
@@ -287,7 +290,7 @@ class Daemon:
         """Connected peers that subscribe to `topic`."""
         question = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.LIST_PEERS, topic=topic)
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
-        return frozenset(PeerID(peer).to_base58() for peer in response.pubsub.peerIDs)
+        return frozenset(_base58(peer) for peer in response.pubsub.peerIDs)
 
     async def subscribe(self, topic: str, deliver: Callable[[str, bytes], None]) -> None:
         """Call `deliver(sender, message)` for every message on `topic`, until the daemon hangs up."""
@@ -300,7 +303,7 @@ class Daemon:
                     message = p2pd_pb2.PSMessage()
                     await read_pbmsg_safe(reader, message)
                     # `from` is a word of Python's, not a name.
-                    deliver(PeerID(getattr(message, "from")).to_base58(), message.data)
+                    deliver(_base58(getattr(message, "from")), message.data)
         finally:
             writer.close()
 
@@ -404,7 +407,7 @@ class Daemon:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             info = p2pd_pb2.StreamInfo()
             await read_pbmsg_safe(reader, info)
-            remote = PeerID(info.peer).to_base58()
+            remote = _base58(info.peer)
             crowd = max(len(self._streams) / MAX_STREAMS, self._num_streams(remote) / MAX_STREAMS_PER_PEER)
             self._streams[task] = remote
             if crowd >= 2 or not self.admits(remote):
@@ -416,6 +419,7 @@ class Daemon:
             return
         try:
             for frame in encode_answer(self._handlers[info.proto](remote, request)):
+                await asyncio.sleep(self.pace(len(frame)))
                 await _send(writer, frame)
         except (OSError, TimeoutError):
             raise
@@ -491,6 +495,12 @@ def _sweep_folders() -> None:
                 folder.rmdir()
 
 
+@lru_cache(1_024)
+def _base58(peer_id: bytes) -> str:
+    return str(PeerID(peer_id).to_base58())
+
+
+@lru_cache(4_096)
 def _readable(address: bytes) -> str | None:
     # The daemon knows kinds of addresses that hivemind's parser does not.
     try:

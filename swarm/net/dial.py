@@ -12,6 +12,8 @@ from swarm.net.identity import public_key_of
 
 PROBE_TIMEOUT_S = 5.0
 MAX_PAUSE_S = 60.0
+MAX_PAUSES = 4_096
+"""Names may be strangers' inventions: the pause that began first is forgotten for one more."""
 TCP_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
@@ -87,7 +89,10 @@ class Backoff:
         """Note a failure."""
         pause_s, _ = self._pauses.get(name, (self._first_s / 2, 0.0))
         pause_s = min(2 * pause_s, self._longest_s)
+        self._pauses.pop(name, None)
         self._pauses[name] = (pause_s, now + pause_s)
+        if len(self._pauses) > MAX_PAUSES:
+            del self._pauses[next(iter(self._pauses))]
 
     def succeeded(self, name: str) -> None:
         """Forget earlier failures."""

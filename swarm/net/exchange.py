@@ -73,6 +73,10 @@ class Exchange:
         self._transport.publish(record)
         return stamped
 
+    def wait(self, timeout_s: float) -> bool:
+        """Block until records have arrived; whether they have."""
+        return self._transport.wait(timeout_s)
+
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         """(content id, group) of what arrived and passed the checks, and refusals by reason, since the last call."""
         groups: list[tuple[str, RolloutGroup]] = []
@@ -89,6 +93,8 @@ class Exchange:
                 continue
             if opened is not None:
                 groups.append(opened)
+        for peer_id, reason in self._transport.complaints():
+            self.book.report(peer_id, reason)
         self._close_the_door()
         return groups, dict(refused)
 

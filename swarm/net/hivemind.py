@@ -116,7 +116,7 @@ class HivemindTransport(StateTransport):
         if session is None or loop is None:
             raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
-        return _taken(chunks, loop, 2 * timeout_s + CLOSE_TIMEOUT_S)
+        return _taken(chunks, loop, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Drop these peers, and no others; takes effect at once, or when the daemon is next up."""

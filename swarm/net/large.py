@@ -24,9 +24,6 @@ MAX_WAITING = 64
 MAX_WAITING_PER_PEER = 4
 MAX_PARTIAL_BYTES = 64 * 2**20
 """Held by all unfinished downloads that wait for another try."""
-MIN_RATE_BYTES_PER_S = 2**18
-"""A holder slower than this is given up for another."""
-MIN_FETCH_S = 30.0
 
 
 class Fetch(Protocol):
@@ -162,11 +159,6 @@ def holders(
     others = [peer_id for peer_id in members if peer_id != announcement.peer_id]
     shuffle(others)
     return [announcement.peer_id, *others] if announcement.peer_id in members else others
-
-
-def time_limit_s(download: Download) -> float:
-    """How long one holder may take."""
-    return max(MIN_FETCH_S, download.announcement.num_bytes / MIN_RATE_BYTES_PER_S)
 
 
 def _pieces(record: bytes, offset: int) -> Iterator[bytes]:

@@ -97,7 +97,7 @@ class Libp2pTransport(StateTransport):
             self._soon(self._session.serve)
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one connected peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
+        """Ask one peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
         self._require_running()
         session = self._session
         if session is None:
@@ -112,7 +112,7 @@ class Libp2pTransport(StateTransport):
         if session is None:
             raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
-        return self._taken(session, chunks, 2 * timeout_s + CLOSE_TIMEOUT_S)
+        return self._taken(session, chunks, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
     def _taken(self, session: Session, chunks: AsyncGenerator[bytes, None], timeout_s: float) -> Iterator[bytes]:
         """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""

@@ -102,6 +102,8 @@ class Host:
         self._served: Counter[str] = Counter()
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's streams are answered at all."""
+        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
+        """Seconds to wait before so many bytes of an answer go out."""
 
     @property
     def peer_id(self) -> str:
@@ -239,6 +241,7 @@ class Host:
         else:
             frames = encode_answer(handler(remote, request))
             while (frame := _next_frame(frames, protocol)) is not None:
+                await trio.sleep(self.pace(len(frame)))
                 await _send(stream, frame)
         await stream.close()
 

@@ -18,17 +18,17 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
 import trio
 
-from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
-from swarm.net.dial import Backoff, by_peer
+from swarm.errors import PeerUnreachable
+from swarm.net.dialling import Dialling
+from swarm.net.joining import Joining
 from swarm.net.large import INLINE_BYTES
 from swarm.net.libp2p_host import Host, interfaces
-from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.nat import CIRCUIT
 from swarm.net.state import NodeState
 from swarm.net.trio_waits import TrioSignal, TrioWaits
@@ -39,12 +39,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OBSERVE_EVERY_S = 1.0
-ASK_TIMEOUT_S = 5.0
-MAX_DIALS_AT_ONCE = 8
-ENOUGH_PEERS = 32
-"""Gossip needs no full mesh: peers heard of are dialled up to this many connections."""
-FEW_PEERS = 3
-"""With fewer, those remembered from earlier are dialled too."""
 RECORDS_PER_S = 100.0
 BYTES_PER_S = 6e6
 """A peer's queue holds 32 messages, and what does not fit is lost: one busy interpreter empties it at this rate."""
@@ -62,11 +56,10 @@ class Session:
         self._state = state
         self._host = host
         self._upkeep = Upkeep(state, host.stream, TrioWaits())
-        self._dialling = Backoff(state.settings.retry_s)
-        self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
-        self._failures: dict[str, str] = {}
+        self._dialling = Dialling(state, host.connect, TrioWaits(), can_dial=_can_dial)
         self._run_known = trio.Event()
         self._peers_changed = TrioSignal()
+        self._joining = Joining(state, host.call, self._peers_changed)
         self._someone_came = TrioSignal()
         self._outgoing = TrioSignal()
         self._serving: set[str] = set()
@@ -76,6 +69,8 @@ class Session:
     async def run(self, started: Callable[[], None]) -> None:
         """Everything above, until cancelled; calls `started` when others can reach this node."""
         self._host.admits = self._state.admits
+        self._host.pace = self._state.uploads.spend
+        self._state.on_banned = self.look_again
         self.serve()
         self._note_addresses()
         started()
@@ -110,14 +105,23 @@ class Session:
         self._someone_came.set()
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer. Raises `PeerUnreachable`."""
-        return await self._host.call(peer_id, protocol, payload, timeout_s)
+        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
+        left_s = await self._reach(peer_id, timeout_s)
+        return await self._host.call(peer_id, protocol, payload, left_s)
 
-    def stream(
+    async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Chunks of one peer's answer. Raises `PeerUnreachable`."""
-        return self._host.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
+        await self._reach(peer_id, timeout_s)
+        async with aclosing(self._host.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _reach(self, peer_id: str, timeout_s: float) -> float:
+        left_s = await self._dialling.reach(peer_id, self._host.connected(), timeout_s)
+        self._someone_came.set()
+        return left_s
 
     def have_done(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
         """Do something in this session; `outcome` gets what comes of it, or `PeerUnreachable`."""
@@ -176,7 +180,7 @@ class Session:
         before = state.in_run
         state.observed = self._host.remote_addresses()
         state.see(self._host.connected(), self._host.subscribers(state.topic) if state.topic else frozenset())
-        state.detail = self._describe()
+        state.detail = self._dialling.describe()
         if state.in_run - before:
             self._peers_changed.set()
             self._upkeep.found(first=not before)
@@ -184,87 +188,18 @@ class Session:
 
     async def _dial(self) -> None:
         while True:
-            now = time.monotonic()
-            due = [peer_id for peer_id in self._wanted() if self._dialling.wait_s(peer_id, now) <= 0]
             async with trio.open_nursery() as dials:
-                for peer_id in due[:MAX_DIALS_AT_ONCE]:
-                    dials.start_soon(self._dial_one, peer_id)
+                for peer_id, addresses in self._dialling.due(self._host.connected()).items():
+                    dials.start_soon(self._dial_one, peer_id, addresses)
             await trio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
 
-    def _wanted(self) -> dict[str, tuple[str, ...]]:
-        # An expired record is better than nothing to a node that lost everyone.
-        state = self._state
-        now = state.clock()
-        connected = self._host.connected()
-        wanted = dict(state.bootstrap)
-        if len(connected) < ENOUGH_PEERS:
-            for peer_id, (record, _) in state.known.items():
-                if record.expires_at > now or not connected:
-                    with suppress(ConfigError):
-                        wanted[peer_id] = (*wanted.get(peer_id, ()), *by_peer(record.multiaddrs).get(peer_id, ()))
-        if len(state.in_run) < FEW_PEERS:
-            for peer_id, addresses in reversed(state.remembered.items()):
-                wanted[peer_id] = (*wanted.get(peer_id, ()), *addresses)
-        unwanted = {*connected, *state.banned, state.identity.peer_id}
-        dialable = {
-            peer_id: tuple(dict.fromkeys(filter(_can_dial, addresses)))
-            for peer_id, addresses in wanted.items()
-            if peer_id not in unwanted
-        }
-        return {peer_id: addresses for peer_id, addresses in dialable.items() if addresses}
-
-    async def _dial_one(self, peer_id: str) -> None:
-        try:
-            await self._host.connect(peer_id, self._wanted().get(peer_id, ()))
-        except PeerUnreachable as error:
-            logger.debug("dial failed: %s", error)
-            self._state.counters.add("dial_failures")
-            self._failures[peer_id] = str(error)
-            self._dialling.failed(peer_id, time.monotonic())
-        else:
-            self._failures.pop(peer_id, None)
-            self._dialling.succeeded(peer_id)
+    async def _dial_one(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        await self._dialling.dial(peer_id, addresses)
         self._someone_came.set()
 
-    def _describe(self) -> str:
-        state = self._state
-        if state.in_run and state.manifest is not None:
-            return f"connected to {len(state.in_run)} peers"
-        missing = [peer_id for peer_id in state.bootstrap if peer_id in self._failures]
-        if state.connected:
-            return f"connected to {len(state.connected)} peers, none seen in the run yet"
-        if not missing:
-            return "waiting for peers" if not state.bootstrap else "dialling the bootstraps"
-        wait_s = min(self._dialling.wait_s(peer_id, time.monotonic()) for peer_id in missing)
-        reasons = "; ".join(self._failures[peer_id] for peer_id in missing)
-        return f"no bootstrap reachable: {reasons}; next try in {wait_s:.0f} s"
-
     async def _join(self) -> None:
-        state = self._state
-        while state.manifest is None:
-            now = time.monotonic()
-            # Bootstraps first: they are the ones the user trusts to say which run this is.
-            for peer_id in sorted(state.connected, key=lambda peer_id: peer_id not in state.bootstrap):
-                if state.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
-                    await self._ask_for_run(peer_id)
-            if state.manifest is None:
-                self._peers_changed.clear()
-                await self._peers_changed.happens(OBSERVE_EVERY_S)
-        logger.info("in the run %s", state.manifest.run_id)
+        await self._joining.join()
         self._run_known.set()
-
-    async def _ask_for_run(self, peer_id: str) -> None:
-        try:
-            sealed = await self._host.call(peer_id, MANIFEST_PROTOCOL, b"", ASK_TIMEOUT_S)
-            if sealed:
-                self._state.adopt(sealed)
-                return
-        except PeerUnreachable as error:
-            logger.debug("no manifest: %s", error)
-        except RejectedGroup as refusal:
-            self._state.counters.add("refused_manifests")
-            logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
-        self._asking.failed(peer_id, time.monotonic())
 
     async def _hear(self) -> None:
         await self._run_known.wait()
@@ -283,7 +218,7 @@ class Session:
         if len(record) > min(self._state.settings.max_record_bytes, INLINE_BYTES):
             self._state.counters.add("drop_oversized")
             return False
-        return True
+        return self._state.is_its_own(author, record)
 
     async def _tell(self) -> None:
         await self._run_known.wait()

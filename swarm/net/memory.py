@@ -6,13 +6,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES
 from swarm.net.mailbox import Mailbox
 from swarm.net.repair import MAX_LISTED
-from swarm.net.shelf import Shelf
-from swarm.net.wire import open_manifest, outside
+from swarm.net.shelf import Shelf, record_id
+from swarm.net.wire import SignedRecord, check_seal, open_manifest, outside
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
@@ -113,7 +114,10 @@ class MemoryTransport:
             self._counts["no_run"] += 1
             return
         self._counts["published"] += 1
-        self._shelf.add(record)
+        # In one process one look is enough: those who receive it see that it was checked.
+        with suppress(RejectedGroup):
+            record = check_seal(record, run.run_id, len(record))
+        self._keep(record)
         for member in self._in_run(run):
             member._deliver(self.peer_id, record, "delivered")
 
@@ -128,11 +132,15 @@ class MemoryTransport:
         label = outside(record)
         if sender in self._banned or (label is not None and label[1] in self._banned):
             self._counts["banned_gossip"] += 1
-        elif not self._shelf.add(record):
+        elif not self._keep(record):
             self._counts["duplicates"] += 1
         else:
             self._counts[how] += 1
             self._inbox.put(record)
+
+    def _keep(self, record: bytes) -> bool:
+        """Whether a record is news; only one that is signed is held for others."""
+        return self._shelf.add(record) if isinstance(record, SignedRecord) else self._shelf.note(record_id(record))
 
     def _backfill(self, run: RunManifest) -> None:
         """What was published before this peer came."""
@@ -145,11 +153,20 @@ class MemoryTransport:
     def drain(self) -> list[bytes]:
         """Records that arrived since the last call, oldest first."""
         self._require_open()
+        self._backfill_once()
+        return self._inbox.drain()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to drain; whether there is."""
+        self._require_open()
+        self._backfill_once()
+        return self._inbox.wait(timeout_s)
+
+    def _backfill_once(self) -> None:
         run = self.manifest()
         if run is not None and not self._backfilled:
             self._backfilled = True
             self._backfill(run)
-        return self._inbox.drain()
 
     def status(self) -> NetworkStatus:
         """The other peers in the run, or all others while there is none."""
@@ -188,6 +205,8 @@ class MemoryTransport:
     def _ask(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> Iterator[bytes]:
         if len(payload) > MAX_REQUEST_BYTES:
             raise PeerUnreachable(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(payload)}")
+        if peer_id in self._banned:
+            raise PeerUnreachable(f"{peer_id} is banned by this node")
         serving = [other for other in self._hub.others(self.peer_id) if protocol in other._handlers]
         member = next((other for other in serving if other.peer_id == peer_id), None)
         if member is None:
@@ -212,6 +231,10 @@ class MemoryTransport:
     def peers(self) -> tuple[PeerRecord, ...]:
         """Nobody: peers of one process need not be found."""
         return ()
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """None: within one process nothing is slow."""
+        return []
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Have nothing to do with these peers, and with no others."""

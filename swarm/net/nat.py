@@ -8,10 +8,9 @@ minutes before it asks, and after a relay's restart asks again only an hour late
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipaddress import ip_address
 
-from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.dial import Backoff, by_peer
 
@@ -20,6 +19,11 @@ MAX_PLACES = 3
 RENEW_EVERY_S = 60.0
 """A relay forgets a place when the connection breaks, and after an hour."""
 REFUSED_PAUSE_S = 15.0
+DETOUR_S = 10.0
+"""A connection through a relay is left alone for so long: until it is in use, and outer addresses are known."""
+RETRY_DETOUR_S = 60.0
+MAX_RETRY_DETOUR_S = 3_600.0
+"""Not all routers can be opened: each further try comes twice as late."""
 
 
 def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
@@ -40,23 +44,17 @@ def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
     )
 
 
-def candidates(settings: NetworkSettings) -> dict[str, tuple[str, ...]]:
-    """Relays at which this node should hold places, and their addresses."""
+def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Relays at which this node should hold places, and their addresses: those trusted as such, else the bootstraps."""
+    named = by_peer(settings.trusted_relays) if settings.trusted_relays else dict(bootstraps)
     if settings.relay == "off" or settings.serve_relay:
         return {}
     if settings.relay == "auto":
         if settings.announce:
             return {}
         # A bootstrap on this machine or net is no sign of a NAT, and its circuits would lead nowhere from elsewhere.
-        return {peer_id: each for peer_id, each in _named(settings).items() if any(map(_may_be_outside, each))}
-    return _named(settings)
-
-
-def _named(settings: NetworkSettings) -> dict[str, tuple[str, ...]]:
-    """Addresses by relay: those trusted as such, else the bootstraps, as far as they can be read now."""
-    if settings.trusted_relays:
-        return by_peer(settings.trusted_relays)
-    return Bootstraps(settings.bootstrap).by_peer()
+        return {peer_id: each for peer_id, each in named.items() if any(map(_may_be_outside, each))}
+    return named
 
 
 class Places:
@@ -93,6 +91,41 @@ class Places:
         """One address through each relay that has a place for this node."""
         held = [peer_id for peer_id in self._held if peer_id in connected]
         return tuple(f"{_best(self.relays[peer_id])}/p2p/{peer_id}{CIRCUIT}" for peer_id in held)
+
+
+class Detours:
+    """Connections through relays that are worth making anew: where both ends know an outer address for UDP, dialling
+    each other at the same time opens both routers. Pure: the session hangs up, and both ends dial.
+    """
+
+    def __init__(self) -> None:
+        """None known yet."""
+        self._since: dict[str, float] = {}
+        self._tried = Backoff(RETRY_DETOUR_S, MAX_RETRY_DETOUR_S)
+
+    def due(
+        self,
+        observed: Mapping[str, Sequence[str]],
+        own: Sequence[str],
+        addresses_of: Callable[[str], Sequence[str]],
+        now: float,
+    ) -> list[str]:
+        """Peers to hang up on now, given the other ends of all connections and where everybody says to be."""
+        relayed = [peer_id for peer_id, ends in observed.items() if ends and all(map(relay_of, ends))]
+        self._since = {peer_id: self._since.get(peer_id, now) for peer_id in relayed}
+        if not any(map(_is_outer_udp, own)):
+            return []
+        found = []
+        for peer_id, since in self._since.items():
+            waited = now - since >= DETOUR_S and self._tried.wait_s(peer_id, now) <= 0
+            if waited and any(map(_is_outer_udp, addresses_of(peer_id))):
+                self._tried.failed(peer_id, now)
+                found.append(peer_id)
+        return found
+
+
+def _is_outer_udp(address: str) -> bool:
+    return is_public(address) and "/quic-v1" in address
 
 
 def relay_of(address: str) -> str | None:
@@ -133,7 +166,12 @@ def to_tell(multiaddrs: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(multiaddrs, key=rank))
 
 
-def reachability(settings: NetworkSettings, addresses: Sequence[str], connected: frozenset[str]) -> str | None:
+def reachability(
+    settings: NetworkSettings,
+    bootstraps: Mapping[str, tuple[str, ...]],
+    addresses: Sequence[str],
+    connected: frozenset[str],
+) -> str | None:
     """In words, whether strangers can reach a node with these own addresses; None when nothing tells."""
     public = [address for address in addresses if is_public(address)]
     if settings.serve_relay or settings.announce or any(map(is_here, public)):
@@ -143,7 +181,6 @@ def reachability(settings: NetworkSettings, addresses: Sequence[str], connected:
     if public:
         return "behind NAT, reachable only if the router forwards a port"
     # In a local network without any NAT all addresses are private too.
-    bootstraps = Bootstraps(settings.bootstrap).by_peer()
     outside = {peer_id for peer_id, each in bootstraps.items() if any(map(is_public, each))}
     return "behind NAT, not reachable" if outside & connected else None
 

@@ -112,13 +112,13 @@ class Repair:
         self,
         shelf: Shelf,
         fetch: Fetch,
-        deliver: Callable[[bytes, float], None],
+        deliver: Callable[[str, bytes, float], None],
         *,
         every_s: float,
         backfill_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`deliver(record, age_s)` takes in what was missing; a round is to be run every `every_s`."""
+        """`deliver(helper, record, age_s)` takes in what was missing; a round is to be run every `every_s`."""
         self._shelf = shelf
         self._fetch = fetch
         self._deliver = deliver
@@ -172,7 +172,7 @@ class Repair:
         async with aclosing(self._fetch(peer_id, GIVE_PROTOCOL, request, room)) as chunks:
             async for chunk in chunks:
                 for record in gifts.feed(chunk):
-                    self._deliver(record, ages[record_id(record)])
+                    self._deliver(peer_id, record, ages[record_id(record)])
         gifts.close()
 
 

@@ -15,30 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 
-from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup, TransportError
+from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.asyncio_waits import AsyncioSignal, AsyncioWaits
 from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
-from swarm.net.dial import Backoff, by_peer
-from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.nat import Places
+from swarm.net.dialling import Dialling
+from swarm.net.joining import Joining
+from swarm.net.nat import Detours, Places
 from swarm.net.state import NodeState
 from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 
 logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
-MANIFEST_TIMEOUT_S = 5.0
-MAX_DIALS_AT_ONCE = 8
-ENOUGH_PEERS = 32
-"""Gossip needs no full mesh: peers found in the directory are dialled up to this many connections."""
-FEW_PEERS = 3
-"""With fewer, those remembered from earlier are dialled too."""
 RECORDS_PER_S = 200.0
 BYTES_PER_S = 6e6
 """Gossip is lossless to twice this rate; unpaced bursts lose up to a sixth of their messages."""
@@ -57,12 +52,13 @@ class Session:
         self._state = state
         self._daemon = daemon
         self._upkeep = Upkeep(state, daemon.stream, AsyncioWaits())
-        self._dialling = Backoff(state.settings.retry_s)
-        self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
         self._places = Places(state.relays)
-        self._failures: dict[str, str] = {}
+        self._detours = Detours()
+        self._dialling = Dialling(state, daemon.connect, AsyncioWaits(), relays=state.relays)
         self._run_known = asyncio.Event()
         self._peers_changed = AsyncioSignal()
+        self._joining = Joining(state, daemon.call, self._peers_changed)
+        self._look_again = AsyncioSignal()
         self._outgoing = asyncio.Event()
         self._serving: set[str] = set()
 
@@ -108,14 +104,27 @@ class Session:
             self._run_known.set()
 
     async def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer. Raises `PeerUnreachable`."""
-        return await self._daemon.call(peer_id, protocol, payload, timeout_s)
+        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
+        left_s = await self._reach(peer_id, timeout_s)
+        return await self._daemon.call(peer_id, protocol, payload, left_s)
 
-    def stream(
+    async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Chunks of one peer's answer. Raises `PeerUnreachable`."""
-        return self._daemon.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
+        await self._reach(peer_id, timeout_s)
+        async with aclosing(self._daemon.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _reach(self, peer_id: str, timeout_s: float) -> float:
+        connected = self._state.connected
+        left_s = await self._dialling.reach(peer_id, connected, timeout_s)
+        if peer_id not in connected:
+            # Should the daemon have died, the question fails for that.
+            with suppress(TransportError):
+                await self.look()
+        return left_s
 
     async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
         await self._run_known.wait()
@@ -126,12 +135,15 @@ class Session:
 
     async def _answer(self) -> None:
         self._daemon.admits = self._state.admits
+        self._daemon.pace = self._state.uploads.spend
+        self._state.on_banned = self._look_again.set
         await self.serve()
 
     async def _observe(self) -> None:
         while True:
+            self._look_again.clear()
             await self.look()
-            await asyncio.sleep(OBSERVE_EVERY_S)
+            await self._look_again.happens(OBSERVE_EVERY_S)
 
     async def look(self) -> None:
         """Note who is connected now, and hang up on those who are banned."""
@@ -147,7 +159,7 @@ class Session:
                 await self._daemon.disconnect(peer_id)
         state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
         moved = state.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
-        state.detail = "; ".join(filter(None, (self._describe(), state.reachability())))
+        state.detail = "; ".join(filter(None, (self._dialling.describe(), state.reachability())))
         if moved or state.in_run - before:
             self._peers_changed.set()
             self._upkeep.found(first=not before)
@@ -155,42 +167,20 @@ class Session:
 
     async def _dial(self) -> None:
         while True:
-            now = time.monotonic()
-            due = [peer_id for peer_id in self._wanted() if self._dialling.wait_s(peer_id, now) <= 0]
-            results = await asyncio.gather(*map(self._dial_one, due[:MAX_DIALS_AT_ONCE]))
+            await self._shorten()
+            due = self._dialling.due(self._state.connected)
+            results = await asyncio.gather(*map(self._dialling.dial, due, due.values()))
             if any(results):
                 await self.look()
             await asyncio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
 
-    def _wanted(self) -> dict[str, tuple[str, ...]]:
-        # An expired record is better than nothing to a node that lost everyone.
+    async def _shorten(self) -> None:
         state = self._state
-        now = state.clock()
-        wanted = {**self._places.relays, **state.bootstrap}
-        if len(state.connected) < ENOUGH_PEERS:
-            for peer_id, (record, _) in state.known.items():
-                if record.expires_at > now or not state.connected:
-                    with suppress(ConfigError):
-                        wanted[peer_id] = (*wanted.get(peer_id, ()), *by_peer(record.multiaddrs).get(peer_id, ()))
-        if len(state.in_run) < FEW_PEERS:
-            for peer_id, addresses in reversed(state.remembered.items()):
-                wanted[peer_id] = tuple(dict.fromkeys((*wanted.get(peer_id, ()), *addresses)))
-        unwanted = {*state.connected, *state.banned, state.identity.peer_id}
-        return {peer_id: addresses for peer_id, addresses in wanted.items() if addresses and peer_id not in unwanted}
-
-    async def _dial_one(self, peer_id: str) -> bool:
-        addresses = self._wanted().get(peer_id, ())
-        try:
-            await self._daemon.connect(peer_id, addresses)
-        except PeerUnreachable as error:
-            logger.debug("dial failed: %s", error)
-            self._state.counters.add("dial_failures")
-            self._failures[peer_id] = str(error)
-            self._dialling.failed(peer_id, time.monotonic())
-            return False
-        self._failures.pop(peer_id, None)
-        self._dialling.succeeded(peer_id)
-        return True
+        for peer_id in self._detours.due(state.observed, state.addresses, self._dialling.addresses, time.monotonic()):
+            state.counters.add("detours_left")
+            with suppress(TransportError):
+                await self._daemon.disconnect(peer_id)
+                await self.look()
 
     async def _reserve(self) -> None:
         while self._places.relays:
@@ -206,44 +196,9 @@ class Session:
                 await self.look()
             await asyncio.sleep(OBSERVE_EVERY_S)
 
-    def _describe(self) -> str:
-        state = self._state
-        if state.in_run and state.manifest is not None:
-            return f"connected to {len(state.in_run)} peers"
-        missing = [peer_id for peer_id in state.bootstrap if peer_id in self._failures]
-        if state.connected:
-            return f"connected to {len(state.connected)} peers, none seen in the run yet"
-        if not missing:
-            return "waiting for peers" if not state.bootstrap else "dialling the bootstraps"
-        wait_s = min(self._dialling.wait_s(peer_id, time.monotonic()) for peer_id in missing)
-        reasons = "; ".join(self._failures[peer_id] for peer_id in missing)
-        return f"no bootstrap reachable: {reasons}; next try in {wait_s:.0f} s"
-
     async def _join(self) -> None:
-        while self._state.manifest is None:
-            now = time.monotonic()
-            # Bootstraps first: they are the ones the user trusts to say which run this is.
-            for peer_id in sorted(self._state.connected, key=lambda peer_id: peer_id not in self._state.bootstrap):
-                if self._state.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
-                    await self._ask_for_run(peer_id)
-            if self._state.manifest is None:
-                self._peers_changed.clear()
-                await self._peers_changed.happens(OBSERVE_EVERY_S)
-        logger.info("in the run %s", self._state.manifest.run_id)
+        await self._joining.join()
         self._run_known.set()
-
-    async def _ask_for_run(self, peer_id: str) -> None:
-        try:
-            sealed = await self._daemon.call(peer_id, MANIFEST_PROTOCOL, b"", MANIFEST_TIMEOUT_S)
-            if sealed:
-                self._state.adopt(sealed)
-                return
-        except PeerUnreachable as error:
-            logger.debug("no manifest: %s", error)
-        except RejectedGroup as refusal:
-            self._state.counters.add("refused_manifests")
-            logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
-        self._asking.failed(peer_id, time.monotonic())
 
     async def _hear(self) -> None:
         await self._run_known.wait()
@@ -298,8 +253,9 @@ class Session:
                 state.counters.add("dht_errors")
                 logger.debug("a discovery round failed", exc_info=True)
             # A peer's DHT comes up a little after its connection, and its record later still: look again soon at first.
-            if await self._peers_changed.happens(pause_s):
+            # A round is work for all who are asked: nodes that started together shall not go on together.
+            if await self._peers_changed.happens(pause_s * random.uniform(0.8, 1.2)):
                 pause_s = OBSERVE_EVERY_S
                 await asyncio.sleep(OBSERVE_EVERY_S)
             else:
-                pause_s = min(2 * pause_s, state.settings.announce_every_s)
+                pause_s = min(4 * pause_s, state.settings.announce_every_s)

@@ -51,6 +51,20 @@ class Shelf:
         self._num_bytes = 0
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
+    def note(self, name: bytes) -> bool:
+        """Remember an id without a record, as one not to be asked for; False when it was known already."""
+        with self._lock:
+            return self._note(name)
+
+    def _note(self, name: bytes) -> bool:
+        if name in self._seen:
+            self._seen.move_to_end(name)
+            return False
+        self._seen[name] = None
+        if len(self._seen) > SEEN_RECORDS:
+            self._seen.popitem(last=False)
+        return True
+
     def add(self, record: bytes, age_s: float = 0.0, *, listed: bool = True) -> bool:
         """Keep a record; False when its id was known already. One not `listed` is only given to those who know its id.
 
@@ -59,12 +73,8 @@ class Shelf:
         name = record_id(record)
         with self._lock:
             now = self._clock()
-            if name in self._seen:
-                self._seen.move_to_end(name)
+            if not self._note(name):
                 return False
-            self._seen[name] = None
-            if len(self._seen) > SEEN_RECORDS:
-                self._seen.popitem(last=False)
             if len(record) <= self._max_bytes and 0 <= age_s < self._max_age_s:
                 self._entries[name] = _Entry(record, now - age_s, listed)
                 self._num_bytes += len(record)

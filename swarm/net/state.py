@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from swarm.errors import ConfigError, RejectedGroup
+from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
+from swarm.net.bandwidth import TokenBucket
 from swarm.net.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
@@ -23,11 +25,12 @@ from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.nat import candidates, reachability, to_tell
 from swarm.net.peers import PEERS_PROTOCOL, answer_peers
 from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
-from swarm.net.shelf import Shelf
+from swarm.net.shelf import Shelf, record_id
 from swarm.net.wire import (
     MAX_MULTIADDRS,
     MAX_PEER_RECORD_BYTES,
     MAX_PEER_RECORD_LIFE_S,
+    check_seal,
     open_announcement,
     open_manifest,
     outside,
@@ -44,6 +47,8 @@ OUTBOX_BYTES = 16 * 2**20
 """A large record waits as its announcement."""
 MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
+MAX_COMPLAINTS = 256
+"""Kept until they are asked for."""
 
 
 class Profile(Struct, frozen=True):
@@ -78,8 +83,13 @@ class NodeState:
         self.outbox = Mailbox(OUTBOX_RECORDS, OUTBOX_BYTES)
         self.shelf = Shelf(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
         self.large = Waiting()
+        self.uploads = TokenBucket(settings.upload_bytes_per_s)
+        """What goes out in answers to others."""
+        self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
+        self.on_banned: Callable[[], None] = lambda: None
+        """Called when a peer that is banned turns out to be connected."""
         self.handlers: dict[str, StreamHandler] = {
             MANIFEST_PROTOCOL: lambda remote, request: iter([self.sealed or b""]),
             HAVE_PROTOCOL: lambda remote, request: iter([answer_have(self.shelf, request)]),
@@ -88,13 +98,14 @@ class NodeState:
             PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self.fresh_peers())]),
         }
         """What is answered for each protocol, ours and those added by `serve`."""
-        self._bootstraps = Bootstraps(settings.bootstrap)
+        self.bootstraps = Bootstraps(settings.bootstrap)
+        self.bootstraps.look_up()
         self.remembered = _remembered(settings.remember)
         """Addresses of peers met earlier, also by an earlier process; the latest met come last."""
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
         """What peers said about themselves, opened and as they signed it; may have expired."""
         self.banned: frozenset[str] = frozenset()
-        self.relays = candidates(settings)
+        self.relays = candidates(settings, self.bootstrap)
         """Relays to hold places at."""
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
@@ -129,7 +140,7 @@ class NodeState:
     @property
     def bootstrap(self) -> dict[str, tuple[str, ...]]:
         """Addresses of the bootstraps, as they stand now."""
-        found = self._bootstraps.by_peer()
+        found = self.bootstraps.by_peer()
         found.pop(self.identity.peer_id, None)
         return found
 
@@ -148,16 +159,50 @@ class NodeState:
             return
         if sender in self.banned:
             self.counters.add("banned_gossip")
-        elif self._take_in(record, 0.0):
-            self.counters.add("delivered")
+            return
+        if not self.is_its_own(sender, record):
+            return
+        try:
+            if not self._take_in(sender, record, 0.0):
+                return
+        except RejectedGroup:
+            # For the exchange to open, refuse and count by its reason; but not for others to have from here.
+            self.shelf.note(record_id(record))
+            self.inbox.put(record, sender)
+        self.counters.add("delivered")
 
-    def mend(self, record: bytes, age_s: float) -> None:
-        """Take in a record that gossip did not bring; one from before this node's time is a backfill."""
-        if self._take_in(record, age_s):
+    def is_its_own(self, author: str, record: bytes) -> bool:
+        """Whether the author of a gossip message, whom its signature proves, may publish this record.
+
+        Everybody publishes what is his own: a record in another's name is forged or replayed.
+        """
+        label = outside(record)
+        if label is None or label[1] == author:
+            return True
+        self.counters.add("drop_not_its_own")
+        return False
+
+    def mend(self, helper: str, record: bytes, age_s: float) -> None:
+        """Take in a record that gossip did not bring; one from before this node's time is a backfill.
+
+        Raises `PeerUnreachable` when it is not signed: whoever gave it has not checked it, or made it.
+        """
+        try:
+            taken = self._take_in(helper, record, age_s)
+        except RejectedGroup as refusal:
+            self.shelf.note(record_id(record))
+            self.counters.add("refused_repairs")
+            raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
+        if taken:
             before = age_s > time.monotonic() - self._in_run_since
             self.counters.add("backfilled" if before else "repaired")
 
-    def _take_in(self, record: bytes, age_s: float) -> bool:
+    def _take_in(self, origin: str, record: bytes, age_s: float) -> bool:
+        """Whether a record is news; then it is on the shelf. `origin` is who sent it, not whom it claims to be from.
+
+        Raises `RejectedGroup` for one that is not signed.
+        """
+        assert self.manifest is not None
         if len(record) > min(self.settings.max_record_bytes, INLINE_BYTES):
             self.counters.add("drop_oversized")
             return False
@@ -165,13 +210,15 @@ class NodeState:
         if label is not None and label[1] in self.banned:
             self.counters.add("banned_gossip")
             return False
-        if not self.shelf.add(record, age_s):
+        if self.shelf.knows(record_id(record)):
             self.counters.add("duplicates")
             return False
+        signed = check_seal(record, self.manifest.run_id, INLINE_BYTES)
+        self.shelf.add(signed, age_s)
         if label is not None and label[0] == "large":
-            self._expect(record)
+            self._expect(signed)
         else:
-            self.inbox.put(record)
+            self.inbox.put(signed, origin)
         return True
 
     def _expect(self, sealed: bytes) -> None:
@@ -194,7 +241,16 @@ class NodeState:
         record = download.record()
         if self.shelf.add(record, listed=False):
             self.counters.add("fetched")
-            self.inbox.put(record)
+            self.inbox.put(record, download.announcement.peer_id)
+
+    def complain(self, peer_id: str, reason: str) -> None:
+        """Note what speaks against a peer: for the counters, and for whoever keeps its account."""
+        self.counters.add(reason)
+        self._complaints.append((peer_id, reason))
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what was noted since the last call."""
+        return [self._complaints.popleft() for _ in range(len(self._complaints))]
 
     def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes]:
         """Answer a peer's request; a failing handler is counted, and the peer told."""
@@ -208,6 +264,7 @@ class NodeState:
         """Whether a peer's streams are to be answered."""
         if peer_id in self.banned:
             self.counters.add("banned_streams")
+            self.on_banned()
             return False
         return True
 
@@ -232,7 +289,7 @@ class NodeState:
 
     def reachability(self) -> str | None:
         """In words, whether strangers can reach this node; None when nothing tells."""
-        return reachability(self.settings, self.addresses, self.connected)
+        return reachability(self.settings, self.bootstrap, self.addresses, self.connected)
 
     def learn(self, records: list[tuple[PeerRecord, bytes]]) -> None:
         """Remember where peers are; of those not connected, the longest expired make room."""

@@ -49,6 +49,11 @@ class StateTransport(ABC):
         self._require_running()
         return self._state.inbox.drain()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to drain; whether there is."""
+        self._require_running()
+        return self._state.inbox.wait(timeout_s)
+
     def status(self) -> NetworkStatus:
         """The network as it was at most a second or so ago."""
         return self._state.status()
@@ -56,6 +61,10 @@ class StateTransport(ABC):
     def peers(self) -> tuple[PeerRecord, ...]:
         """What others have said about themselves; entries may have expired."""
         return tuple(record for record, _ in self._state.known.values())
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what peers did to this node's network since the last call."""
+        return self._state.complaints()
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""

@@ -1,4 +1,4 @@
-"""How a session in trio waits, for `upkeep`."""
+"""How a session in trio waits; see `waits`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TrioSignal:
 
 
 class TrioWaits:
-    """`upkeep.Waits` in trio."""
+    """`Waits` in trio."""
 
     def signal(self) -> TrioSignal:
         """A new signal, not set."""

@@ -15,58 +15,30 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from swarm.errors import PeerUnreachable
+from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
 from swarm.net.dial import Backoff
-from swarm.net.large import Download, holders, time_limit_s
+from swarm.net.large import Download, holders
 from swarm.net.peers import ask_peers
 from swarm.net.repair import ROUND_TIMEOUT_S, Repair
 from swarm.net.state import NodeState
+from swarm.net.waits import Waits
 
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
 DOWNLOADS_AT_ONCE = 2
 DOWNLOAD_PAUSE_S = 1.0
+SLOW_PAUSE_S = 30.0
+MAX_SLOW_PAUSE_S = 600.0
+"""A holder that was too slow is not asked for large records for so long."""
 REMEMBER_EVERY_S = 60.0
 PEERS_ASKED = 2
 PEERS_TIMEOUT_S = 10.0
 PEERS_PAUSE_S = 1.0
 """Several peers that appear together are one reason to ask."""
-
-
-class Signal(Protocol):
-    """Something to wake a waiting loop with, again and again."""
-
-    def set(self) -> None:
-        """Wake whoever waits, or keep them from waiting when they next would."""
-        ...
-
-    def clear(self) -> None:
-        """Have the next to wait wait for another `set`."""
-        ...
-
-    async def happens(self, timeout_s: float) -> bool:
-        """Wait for it; whether it came in time."""
-        ...
-
-
-class Waits(Protocol):
-    """How the session's library waits."""
-
-    def signal(self) -> Signal:
-        """A new signal, not set."""
-        ...
-
-    def within(self, timeout_s: float) -> AbstractAsyncContextManager[object]:
-        """A time limit. Raises `TimeoutError`."""
-        ...
-
-    async def sleep(self, duration_s: float) -> None:
-        """Do nothing for a while."""
-        ...
 
 
 class Asks(Protocol):
@@ -98,6 +70,10 @@ class Upkeep:
             backfill_s=state.settings.backfill_s,
         )
         self._unhelpful = Backoff(state.settings.repair_every_s)
+        self._fetch_paced = paced(self._fetch, TokenBucket(state.settings.download_bytes_per_s), waits)
+        self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
+        self._giving: set[str] = set()
+        """Peers that downloads come from now: one each."""
         self._remembered_at = 0.0
         state.on_announcement = self._announced.set
 
@@ -156,12 +132,9 @@ class Upkeep:
     async def _download(self, download: Download) -> bool:
         """Whether the record is here now, or never will be."""
         for peer_id in holders(download.announcement, self._state.in_run):
-            try:
-                async with self._waits.within(time_limit_s(download)):
-                    await download.fetch_from(self._fetch, peer_id)
-            except (PeerUnreachable, TimeoutError) as error:
-                self._state.counters.add("holders_failed")
-                logger.debug("%s did not give a large record: %s", peer_id, error)
+            if peer_id in self._giving or self._slow.wait_s(peer_id, time.monotonic()) > 0:
+                continue
+            if not await self._get_from(peer_id, download):
                 continue
             try:
                 self._state.complete(download)
@@ -170,6 +143,25 @@ class Upkeep:
                 logger.debug("%s announced what does not exist: %s", download.announcement.peer_id, error)
             return True
         return False
+
+    async def _get_from(self, peer_id: str, download: Download) -> bool:
+        """Whether one holder gave what was missing."""
+        self._giving.add(peer_id)
+        try:
+            await download.fetch_from(self._fetch_paced, peer_id)
+        except SlowHolder as error:
+            self._slow.failed(peer_id, time.monotonic())
+            self._state.complain(peer_id, "slow_holder")
+            logger.debug("%s", error)
+            return False
+        except PeerUnreachable as error:
+            self._state.counters.add("holders_failed")
+            logger.debug("%s did not give a large record: %s", peer_id, error)
+            return False
+        finally:
+            self._giving.remove(peer_id)
+        self._slow.succeeded(peer_id)
+        return True
 
     async def acquaint(self) -> None:
         """Learn from members where others are and write it down, for ever."""

@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import msgspec
@@ -46,11 +47,13 @@ MAX_PAYLOAD_BYTES = 128 * 2**20
 """And has this many bytes at most, however large records may be."""
 MAX_CLOCK_SKEW_S = 600.0
 MAX_NAME_CHARS = 256
+MAX_STOPS = 64
 MAX_RUN_ID_CHARS = 64
 MAX_MANIFEST_BYTES = 262_144
 MAX_MANIFEST_TASKS = 256
 MAX_PEER_RECORD_BYTES = 1_536
 MAX_PEER_RECORD_LIFE_S = 300.0
+REMEMBERED_PEER_RECORDS = 4_096
 MAX_MULTIADDRS = 16
 MAX_ANNOUNCEMENT_BYTES = 16_384
 MAX_INTEGER = 2**63 - 1
@@ -93,6 +96,10 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class SignedRecord(bytes):
+    """Bytes of an envelope whose signature was found good by `check_seal`: it need not be looked at again."""
+
+
 class _Version(Struct, frozen=True):
     # Read on its own and first: an envelope of a later schema may have fields that this version would call malformed.
     schema_version: int
@@ -132,16 +139,26 @@ def seal_announcement(identity: Identity, announcement: Announcement) -> bytes:
     return seal(identity, announcement.run_id, "large", announcement)
 
 
+def check_seal(record: bytes, run_id: str, max_bytes: int) -> SignedRecord:
+    """The record, as one that is fit to be kept and handed on: an envelope of this run, signed, whatever is inside.
+
+    Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run` or `bad_signature`.
+    """
+    envelope = _open_envelope(record, ["group", "large"], max_bytes)
+    _check_run(envelope, run_id)
+    _check_signature(record, envelope)
+    return SignedRecord(record)
+
+
 def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None = None) -> tuple[str, RolloutGroup]:
     """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
 
     Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
     `wrong_peer`, `clock`, `stale` or `limits`.
     """
-    envelope = _open_envelope(record, "group", limits.max_record_bytes)
-    if envelope.run_id != run_id:
-        raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
-    _check_signature(envelope)
+    envelope = _open_envelope(record, ["group"], limits.max_record_bytes)
+    _check_run(envelope, run_id)
+    _check_signature(record, envelope)
     try:
         group = _open_payload(envelope, RolloutGroup, limits.max_payload_bytes)
         _check_group(group, envelope, limits, _now(now))
@@ -174,8 +191,8 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
 
     With `run_id`, a manifest of any other run is refused.
     """
-    envelope = _open_envelope(record, "manifest", MAX_MANIFEST_BYTES)
-    _check_signature(envelope)
+    envelope = _open_envelope(record, ["manifest"], MAX_MANIFEST_BYTES)
+    _check_signature(record, envelope)
     manifest = _open_payload(envelope, RunManifest, MAX_EXPANSION * MAX_MANIFEST_BYTES)
     _check_schema(manifest.schema_version)
     if manifest.founder != envelope.peer_id:
@@ -195,15 +212,22 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
 
 def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
     """The peer record in an envelope, signed by the peer it is about and not expired. Raises `RejectedGroup`."""
-    envelope = _open_envelope(record, "peer", MAX_PEER_RECORD_BYTES)
-    _check_signature(envelope)
+    peer = _signed_peer_record(record, run_id)
+    if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
+        raise RejectedGroup("clock", f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
+    return peer
+
+
+# Every answer of the directory holds all of it: without a memory each record would be verified in each again.
+@lru_cache(REMEMBERED_PEER_RECORDS)
+def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
+    envelope = _open_envelope(record, ["peer"], MAX_PEER_RECORD_BYTES)
+    _check_signature(record, envelope)
     peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
     if not peer.run_id == envelope.run_id == run_id:
         raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {peer.run_id!r}")
     if peer.peer_id != envelope.peer_id:
         raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but is about {peer.peer_id!r}")
-    if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
-        raise RejectedGroup("clock", f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
         raise RejectedGroup("limits", f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
     return peer
@@ -211,8 +235,8 @@ def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) ->
 
 def open_announcement(record: bytes, run_id: str, max_record_bytes: int) -> Announcement:
     """The announcement of a large record in an envelope, signed by its publisher. Raises `RejectedGroup`."""
-    envelope = _open_envelope(record, "large", MAX_ANNOUNCEMENT_BYTES)
-    _check_signature(envelope)
+    envelope = _open_envelope(record, ["large"], MAX_ANNOUNCEMENT_BYTES)
+    _check_signature(record, envelope)
     announced = _open_payload(envelope, Announcement, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES)
     if not announced.run_id == envelope.run_id == run_id:
         raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {announced.run_id!r}")
@@ -246,7 +270,12 @@ def _check_schema(version: int) -> None:
         raise RejectedGroup("schema_version", f"this node speaks {SCHEMA_VERSION}, got {version}")
 
 
-def _open_envelope(record: bytes, kind: Kind, max_bytes: int) -> Envelope:
+def _check_run(envelope: Envelope, run_id: str) -> None:
+    if envelope.run_id != run_id:
+        raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
+
+
+def _open_envelope(record: bytes, kinds: list[Kind], max_bytes: int) -> Envelope:
     if len(record) > max_bytes:
         raise RejectedGroup("oversized", f"at most {max_bytes} bytes, got {len(record)}")
     try:
@@ -255,15 +284,17 @@ def _open_envelope(record: bytes, kind: Kind, max_bytes: int) -> Envelope:
         envelope = msgspec.msgpack.decode(record, type=Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedGroup("malformed", str(error)) from error
-    if envelope.kind != kind:
-        raise RejectedGroup("malformed", f"expected a {kind}, got a {envelope.kind!r}")
+    if envelope.kind not in kinds:
+        raise RejectedGroup("malformed", f"expected a {' or '.join(kinds)}, got a {envelope.kind!r}")
     if len(envelope.run_id) > MAX_RUN_ID_CHARS or len(envelope.peer_id) > MAX_PEER_ID_CHARS:
         raise RejectedGroup("malformed", "run id or peer id too long")
     return envelope
 
 
-def _check_signature(envelope: Envelope) -> None:
-    if not verify(envelope.peer_id, envelope.signed_bytes(), envelope.signature):
+def _check_signature(record: bytes, envelope: Envelope) -> None:
+    if not isinstance(record, SignedRecord) and not verify(
+        envelope.peer_id, envelope.signed_bytes(), envelope.signature
+    ):
         raise RejectedGroup("bad_signature", f"not signed by {envelope.peer_id}")
 
 
@@ -299,15 +330,24 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield f"at most {limits.max_completion_chars} tokens a completion, got {num_tokens}"
         if completion.logprobs and len(completion.logprobs) != num_tokens:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
+        spans = [span.num_tokens for span in completion.versions]
+        if spans and (min(spans) < 1 or sum(spans) != num_tokens):
+            yield f"{num_tokens} token ids but versions of {spans}"
+        if any(not 0 <= span.version <= MAX_INTEGER for span in completion.versions):
+            yield "versions must be 63-bit and not negative"
         if any(not 0 <= token <= MAX_INTEGER for token in completion.token_ids):
             yield "token ids must not be negative"
         if not all(math.isfinite(logprob) and logprob <= 0 for logprob in completion.logprobs):
             yield "logprobs must be finite and at most 0"
+    if group.log_expectation is not None and not (math.isfinite(group.log_expectation) and group.log_expectation <= 0):
+        yield "the group expectation's log must be finite and at most 0"
     sampling = group.sampling
-    if not (math.isfinite(sampling.temperature) and math.isfinite(sampling.top_p)):
+    if not all(map(math.isfinite, (sampling.temperature, sampling.top_p, sampling.min_p))):
         yield "sampling parameters must be finite"
-    integers = [group.sequence, group.policy.version, sampling.max_new_tokens]
-    names = [group.policy.model, group.policy.tokenizer_hash]
+    if len(sampling.stop) + len(sampling.stop_tokens) > MAX_STOPS:
+        yield f"at most {MAX_STOPS} stop texts and tokens"
+    integers = [group.sequence, group.policy.version, sampling.max_new_tokens, sampling.top_k]
+    names = [group.policy.model, group.policy.tokenizer_hash, *sampling.stop, *sampling.stop_tokens]
     for value in msgspec.structs.astuple(group.question):
         names += [value] if isinstance(value, str) else []
         integers += [value] if isinstance(value, int) else []

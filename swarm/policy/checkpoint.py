@@ -12,10 +12,12 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from swarm.errors import CheckpointError, TornCheckpoint
 from swarm.policy.loading import Policy
@@ -73,8 +75,9 @@ class CheckpointStore:
         staging = self.root / f".{final.name}.{os.getpid()}.partial"
         self.root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
-        policy.save(staging / MODEL)
-        torch.save(updater.optimizer.state_dict(), staging / OPTIMIZER)
+        weights, optimizer = snapshot(policy, updater)
+        policy.save(staging / MODEL, weights)
+        torch.save(optimizer, staging / OPTIMIZER)
         (staging / STATE).write_bytes(msgspec.msgpack.encode(state))
         (staging / CONFIG).write_text(config)
         _seal(staging)
@@ -109,15 +112,40 @@ class CheckpointStore:
             shutil.rmtree(partial)
 
 
+def snapshot(policy: Policy, updater: PolicyUpdater) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Weights and optimizer state, whole and on the CPU. Every rank has to call it, the leader gets something."""
+
+    def whole(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: whole(entry) for key, entry in value.items()}
+        if not isinstance(value, Tensor):
+            return value
+        tensor = policy.ranks.whole(value.detach())
+        return tensor.cpu() if policy.ranks.rank == 0 else tensor.new_empty(0)
+
+    return cast(dict[str, Tensor], whole(policy.weights)), cast(
+        dict[str, object], whole(updater.optimizer.state_dict())
+    )
+
+
 def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
     """Load optimizer and state of a whole checkpoint; the weights are loaded by `load_policy` from `path / MODEL`."""
     try:
-        updater.optimizer.load_state_dict(torch.load(path / OPTIMIZER, weights_only=True))
+        _load_optimizer(torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu"), updater)
         state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=TrainingState)
-    except (ValueError, RuntimeError, msgspec.DecodeError, OSError) as error:
+    except (ValueError, RuntimeError, IndexError, msgspec.DecodeError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
     updater.version = state.version
     return state
+
+
+def _load_optimizer(saved: dict[str, dict[int, dict[str, Tensor]]], updater: PolicyUpdater) -> None:
+    parameters = [parameter for group in updater.optimizer.param_groups for parameter in group["params"]]
+    saved["state"] = {
+        i: {name: updater.ranks.cut(value, parameters[i]) for name, value in entry.items()}
+        for i, entry in saved["state"].items()
+    }
+    updater.optimizer.load_state_dict(saved)
 
 
 def verify(path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from swarm.algorithms.names import AdvantageName, LossName
+from swarm.algorithms.names import AdvantageName, ImportanceName, KlEstimatorName, LossName
 from swarm.errors import ConfigError
 from swarm.settings import Settings
 
@@ -15,6 +16,23 @@ TINY = "tiny"
 
 BatchingName = Literal["auto", "packed", "padded"]
 ScheduleName = Literal["constant", "linear", "cosine"]
+
+
+class LoraSettings(Settings):
+    """Train small adapters beside frozen weights: optimizer, gradients and checkpoints shrink to their size.
+
+    They want a larger learning rate than all weights do, often three to ten times. There is no dropout: the
+    probabilities of sampling and of training have to agree. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
+    """
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters, e.g. 16; 0 trains all weights instead."""
+    alpha: int = Field(32, ge=1)
+    """What an adapter adds is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names that the layers to adapt end in, such as `q_proj`; default: every linear layer but the output head."""
+    frozen_dtype: Literal["compute", "float32"] = "compute"
+    """What the frozen weights are kept in: `compute` is what `policy.dtype` says, half the memory with bfloat16."""
 
 
 class PolicySettings(Settings):
@@ -27,7 +45,7 @@ class PolicySettings(Settings):
     device: str = "auto"
     """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What forward passes compute in; weights and optimizer stay float32, or small steps would be rounded away.
+    """What forward passes compute in; what is trained stays float32, or small steps would be rounded away.
     `auto`: bfloat16 on GPUs that have it, else float32. `float16`: with a scaled loss, lest gradients vanish."""
     system_prompt: str | None = None
     """Put before every question. Default: none for `tiny`, a request for `<answer>` tags for other models."""
@@ -35,6 +53,7 @@ class PolicySettings(Settings):
     """Run Python code that a model repository brings along."""
     threads: int | None = Field(None, ge=1)
     """CPU threads for torch; default: torch's own choice."""
+    lora: LoraSettings = LoraSettings()
 
 
 class UpdateSettings(Settings):
@@ -65,9 +84,18 @@ class UpdateSettings(Settings):
     """`tis`: largest importance weight of a token."""
     group_epsilon: float = Field(0.0, ge=0, le=1)
     """`gepo`: part of the current policy in the denominator."""
+    importance: ImportanceName = "none"
+    """How tokens are weighed that another policy or another engine sampled; `swarm losses` lists the treatments. With
+    one, the clip is against this node's own log-probabilities when the batch is built."""
+    importance_cap: float = Field(3.0, ge=1)
+    """Largest importance weight, of a token or of a completion, before it is truncated or masked."""
     behaviour_kl: float = Field(0.0, ge=0)
     """Coefficient of a divergence from the behaviour policy, which keeps updates on stale groups near them; 0.005 in
     arXiv:2508.17850 under delay."""
+    reference_kl: float = Field(0.0, ge=0)
+    """Coefficient of a divergence from the model as it was loaded first; above 0 a frozen copy of it is kept."""
+    kl_estimator: KlEstimatorName = "k3"
+    """How that divergence is estimated; `swarm losses` lists the estimators."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
     """Passes over each mixed batch; clipping acts from the second step on."""
@@ -94,6 +122,15 @@ class UpdateSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _one_correction(self) -> UpdateSettings:
+        if self.objective == "gepo" and self.importance != "none":
+            raise ValueError(
+                f"importance must be none with objective gepo, got {self.importance}: its weights are against the "
+                "sampler already"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _schedule_ends(self) -> UpdateSettings:
         if self.schedule == "constant":
             return self
@@ -114,3 +151,12 @@ def check_model_path(settings: PolicySettings) -> None:
     """Raises `ConfigError` when `model` is written like a path and no directory is there."""
     if settings.model.startswith(("/", ".", "~")) and not Path(settings.model).is_dir():
         raise ConfigError(f"policy.model: there is no directory {settings.model}")
+
+
+def check_peft(settings: LoraSettings) -> None:
+    """Raises `ConfigError` when LoRA is asked for and peft is not installed."""
+    if settings.rank and importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            f"policy.lora.rank is {settings.rank}, but peft is not installed: install the extra `swarm[lora]`, or set "
+            "it to 0 to train all weights"
+        )

@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from swarm.errors import PolicyError
+from swarm.errors import CheckpointError, PolicyError
+from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.gate import WeightGate
+from swarm.policy.ranks import Ranks
+from swarm.policy.reading import read_model
 from swarm.policy.tiny import ensure_tiny
 from swarm.types import Completion
 
@@ -26,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Policy:
-    """Model and tokenizer on one device. Weights are float32; `dtype` is what the forward pass computes in."""
+    """Model and tokenizer. Trained weights are float32; `dtype` is what the forward pass computes in."""
 
     def __init__(
         self,
@@ -35,8 +40,13 @@ class Policy:
         tokenizer: PreTrainedTokenizerBase,
         system_prompt: str | None,
         dtype: torch.dtype = torch.float32,
+        adapters: Adapters | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Raises `PolicyError` when model and tokenizer cannot work together."""
+        """`adapters` are those in `model`, if any; `ranks` the processes that hold it, of which this is one.
+
+        Raises `PolicyError` when model and tokenizer cannot work together.
+        """
         if tokenizer.eos_token_id is None:
             raise PolicyError(f"the tokenizer of {name} has no end-of-sequence token; a completion could never end")
         if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
@@ -49,6 +59,11 @@ class Policy:
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.dtype = dtype
+        self.version = 0
+        """Updates applied to the weights."""
+        self.gate = WeightGate()
+        self.adapters = adapters
+        self.ranks = ranks or Ranks()
         self.tokenizer_hash = _tokenizer_hash(tokenizer)
         self.stop_ids = _stop_ids(model, tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -97,49 +112,96 @@ class Policy:
         """Text of completion ids, without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def save(self, directory: Path) -> None:
-        """Write a directory that `from_pretrained` loads."""
-        self.model.save_pretrained(directory)
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The parameters that updates change: all, or the adapters'."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters that a checkpoint holds, by name: all, tied ones once, or the adapters'."""
+        named = dict(self.model.named_parameters())
+        return {name: value for name, value in named.items() if value.requires_grad or not self.adapters}
+
+    def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write a directory that `from_pretrained` loads, or peft when there are adapters.
+
+        `weights` replaces this process's own, which may be shares of them only.
+        """
+        weights = self.weights if weights is None else weights
+        if self.adapters:
+            self.adapters.save(directory, weights)
+            return
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        buffers = {name: value for name, value in self.model.state_dict().items() if name not in parameters}
+        self.model.save_pretrained(directory, state_dict={**buffers, **weights})
         self.tokenizer.save_pretrained(directory)
+
+    def merge(self) -> None:
+        """Make the adapters part of the weights; the policy is then for generating and saving only."""
+        if self.adapters:
+            self.model = self.adapters.merge()
+            self.adapters = None
 
 
 def load_policy(
-    settings: PolicySettings, weights: Path | None = None, progress: Callable[[int, int], None] | None = None
+    settings: PolicySettings,
+    weights: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Policy:
     """Load the policy that `settings` name. Raises `PolicyError`.
 
-    `weights` is a directory to load from instead, for a policy that has been trained since. `progress` is called
-    while the embedded policy is made for the first time.
+    `weights` is a directory that `Policy.save` wrote, for a policy that has been trained since; `CheckpointError` when
+    it does not fit the settings. `progress` is called while the embedded policy is made for the first time. `ranks` are
+    the processes that share the weights.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     transformers_logging.disable_progress_bar()  # a bar a shard drowns our own
-    tiny = settings.model == TINY
-    if weights is not None:
-        source, revision = str(weights), None
-    else:
-        source, revision = (str(ensure_tiny(progress)), None) if tiny else (settings.model, settings.revision)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=settings.trust_remote_code
+    lora = settings.lora.rank > 0
+    if weights is not None and is_adapter_directory(weights) != lora:
+        raise CheckpointError(
+            f"{weights} holds {'all weights' if lora else 'adapters'}, but policy.lora.rank is {settings.lora.rank}; "
+            "set it as it was, or choose another directory with --out"
         )
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
-            revision=revision,
-            trust_remote_code=settings.trust_remote_code,
-            dtype=torch.float32,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"cannot load model {settings.model!r}: {error}") from error
     device = _device(settings.device)
-    default_prompt = None if tiny else SYSTEM_PROMPT
+    dtype = _dtype(settings.dtype, device)
+    frozen = lora and settings.lora.frozen_dtype == "compute"
+    ranks = ranks or Ranks()
+    model, tokenizer = ranks.in_turn(
+        lambda: _read(settings, None if lora else weights, progress, dtype if frozen else torch.float32)
+    )
+    adapters = Adapters(model, settings.lora) if lora else None
+    if adapters and weights is not None:
+        adapters.load(weights)
+    ranks.place(model, device)
+    default_prompt = None if settings.model == TINY else SYSTEM_PROMPT
     return Policy(
         name=settings.model if not Path(settings.model).exists() else Path(settings.model).name,
-        model=model.to(device),
+        model=model,
         tokenizer=tokenizer,
         system_prompt=settings.system_prompt if settings.system_prompt is not None else default_prompt,
-        dtype=_dtype(settings.dtype, device),
+        dtype=dtype,
+        adapters=adapters,
+        ranks=ranks,
     )
+
+
+def _read(
+    settings: PolicySettings,
+    weights: Path | None,
+    progress: Callable[[int, int], None] | None,
+    dtype: torch.dtype,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model, in `dtype` and on the CPU, and tokenizer."""
+    if weights is not None:
+        source, revision = str(weights), None
+    elif settings.model == TINY:
+        source, revision = str(ensure_tiny(progress)), None
+    else:
+        source, revision = settings.model, settings.revision
+    return read_model(source, revision, settings.trust_remote_code, dtype)
 
 
 def _device(name: str) -> torch.device:

@@ -39,7 +39,7 @@ class Scorer:
         self._policy = policy
         self._temperature = temperature
         self._batching = batching
-        self._head = OutputHead(policy.model)
+        self._head = policy.ranks.forward(lambda: OutputHead(policy.model))
 
     def __call__(self, rows: Sequence[Tokens]) -> Scores:
         """One forward pass; the output head runs on positions that predict completion tokens only.
@@ -49,11 +49,13 @@ class Scorer:
         layout = self._batching.lay_out(rows)
         device = self._policy.device
         with self._policy.compute():
-            flat = self._head.logprobs(
-                predicting_states(self._head, layout, device),
-                layout.targets.to(device),
-                self._temperature,
-                self._policy.compute_dtype,
+            flat = self._policy.ranks.forward(
+                lambda: self._head.logprobs(
+                    predicting_states(self._head, layout, device),
+                    layout.targets.to(device),
+                    self._temperature,
+                    self._policy.compute_dtype,
+                )
             )
         width = int(layout.lengths.max())
         mask = torch.arange(width, device=device) < layout.lengths.to(device)[:, None]  # [R, T]
@@ -73,9 +75,9 @@ def predicting_states(head: OutputHead, layout: Layout, device: torch.device) ->
 
 def choose_batching(policy: Policy, name: BatchingName) -> Batching:
     """Packed or padded rows; `auto` packs on the CPU if the model can. Raises `PolicyError` if it has to and cannot."""
-    if name == "padded" or (name == "auto" and policy.device.type != "cpu"):
+    if name == "padded" or (name == "auto" and (policy.device.type != "cpu" or policy.ranks.size > 1)):
         return Padded()
-    if can_pack(policy.model):
+    if policy.ranks.forward(lambda: can_pack(policy.model)):
         return Packed()
     if name == "packed":
         raise PolicyError(f"{policy.name} cannot be trained on packed rows; set update.batching to padded")

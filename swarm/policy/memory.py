@@ -23,9 +23,10 @@ ALLOCATOR_MESSAGES = ("can't allocate memory", "out of memory")
 class TokenBudget:
     """Tokens a forward pass may have; halved whenever memory runs out, and for good."""
 
-    def __init__(self, tokens: int) -> None:
-        """Begin with `tokens`."""
+    def __init__(self, tokens: int, alone: bool = True) -> None:
+        """Begin with `tokens`. Unless `alone` nothing is tried again: other ranks wait in the middle of a pass."""
         self.tokens = tokens
+        self._alone = alone
 
     def attempt(self, work: Callable[[int], T], rows: Sequence[Tokens]) -> T:
         """What `work(tokens)` returns; it is called again from its start with half as many after running out.
@@ -36,7 +37,7 @@ class TokenBudget:
             try:
                 return work(self.tokens)
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                if not (self._alone and is_out_of_memory(error)):
                     raise
                 if self.tokens <= min(len(row.prompt) + len(row.completion) for row in rows):
                     raise OutOfMemory(
@@ -55,7 +56,8 @@ class TokenBudget:
         )
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator gave up."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(message in str(error) for message in ALLOCATOR_MESSAGES)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swarm.expectation import log_group_expectation
 from swarm.mixing import MixSettings
 from swarm.policy.loading import Policy
-from swarm.types import Completion, GradedGroup
+from swarm.types import Completion, GradedGroup, RolloutGroup, VersionSpan
 
 
 @dataclass
@@ -21,14 +22,22 @@ class Row:
     prompt: Sequence[int]
     completion: Sequence[int]
     advantage: float
-    old: Sequence[float] | None
-    """Behaviour log-probabilities; None stands for the current ones: the ratio is 1 at that step."""
+    behaviour: Sequence[float] | None
+    """The sampler's log-probabilities; None where they are not known."""
+    external: bool = False
+    """Sampled by another node: `behaviour` and `log_expectation` are a stranger's word."""
     wants_receiver: bool = False
-    """`old` becomes this node's log-probabilities at batch time if more than one step is taken."""
+    """Without `behaviour`, `old` becomes this node's log-probabilities at batch time if more than one step is taken."""
     log_expectation: float = math.nan
-    """Log of the group's expectation of the behaviour policy, for objectives that need the whole group."""
-    claimed: bool = False
-    """`old` is a stranger's word: it may not lift the first ratio far above 1."""
+    """Log of the whole group's expectation of the sampler, for objectives that need it; NaN where it is not known."""
+    lags: Sequence[tuple[int, int]] = ()
+    """(updates since sampled, number of tokens) of its parts; none for another node, which counts its own updates."""
+    receiver: Sequence[float] | None = None
+    """This node's log-probabilities at batch time, where something needs them."""
+    reference: Sequence[float] | None = None
+    """The reference policy's log-probabilities, where there is one."""
+    old: Sequence[float] | None = None
+    """What the objective's ratio is against; None stands for the current ones: the ratio is 1 at that step."""
 
     @property
     def length(self) -> int:
@@ -45,11 +54,19 @@ class RowReader:
         self._mix = mix
         self._advantages = advantages
 
-    def local(self, group: GradedGroup) -> list[Row]:
-        """Rows of a group this policy sampled."""
+    def local(self, group: GradedGroup, version: int) -> list[Row]:
+        """Rows of a group this policy sampled; `version` is how many updates it has had by now."""
         prompt = self._policy.encode_prompt(group.prompt)
+        expectation = _log_expectation(group.group)
         return [
-            Row(prompt, completion.token_ids, advantage, completion.logprobs)
+            Row(
+                prompt,
+                completion.token_ids,
+                advantage,
+                completion.logprobs,
+                log_expectation=expectation,
+                lags=_lags(completion, group.group.policy.version, version),
+            )
             for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True)
             if completion.token_ids
         ]
@@ -58,14 +75,19 @@ class RowReader:
         """Rows of a group that another policy sampled."""
         prompt = self._policy.encode_prompt(group.prompt)
         choice = self._mix.external_old_logprobs
+        same_tokenizer = group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
+        believed = choice == "behaviour" and same_tokenizer
+        expectation = _log_expectation(group.group) if believed else math.nan
         rows = []
         for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True):
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
-            if choice == "behaviour" and self._same_tokens(group, completion):
-                rows.append(Row(prompt, list(completion.token_ids), advantage, list(completion.logprobs), claimed=True))
+            if believed and self._same_tokens(completion):
+                ids, claims = list(completion.token_ids), list(completion.logprobs)
+                rows.append(Row(prompt, ids, advantage, claims, external=True, log_expectation=expectation))
             elif ids := self._policy.encode_completion(completion):
-                rows.append(Row(prompt, ids, advantage, None, wants_receiver=choice != "none"))
+                wants = choice != "none"
+                rows.append(Row(prompt, ids, advantage, None, True, wants, log_expectation=expectation))
         return rows
 
     def longest(self, group: GradedGroup) -> int:
@@ -77,15 +99,27 @@ class RowReader:
     def _advantages_of(self, rewards: Sequence[float]) -> list[float]:
         return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
 
-    def _same_tokens(self, group: GradedGroup, completion: Completion) -> bool:
-        """Whether the sender's ids mean, to this tokenizer, the very text that was graded, and nothing besides."""
+    def _same_tokens(self, completion: Completion) -> bool:
+        """Whether ids of an equal tokenizer mean the very text that was graded, and nothing besides."""
         ids = list(completion.token_ids)
         text_ids = ids[:-1] if ids and ids[-1] in self._policy.stop_ids else ids
         return (
-            group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
-            and len(ids) > 0
+            len(ids) > 0
             and len(completion.logprobs) == len(ids)
             and max(ids) < len(self._policy.tokenizer)
             and not set(text_ids) & set(self._policy.tokenizer.all_special_ids)
             and self._policy.decode(text_ids) == completion.text
         )
+
+
+def _log_expectation(group: RolloutGroup) -> float:
+    """Its sampler's expectation: computed where every log-probability is there, else as the record says, else NaN."""
+    computed = log_group_expectation(group.completions)
+    known = group.log_expectation if computed is None else computed
+    return math.nan if known is None else known
+
+
+def _lags(completion: Completion, sampled: int, now: int) -> list[tuple[int, int]]:
+    """Of a completion begun at version `sampled`; new weights may have come while it was sampled."""
+    spans = completion.versions or (VersionSpan(sampled, len(completion.token_ids)),)
+    return [(max(0, now - span.version), span.num_tokens) for span in spans]

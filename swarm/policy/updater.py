@@ -3,7 +3,7 @@
 groups ── rows.py ──▶ rows ── behaviour.py: old log-probabilities ──▶ minibatches ──▶ an optimizer step each
                                                                          │ batching.py
                                                                          ▼
-                    gradient, summed ◀── loss's share ◀── logprobs.py ◀── micro-batches
+                   gradient, summed ◀── objective.py ◀── logprobs.py ◀── micro-batches
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from swarm.algorithms.advantages import ADVANTAGES
-from swarm.algorithms.kl import cppo_kl
-from swarm.algorithms.losses import LOSSES, Groups, LossConfig
-from swarm.algorithms.losses.base import log_ratio
-from swarm.errors import NonFiniteUpdates
+from swarm.errors import NonFiniteUpdates, PolicyError
 from swarm.mixing import MixSettings
 from swarm.policy.batching import minibatches
-from swarm.policy.behaviour import bound_claims, freeze, set_group_expectations
+from swarm.policy.behaviour import needs_receiver, set_group_expectations, settle
 from swarm.policy.config import UpdateSettings
-from swarm.policy.figures import StepTotals, summarise
+from swarm.policy.figures import StepTotals, merge, summarise
 from swarm.policy.layers import TrainingLayers
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, Scores, choose_batching
 from swarm.policy.memory import TokenBudget
+from swarm.policy.objective import Objective
+from swarm.policy.reference import Reference
 from swarm.policy.rows import Row, RowReader
 from swarm.policy.schedules import learning_rate
 from swarm.types import GradedGroup, UpdateReport
@@ -42,34 +40,52 @@ FUSED = ("cpu", "cuda")
 class PolicyUpdater:
     """AdamW on one policy; what an update does is independent of how it is cut into micro-batches."""
 
-    def __init__(self, policy: Policy, settings: UpdateSettings, mix: MixSettings, temperature: float) -> None:
-        """Train `policy` with its log-probabilities taken at the sampling `temperature`."""
-        self.version = 0
+    def __init__(
+        self,
+        policy: Policy,
+        settings: UpdateSettings,
+        mix: MixSettings,
+        temperature: float,
+        reference: Policy | None = None,
+    ) -> None:
+        """Train `policy` with its log-probabilities taken at the sampling `temperature`.
+
+        `reference` is the policy as it was loaded first, for `update.reference_kl`; with adapters it is not needed.
+
+        Raises `PolicyError`.
+        """
         self.nonfinite_in_a_row = 0
+        self.ranks = policy.ranks
         self._policy = policy
         self._settings = settings
+        self._temperature = temperature
         self._reader = RowReader(policy, mix, ADVANTAGES[settings.advantage])
-        self._loss = LOSSES[settings.objective]
-        self._whole_groups = settings.objective == "gepo"
-        self._loss_config = LossConfig(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            max_completion_tokens=settings.max_completion_tokens,
-            ratio_cap=settings.ratio_cap,
-            group_epsilon=settings.group_epsilon,
-        )
+        self._objective = Objective(settings)
+        self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self._batching = choose_batching(policy, settings.batching)
         self._scorer = Scorer(policy, temperature, self._batching)
         self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
-        self._budget = TokenBudget(settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type])
+        budget = settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
+        self._budget = TokenBudget(budget, alone=policy.ranks.size == 1)
+        if policy.dtype is torch.float16 and policy.ranks.size > 1:
+            raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
         self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype is torch.float16)
         self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
+            policy.trained,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             fused=policy.device.type in FUSED,
         )
+
+    @property
+    def version(self) -> int:
+        """Updates applied to the policy."""
+        return self._policy.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._policy.version = version
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has positions for the prompt with each completion."""
@@ -77,14 +93,15 @@ class PolicyUpdater:
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One update on I local and J external groups. Raises `NonFiniteUpdates` after too many bad ones in a row."""
-        groups = [self._reader.local(group) for group in local] + [self._reader.external(group) for group in external]
+        groups = [self._reader.local(group, self.version) for group in local]
+        groups += [self._reader.external(group) for group in external]
         groups = [rows for rows in groups if rows]
         if not groups:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = learning_rate(self._settings, self.version)
         with self._layers.active(), self._batching.attention(self._policy.model):
-            self._settle_behaviour(groups)
+            self._settle(groups)
             reports = [
                 self._step(rows)
                 for _ in range(self._settings.epochs)
@@ -93,29 +110,37 @@ class PolicyUpdater:
         self.version += any(not report.skipped for report in reports)
         return summarise(reports)
 
-    def _settle_behaviour(self, groups: Sequence[list[Row]]) -> None:
-        """Set every `old` that this node's own log-probabilities decide, before the first step changes them."""
+    def _settle(self, groups: Sequence[list[Row]]) -> None:
+        """Everything about the rows that other log-probabilities than those of the step at hand decide."""
         rows = [row for group in groups for row in group]
-        if self._whole_groups or self._settings.epochs * self._settings.minibatches > 1:
-            freeze(
-                self._own_logprobs(
-                    [row for row in rows if row.old is None and (row.wants_receiver or self._whole_groups)]
-                )
-            )
-        bound_claims(self._own_logprobs([row for row in rows if row.claimed]))
-        if self._whole_groups:
+        decoupled = self._settings.importance != "none"
+        several_steps = self._settings.epochs * self._settings.minibatches > 1
+        whole_groups = self._settings.objective == "gepo"
+        wanted = [row for row in rows if needs_receiver(row, decoupled, several_steps, whole_groups)]
+        for row, logprobs in self._row_logprobs(self._scorer, wanted):
+            row.receiver = logprobs
+        settle(rows, decoupled)
+        if whole_groups:
             set_group_expectations(groups)
+        if self._reference is not None:
+            with self._reference.policy() as policy, self._batching.attention(policy.model):
+                for row, logprobs in self._row_logprobs(Scorer(policy, self._temperature, self._batching), rows):
+                    row.reference = logprobs
 
-    def _own_logprobs(self, rows: Sequence[Row]) -> list[tuple[Row, list[float]]]:
-        return self._budget.attempt(lambda max_tokens: self._read_logprobs(rows, max_tokens), rows)
+    def _row_logprobs(self, scorer: Scorer, rows: Sequence[Row]) -> list[tuple[Row, list[float]]]:
+        return self._budget.attempt(lambda max_tokens: self._read_logprobs(scorer, rows, max_tokens), rows)
 
     @torch.no_grad()
-    def _read_logprobs(self, rows: Sequence[Row], max_tokens: int) -> list[tuple[Row, list[float]]]:
-        return [
-            (row, values[: len(row.completion)])
-            for micro in self._batching.cut(rows, max_tokens)
-            for row, values in zip(micro, self._scorer(micro).logprobs.tolist(), strict=True)
-        ]
+    def _read_logprobs(self, scorer: Scorer, rows: Sequence[Row], max_tokens: int) -> list[tuple[Row, list[float]]]:
+        """The rows with a policy's log-probabilities as they are now, each computed on one rank."""
+        mine: list[tuple[int, list[float]]] = []
+        places = {id(row): i for i, row in enumerate(rows)}
+        for micro in self._micro_batches(rows, max_tokens):
+            logprobs = self._score(scorer, micro).logprobs[: len(micro)].tolist()
+            mine += [
+                (places[id(row)], values[: len(row.completion)]) for row, values in zip(micro, logprobs, strict=True)
+            ]
+        return [(rows[i], values) for part in self.ranks.gather(mine) for i, values in part]
 
     def _step(self, rows: Sequence[Row]) -> UpdateReport:
         """One optimizer step."""
@@ -125,7 +150,8 @@ class PolicyUpdater:
             self._count_nonfinite()
         else:
             self.nonfinite_in_a_row = 0
-            self.optimizer.step()
+            with self._policy.gate.change():
+                self.optimizer.step()
         return totals.report(grad_norm, skipped)
 
     def _finite_gradient(self, rows: Sequence[Row]) -> tuple[StepTotals, float]:
@@ -133,8 +159,7 @@ class PolicyUpdater:
         while True:
             totals = self._budget.attempt(lambda max_tokens: self._gradient(rows, max_tokens), rows)
             self._scaler.unscale_(self.optimizer)
-            parameters = self._policy.model.parameters()
-            grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm))
+            grad_norm = self._clip()
             overflown = math.isfinite(totals.loss) and not math.isfinite(grad_norm) and self._scaler.get_scale() > 1
             self._scaler.update()
             if not overflown:
@@ -143,27 +168,39 @@ class PolicyUpdater:
     def _gradient(self, rows: Sequence[Row], max_tokens: int) -> StepTotals:
         """The gradient of the mean over all rows, accumulated over micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
-        totals = StepTotals(num_sequences=len(rows), num_tokens=sum(len(row.completion) for row in rows))
-        for micro in self._batching.cut(rows, max_tokens):
+        totals = StepTotals.of(rows)
+        for micro in self._micro_batches(rows, max_tokens):
             self._accumulate(micro, totals)
-        return totals
+        return merge(self.ranks.gather(totals))
+
+    def _clip(self) -> float:
+        """Scale the gradient down to the largest norm allowed; its norm before."""
+        parameters = self._policy.trained
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = self.ranks.whole(torch.nn.utils.get_total_norm(gradients))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._settings.max_grad_norm, norm)
+        return float(norm)
+
+    def _micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+        """This rank's share, then empty ones until every rank has had as many: each means a pass that all take."""
+        mine = [rows[i] for i in self.ranks.share([row.length for row in rows])]
+        batches = list(self._batching.cut(mine, max_tokens))
+        return batches + [[] for _ in range(self.ranks.most(len(batches)) - len(batches))]
+
+    def _score(self, scorer: Scorer, rows: Sequence[Row]) -> Scores:
+        """An empty micro-batch gets the scores of a row of no consequence."""
+        nothing = [self._policy.pad_id]
+        return scorer(rows or [Row(nothing, nothing, 0.0, None)])
 
     def _accumulate(self, rows: list[Row], totals: StepTotals) -> None:
         """Add one micro-batch's share of the loss and its gradient: the sum over all is that of the whole batch."""
-        scores = self._scorer(rows)
-        new, mask = scores.logprobs, scores.mask.to(scores.logprobs.dtype)  # [B, T]
-        old = _old(rows, scores)
-        advantages = torch.tensor([row.advantage for row in rows], device=new.device, dtype=new.dtype)  # [B]
-        expectations = torch.tensor([row.log_expectation for row in rows], device=new.device, dtype=new.dtype)
-        groups = Groups(torch.zeros(len(rows), device=new.device, dtype=torch.long), expectations)
-        output = self._loss(new, old, advantages, mask, self._loss_config, groups)
-        sequences_share = len(rows) / totals.num_sequences
-        share = output.denominator / totals.num_tokens if output.per_token else sequences_share
-        loss = output.loss * share
-        if self._settings.behaviour_kl > 0:
-            loss = loss + self._settings.behaviour_kl * sequences_share * cppo_kl(new, old, mask)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        totals.add(loss, output.metrics["clipped"], log_ratio(new.detach(), old).exp(), scores)
+        scores = self._score(self._scorer, rows)
+        if not rows:
+            (scores.logprobs.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+            return
+        share = self._objective.share(scores, rows, totals.num_sequences, totals.num_tokens)
+        self._scaler.scale(share.loss).backward()  # type: ignore[no-untyped-call]
+        totals.add(share)
 
     def _count_nonfinite(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -173,12 +210,3 @@ class PolicyUpdater:
                 f"{self.nonfinite_in_a_row} steps in a row had a loss or gradient that was not finite; lower "
                 f"update.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
             )
-
-
-def _old(rows: Sequence[Row], scores: Scores) -> Tensor:
-    """Old log-probabilities [B, T]; a row without them has the current ones."""
-    current = scores.logprobs.detach()
-    known = [row.old is not None for row in rows]
-    values = [value for row in rows for value in row.old or ()]
-    where = scores.mask & torch.tensor(known, device=current.device)[:, None]
-    return current.masked_scatter(where, torch.tensor(values, device=current.device, dtype=current.dtype))

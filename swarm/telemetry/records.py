@@ -47,9 +47,18 @@ class UpdateFigures(Struct, frozen=True):
     num_tokens: int
     skipped: bool = False
     ess: float | None = None
-    """Effective sample size of the importance weights, as a part of the tokens."""
+    """Effective sample size of the ratios to the behaviour policy, as a part of the tokens."""
     entropy: float | None = None
     """Of the policy's distribution at the tokens trained on, mean, in nats."""
+    max_ratio: float | None = None
+    behaviour_kl: float | None = None
+    """Nats a token."""
+    reference_kl: float | None = None
+    """Nats a token."""
+    importance_cap_fraction: float | None = None
+    lag: float | None = None
+    """Updates, mean over the tokens of own groups."""
+    max_lag: int | None = None
 
     @classmethod
     def of(cls, report: UpdateReport) -> UpdateFigures:
@@ -63,6 +72,12 @@ class UpdateFigures(Struct, frozen=True):
             skipped=report.skipped,
             ess=_finite(report.ess),
             entropy=_finite(report.entropy),
+            max_ratio=_finite(report.max_ratio),
+            behaviour_kl=_finite(report.behaviour_kl),
+            reference_kl=_finite(report.reference_kl),
+            importance_cap_fraction=_finite(report.importance_cap_fraction),
+            lag=_finite(report.lag),
+            max_lag=report.max_lag,
         )
 
 

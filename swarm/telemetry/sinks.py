@@ -189,6 +189,8 @@ class PrometheusSink:
             ("swarm_update_loss", "Loss of the last update.", update.loss if update else None),
             ("swarm_update_grad_norm", "Gradient norm of the last update.", update.grad_norm if update else None),
             ("swarm_update_clip_fraction", "Clipped share of tokens.", update.clip_fraction if update else None),
+            ("swarm_update_ess", "Effective sample size, share of tokens.", update.ess if update else None),
+            ("swarm_update_lag", "Updates since own tokens were sampled, mean.", update.lag if update else None),
         ]
         for name, help_text, value in gauges:
             if value is not None:
@@ -346,6 +348,14 @@ def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
                 "update/loss": event.update.loss,
                 "update/grad_norm": event.update.grad_norm,
                 "update/clip_fraction": event.update.clip_fraction,
+                "update/importance_cap_fraction": event.update.importance_cap_fraction,
+                "update/ess": event.update.ess,
+                "update/entropy": event.update.entropy,
+                "update/max_ratio": event.update.max_ratio,
+                "update/behaviour_kl": event.update.behaviour_kl,
+                "update/reference_kl": event.update.reference_kl,
+                "update/lag": event.update.lag,
+                "update/max_lag": event.update.max_lag,
                 "update/num_sequences": event.update.num_sequences,
                 "update/num_tokens": event.update.num_tokens,
                 "update/skipped": event.update.skipped,

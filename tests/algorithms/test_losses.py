@@ -10,11 +10,16 @@ from torch import Tensor
 
 from swarm.algorithms import kl
 from swarm.algorithms.diagnostics import ess
+from swarm.algorithms.importance import TREATMENTS
+from swarm.algorithms.kl import KL_ESTIMATORS
 from swarm.algorithms.losses import LOSSES, Groups, LossConfig, LossOutput
 from swarm.algorithms.losses.gepo import log_group_expectation
+from swarm.algorithms.names import ImportanceName, KlEstimatorName
+from tests.algorithms import loops
 
 CONFIG = LossConfig(clip_low=0.2, clip_high=0.28, max_completion_tokens=20, ratio_cap=1.5, group_epsilon=0.3)
-Rows = list[list[float]]
+CONSTANTS = loops.Constants(low=0.2, high=0.28, longest=20, cap=1.5, epsilon=0.3)
+CAP = 1.7
 
 
 class Batch:
@@ -32,98 +37,77 @@ class Batch:
         lengths = torch.randint(1, width + 1, (rows,), generator=generator)
         self.mask = (torch.arange(width)[None] < lengths[:, None]).double()
         self.groups = Groups(torch.arange(rows) // 4)
+        self.behaviour = self.old + spread * normal(rows, width)
+        self.reference = self.new + spread * normal(rows, width)
 
     def loss(self, name: str, new: Tensor | None = None, config: LossConfig = CONFIG) -> LossOutput:
         given = self.new if new is None else new
         return LOSSES[name](given, self.old, self.advantages, self.mask, config, self.groups)
 
-    def rows(self, values: Tensor) -> Rows:
+    def rows(self, values: Tensor) -> list[list[float]]:
         return [
             [float(v) for v, m in zip(row, mask, strict=True) if m] for row, mask in zip(values, self.mask, strict=True)
         ]
 
 
-def _surrogate(ratio: float, advantage: float) -> float:
-    return -min(ratio * advantage, max(0.8, min(1.28, ratio)) * advantage)
+def _loops(batch: Batch, treatment: str, at: tuple[int, int]) -> loops.Batch:
+    """The batch for the reference; derivatives are with respect to token `at`."""
+    weights = loops.importance(treatment, batch.rows(batch.old), batch.rows(batch.behaviour), CAP)
+    advantages = batch.advantages.tolist()
+    return loops.Batch(
+        new=[
+            [loops.Dual(value, float((i, t) == at)) for t, value in enumerate(row)]
+            for i, row in enumerate(batch.rows(batch.new))
+        ],
+        old=batch.rows(batch.old),
+        weights=[[a * w for w in row] for a, row in zip(advantages, weights, strict=True)],
+        groups=[[0, 1, 2, 3], [4, 5, 6, 7]],
+    )
 
 
-def _ratio(n: float, o: float) -> float:
-    return math.exp(max(-20.0, min(20.0, n - o)))
+@pytest.mark.parametrize("treatment", TREATMENTS)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("seed", range(2))
+def test_value_and_gradient_agree_with_loops(name: str, treatment: ImportanceName, seed: int) -> None:
+    batch = Batch(seed)
+    new = batch.new.clone().requires_grad_(True)
+    weights, _ = TREATMENTS[treatment](batch.old, batch.behaviour, batch.mask, CAP)
+    advantages = batch.advantages[:, None] * weights
+    output = LOSSES[name](new, batch.old, advantages, batch.mask, CONFIG, batch.groups)
+    output.loss.backward()
+    for row, column in batch.mask.nonzero().tolist():
+        expected = loops.loss(name, _loops(batch, treatment, (row, column)), CONSTANTS)
+        assert output.loss.item() == pytest.approx(expected.value, abs=1e-10)
+        assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-10)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def _reference(name: str, new: Rows, old: Rows, advantages: list[float]) -> float:
-    pairs = list(zip(new, old, advantages, strict=True))
-    tokens = sum(len(row) for row in new)
-    token_losses = [[_surrogate(_ratio(n, o), a) for n, o in zip(ns, os, strict=True)] for ns, os, a in pairs]
-    match name:
-        case "grpo":
-            return _mean([_mean(row) for row in token_losses])
-        case "dapo":
-            return sum(map(sum, token_losses)) / tokens
-        case "dr_grpo":
-            return sum(map(sum, token_losses)) / (len(new) * 20)
-        case "gspo":
-            ratios = [math.exp(_mean([n - o for n, o in zip(ns, os, strict=True)])) for ns, os, _ in pairs]
-            return _mean([_surrogate(r, a) for r, a in zip(ratios, advantages, strict=True)])
-        case "gepo":
-            q = [math.exp(_mean(row)) for row in old]
-            p = [math.exp(_mean(row)) for row in new]
-            total = 0.0
-            for i in range(len(new)):
-                group = q[4 * (i // 4) : 4 * (i // 4) + 4]
-                expectation = sum(x * x for x in group) / sum(group)
-                total -= p[i] / (0.3 * p[i] + 0.7 * expectation) * advantages[i]
-            return total / len(new)
-        case "tis":
-            return (
-                -sum(min(_ratio(n, o), 1.5) * a * n for ns, os, a in pairs for n, o in zip(ns, os, strict=True))
-                / tokens
-            )
-    raise AssertionError(name)
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_divergence_is_averaged_as_the_loss_it_is_added_to(name: str, estimator: KlEstimatorName) -> None:
+    batch = Batch(9)
+    new = batch.new.clone().requires_grad_(True)
+    output = batch.loss(name, new)
+    penalty = (KL_ESTIMATORS[estimator](new, batch.reference) * output.shares).sum()
+    penalty.backward()
+    references = batch.rows(batch.reference)
+    for row, column in batch.mask.nonzero().tolist():
+        tokens = _loops(batch, "none", (row, column)).new
+        values = [
+            [loops.divergence(estimator, n, r) for n, r in zip(*pair, strict=True)]
+            for pair in zip(tokens, references, strict=True)
+        ]
+        expected = loops.average(name, values, CONSTANTS)
+        assert penalty.item() == pytest.approx(expected.value, abs=1e-10)
+        assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-10)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("seed", range(4))
-def test_the_value_agrees_with_loops(name: str, seed: int) -> None:
-    batch = Batch(seed)
-    expected = _reference(name, batch.rows(batch.new), batch.rows(batch.old), batch.advantages.tolist())
-    assert batch.loss(name).loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo"])
-def test_the_gradient_agrees_with_differences_of_the_loops(name: str) -> None:
-    batch = Batch(11)
-    new = batch.new.clone().requires_grad_(True)
-    batch.loss(name, new).loss.backward()
-    step = 1e-6
-    for row, column in [(0, 0), (2, 0), (5, 0), (7, 0)]:
-        slopes = []
-        for sign in (step, -step):
-            moved = batch.new.clone()
-            moved[row, column] += sign
-            slopes.append(_reference(name, batch.rows(moved), batch.rows(batch.old), batch.advantages.tolist()))
-        assert new.grad[row, column].item() == pytest.approx((slopes[0] - slopes[1]) / (2 * step), abs=1e-8)
-
-
-def test_the_gradient_of_tis_and_gepo_treats_what_is_detached_as_constant() -> None:
-    batch = Batch(5)
-    new = batch.new.clone().requires_grad_(True)
-    batch.loss("tis", new).loss.backward()
-    weight = (batch.new - batch.old).exp().clamp(max=1.5)
-    expected = -weight * batch.advantages[:, None] * batch.mask / batch.mask.sum()
-    torch.testing.assert_close(new.grad, expected, atol=1e-12, rtol=0)
-    new = batch.new.clone().requires_grad_(True)
-    batch.loss("gepo", new).loss.backward()
-    lengths = batch.mask.sum(-1)
-    p = ((batch.new * batch.mask).sum(-1) / lengths).exp()
-    q = (batch.old * batch.mask).sum(-1) / lengths
-    weights = p / (0.3 * p + 0.7 * log_group_expectation(q, batch.groups.ids).exp())
-    expected = -(weights * batch.advantages / lengths / 8)[:, None] * batch.mask
-    torch.testing.assert_close(new.grad, expected, atol=1e-12, rtol=0)
+def test_a_weight_a_completion_is_a_weight_of_each_of_its_tokens(name: str) -> None:
+    batch = Batch(1)
+    plain = batch.loss(name)
+    batch.advantages = batch.advantages[:, None].expand_as(batch.mask)
+    assert batch.loss(name).loss.item() == pytest.approx(plain.loss.item(), abs=1e-12)
+    assert batch.loss(name).metrics["clipped"] == plain.metrics["clipped"]
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -246,6 +230,22 @@ def test_k1_and_k3_estimate_the_divergence_and_k3_with_less_spread() -> None:
     for estimate in (kl.k1, kl.k3):
         assert estimate(new, reference).mean().item() == pytest.approx(exact.item(), abs=2e-3)
     assert kl.k3(new, reference).var() < kl.k1(new, reference).var()
+
+
+def test_what_the_gradients_of_the_estimators_are_of() -> None:
+    # Over all tokens, each weighted by its probability, as if sampled on-policy for ever.
+    logits = torch.tensor([0.2, -0.4, 1.0], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    p = torch.softmax(logits, 0)
+    (of_k1,), (of_k2,), (of_k3,) = (
+        torch.autograd.grad((p.detach() * estimate(p.log(), q.log())).sum(), logits, retain_graph=True)
+        for estimate in (kl.k1, kl.k2, kl.k3)
+    )
+    (reverse,) = torch.autograd.grad((p * (p / q).log()).sum(), logits, retain_graph=True)
+    (forward,) = torch.autograd.grad((q * (q / p).log()).sum(), logits)
+    torch.testing.assert_close(of_k1, torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
+    torch.testing.assert_close(of_k2, reverse, atol=1e-12, rtol=0)
+    torch.testing.assert_close(of_k3, forward, atol=1e-12, rtol=0)
 
 
 def test_effective_sample_size() -> None:

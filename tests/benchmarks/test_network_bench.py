@@ -12,10 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.attacks import KINDS, LYING
 from benchmarks.delivery import BACKFILL_WINDOW_S, Life, NodeLog, deliveries, fraction, is_due, latency_ms
+from benchmarks.flood import flood
 from benchmarks.groups import chars_for, make_group
+from benchmarks.network import Plan
 from benchmarks.report import cells, percentile, row
-from nodes.bench import FOLDER, PARTS, bench
+from nodes.bench import BENCHMARKS, FOLDER, bench
 from swarm.errors import ConfigError
 from swarm.net.identity import Identity
 from swarm.net.wire import seal
@@ -74,10 +77,10 @@ def test_groups_have_the_size_asked_for() -> None:
 def test_swarm_bench_names_what_there_is_and_says_where_benchmarks_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="there is network"):
+    with pytest.raises(ConfigError, match="there is .*network"):
         bench("nothing", [])
-    assert {path.stem for path in FOLDER.glob("*.py")} >= PARTS
-    monkeypatch.setattr("nodes.bench.FOLDER", tmp_path)
+    assert {path.stem for path in FOLDER.glob("*.py")} >= set(BENCHMARKS)
+    monkeypatch.setattr("nodes.bench.FOLDER", tmp_path / "not there")
     with pytest.raises(ConfigError, match="clone"):
         bench("network", [])
 
@@ -99,6 +102,22 @@ def test_a_quick_run_prints_a_table_and_writes_the_json_shape(tmp_path: Path) ->
     live = next(value for what, value in rows.items() if "only to nodes live" in what)
     assert live > 0.9, "gossip reaches who is there"
     assert str(ROOT) not in out.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_small_flood_is_accounted_for(tmp_path: Path) -> None:
+    plan = Plan(quick=True, repeats=1, peer_python=None, folder=tmp_path)
+    with plan.fleet("learner", 2) as fleet, plan.nursery() as nursery:
+        fleet.start()
+        assert fleet.settle()
+        outcome = flood(fleet, nursery, each=20, lying=5, per_s=100.0, calm_s=2.0)
+    assert outcome.sent == {**dict.fromkeys(KINDS, 20), LYING: 5}
+    assert (outcome.num_entered, outcome.false_rewards, outcome.trained_twice) == (0, 0, 0)
+    assert (outcome.crashes, outcome.unaccounted) == (0, 0)
+    assert outcome.honest is not None and outcome.honest > 0.9
+    assert outcome.memory.peak > 100e6
+    assert "bad_signature" in outcome.fates()
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Tests marked `libp2p` run in one pytest process of their own: libp2p and hivemind cannot be in the same one."""
+"""Nodes for the network's tests, and where tests run.
+
+Those marked `libp2p` run in one pytest process of their own: libp2p and hivemind cannot be in the same one.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,21 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
+
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.libp2p import Libp2pTransport
+from swarm.net.open import NetworkTransport
+from swarm.net.state import Profile
+
+from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest
 
 REPORT = "SWARM_TEST_LIBP2P_REPORT"
 """Set in the child: where it writes one line of JSON for each phase of each test."""
@@ -19,6 +32,44 @@ NOT_INSTALLED = (
     "py-libp2p is not installed: pip install libp2p==0.8.1, which needs a C compiler and GMP headers "
     "(on Debian: apt-get install gcc libgmp-dev)"
 )
+
+
+def daemons(pid: int | None = None) -> list[psutil.Process]:
+    """The network daemons of a process, this one by default."""
+    return [child for child in psutil.Process(pid).children() if child.name() == "p2pd"]
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., NetworkTransport]]:
+    """Starts nodes by name; the one named `founder` brings the run. Closes them, and checks that nothing is left.
+
+    Nodes of tests marked `libp2p` are on that network, others on hivemind's. `before` sees a node before it starts;
+    further arguments are settings.
+    """
+    network = Libp2pTransport if request.node.get_closest_marker("libp2p") else HivemindTransport
+    nodes: list[NetworkTransport] = []
+
+    def start_one(
+        name: str,
+        bootstrap: tuple[str, ...] = (),
+        *,
+        before: Callable[[NetworkTransport], None] = lambda node: None,
+        **changes: object,
+    ) -> NetworkTransport:
+        identity = make_identity(tmp_path, name)
+        manifest = sealed_manifest(identity) if name == "founder" else None
+        settings = fast_settings(bootstrap).model_copy(update={"listen": LOOPBACK, **changes})
+        node = network(settings, identity, manifest, Profile(model=name))
+        nodes.append(node)
+        before(node)
+        node.start()
+        return node
+
+    yield start_one
+    for node in nodes:
+        node.close()
+    assert daemons() == []
+    assert [thread.name for thread in threading.enumerate() if thread.name == "swarm-network"] == []
 
 
 class Child:

@@ -61,6 +61,13 @@ class Internet:
         self._run("net", f"ip link set to-{name} master net")
         return address
 
+    def add_address(self, name: str) -> str:
+        """Give a host on the public net one more address."""
+        self._num_public += 1
+        address = f"{PUBLIC_NET}{self._num_public}"
+        self._run(name, f"ip addr add {address}/24 dev wan")
+        return address
+
     def add_home(self, name: str) -> str:
         """Make a host behind a router that lets nothing in; the address that the router has outside."""
         router = f"{name}-nat"

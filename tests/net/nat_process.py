@@ -25,11 +25,17 @@ def tell(**what: object) -> None:
     print(json.dumps({"at": time.time(), **what}), flush=True)
 
 
-def main(folder: Path, bootstrap: str) -> None:
+def main(folder: Path, bootstrap: str, listen: str = "/ip4/0.0.0.0/tcp/0") -> None:
     from net.records import make_group
 
     identity = Identity.load_or_create(folder / "identity.key")
-    settings = NetworkSettings(bootstrap=(bootstrap,), nat_port_map=False, retry_s=0.5, announce_every_s=2.0)
+    settings = NetworkSettings(
+        bootstrap=tuple(bootstrap.split(",")),
+        listen=tuple(listen.split(",")),
+        nat_port_map=False,
+        retry_s=0.5,
+        announce_every_s=2.0,
+    )
     node = HivemindTransport(settings, identity)
     exchange = Exchange(node, identity)
     node.serve(PROTOCOL, lambda remote, request: request)
@@ -39,9 +45,10 @@ def main(folder: Path, bootstrap: str) -> None:
     threading.Thread(target=lambda: [orders.put(json.loads(line)) for line in sys.stdin], daemon=True).start()
     before: object = None
     while True:
-        now = (node.status().detail, node.multiaddrs(), sorted(record.peer_id for record in node.peers()))
+        members = sorted(record.peer_id for record in node.peers())
+        now = (node.status().detail, node.multiaddrs(), members, [node.observed(peer_id) for peer_id in members])
         if now != before:
-            tell(detail=now[0], multiaddrs=now[1], peers=now[2])
+            tell(detail=now[0], multiaddrs=now[1], peers=members, connections=dict(zip(members, now[3], strict=True)))
             before = now
         for _, group in exchange.receive()[0]:
             tell(group=group.sequence, by=group.peer_id)
@@ -63,4 +70,4 @@ def main(folder: Path, bootstrap: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

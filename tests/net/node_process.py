@@ -11,7 +11,7 @@ from swarm.net.wire import seal_manifest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    from net.records import fast_settings, make_identity, make_manifest
+    from net.records import fast_settings, make_identity, make_manifest, signed
 
     identity = make_identity(Path(sys.argv[1]), "process")
     node = HivemindTransport(
@@ -22,7 +22,7 @@ if __name__ == "__main__":
         print(node.multiaddrs()[0], flush=True)
         while True:
             for record in node.drain():
-                node.publish(b"echo " + record)
+                node.publish(signed(node, bytes(record)))
             time.sleep(0.02)
     except KeyboardInterrupt:
         node.close()

@@ -9,10 +9,13 @@ from typing import TypeVar
 
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
-from swarm.net.wire import make_run_id, seal_manifest
+from swarm.net.wire import make_run_id, seal, seal_manifest
+from swarm.protocols import Transport
 from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunManifest, Sampling
 
 T = TypeVar("T")
+IDENTITIES: dict[str, Identity] = {}
+"""By peer id: those made here."""
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
@@ -39,16 +42,25 @@ def make_group(run_id: str = "", peer_id: str = "", sequence: int = 0) -> Rollou
 
 
 def make_identity(folder: Path, name: str) -> Identity:
-    return Identity.load_or_create(folder / f"{name}.key")
+    identity = Identity.load_or_create(folder / f"{name}.key")
+    IDENTITIES[identity.peer_id] = identity
+    return identity
 
 
-def fast_settings(
-    bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK, remember: Path | None = None
-) -> NetworkSettings:
+def signed(node: Transport, text: bytes) -> bytes:
+    """A record that a node may publish and others hand on, for tests to which it does not matter what is inside.
+
+    The node's identity must come from `make_identity`.
+    """
+    run = node.manifest()
+    assert run is not None
+    return seal(IDENTITIES[node.peer_id], run.run_id, "group", text)  # type: ignore[type-var]
+
+
+def fast_settings(bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> NetworkSettings:
     return NetworkSettings(
         bootstrap=bootstrap,
         listen=listen,
-        remember=remember,
         nat_port_map=False,
         max_record_bytes=64 * 2**20,
         retry_s=0.5,

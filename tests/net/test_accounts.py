@@ -122,6 +122,15 @@ def test_what_is_nobodys_fault_or_anybodys_trick_counts_against_no_one(clock: Cl
     assert stats.dropped["zero_advantage"] == 100, "counted by reason all the same"
 
 
+def test_a_slow_link_alone_is_no_reason_for_quarantine(clock: Clock) -> None:
+    book = _book(clock)
+    # As often as a peer that is slow each time is asked: every ten minutes in the end.
+    for _ in range(100):
+        book.report("slow", "slow_holder")
+        clock.now += 30
+    assert not book.is_quarantined("slow") and book.stats()["slow"].dropped["slow_holder"] == 100
+
+
 def test_memory_is_bounded_and_new_keys_do_not_buy_a_release(clock: Clock) -> None:
     book = _book(clock, quarantine_at=1.0)
     book.report("bad", "verifier_timeout")

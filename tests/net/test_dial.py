@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from swarm.errors import ConfigError
+from swarm.net import dial as dial_module
 from swarm.net.dial import Backoff, by_peer, probe, split_multiaddr
 from swarm.net.identity import Identity
 
@@ -55,3 +56,11 @@ def test_hosts_that_no_look_up_accepts_are_unreachable(host: str) -> None:
 def test_what_only_a_dial_can_tell_is_left_to_the_daemon() -> None:
     assert asyncio.run(probe("/ip4/127.0.0.1/udp/1/quic-v1")) is None
     assert asyncio.run(probe(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}/p2p-circuit")) is None
+
+
+def test_pauses_of_strangers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_module, "MAX_PAUSES", 2)
+    backoff = Backoff(5.0)
+    for name in ("a", "b", "a", "c"):
+        backoff.failed(name, 100.0)
+    assert [backoff.wait_s(name, 100.0) for name in ("a", "b", "c")] == [10, 0, 5]

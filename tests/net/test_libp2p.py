@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
@@ -14,16 +13,16 @@ import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
+from swarm.net.dialling import Dialling
 from swarm.net.framing import MAX_STREAMS_PER_PEER, encode_request, read_answer
 from swarm.net.identity import Identity
 from swarm.net.libp2p import Libp2pTransport
 from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
 from swarm.net.open import open_transport
 from swarm.net.peers import PEERS_PROTOCOL
-from swarm.net.state import Profile
 from swarm.net.wire import seal_manifest
 
-from .records import LOOPBACK, fast_settings, make_identity, make_manifest, sealed_manifest, until
+from .records import fast_settings, make_identity, make_manifest, signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -34,29 +33,11 @@ pytestmark = [
 Start = Callable[..., Libp2pTransport]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts nodes by name; the one named `founder` brings the run. Closes them, and checks that nothing is left."""
-    nodes: list[Libp2pTransport] = []
-
-    def start_one(name: str, bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOOPBACK) -> Libp2pTransport:
-        identity = make_identity(tmp_path, name)
-        manifest = sealed_manifest(identity) if name == "founder" else None
-        node = Libp2pTransport(fast_settings(bootstrap, listen), identity, manifest, Profile(model=name))
-        nodes.append(node)
-        node.start()
-        return node
-
-    yield start_one
-    for node in nodes:
-        node.close()
-    assert [thread.name for thread in threading.enumerate() if thread.name == "swarm-network"] == []
-
-
-def exchange(sender: Libp2pTransport, receiver: Libp2pTransport, record: bytes) -> None:
+def exchange(sender: Libp2pTransport, receiver: Libp2pTransport, text: bytes) -> None:
     """Publish once; the record must arrive."""
+    record = signed(sender, text)
     sender.publish(record)
-    until(lambda: record in receiver.drain(), f"{record!r} arrives")
+    until(lambda: record in receiver.drain(), f"{text!r} arrives")
 
 
 def free_port() -> int:
@@ -280,9 +261,7 @@ def test_a_network_that_keeps_failing_stops_the_transport_loudly(start: Start, m
     def fail() -> dict[str, tuple[str, ...]]:
         raise LookupError("again")
 
-    from swarm.net.libp2p_session import Session
-
-    monkeypatch.setattr(Session, "_wanted", lambda self: fail())
+    monkeypatch.setattr(Dialling, "due", lambda self, connected: fail())
 
     def failed() -> bool:
         try:

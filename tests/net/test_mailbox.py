@@ -50,3 +50,37 @@ def test_nothing_is_lost_or_doubled_between_threads() -> None:
         taken += box.drain()
     taken += box.drain()
     assert len(taken) == len(set(taken)) == 4_000
+
+
+def test_who_floods_it_displaces_himself() -> None:
+    box = Mailbox(max_records=10, max_bytes=10**6)
+    box.put(b"first", "quiet")
+    for number in range(1_000):
+        box.put(b"%d" % number, "loud")
+    box.put(b"last", "quiet")
+    kept = box.drain()
+    assert kept[0] == b"first" and kept[-1] == b"last"
+    assert kept[1:-1] == [b"%d" % number for number in range(992, 1_000)], "of its own, the newest stay"
+
+
+def test_bytes_count_where_bytes_are_short() -> None:
+    box = Mailbox(max_records=100, max_bytes=100)
+    for number in range(20):
+        box.put(b"%02d" % number, "many small")
+    for _ in range(3):
+        box.put(bytes(50), "few large")
+    assert len(box.drain()) == 20 + 1 and box.num_dropped == 2
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), st.sampled_from("abc"))), st.integers(1, 5), st.integers(1, 60))
+def test_bounds_hold_and_order_too_whoever_sends(puts: list[tuple[bytes, str]], count: int, size: int) -> None:
+    box, twin = Mailbox(count, size), Mailbox(count, size)
+    for record, origin in puts:
+        box.put(record, origin)
+        twin.put(record, origin)
+    kept = box.drain()
+    assert len(kept) <= count and sum(map(len, kept)) <= size
+    assert len(kept) + box.num_dropped == len(puts)
+    rest = iter(record for record, _ in puts)
+    assert all(record in rest for record in kept), "in the order in which they came"
+    assert [twin.take() for _ in kept] == kept and twin.take() is None

@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 Event = dict[str, object]
 PORT = 4001
+NEEDED_WITNESSES = 5
+"""A daemon believes in an outer address that peers at four others have seen; one more does no harm."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,10 +72,10 @@ class Relay:
 class Node:
     """`nat_process.py` on a host, and everything it has told."""
 
-    def __init__(self, internet: Internet, host: str, folder: Path, bootstrap: str) -> None:
+    def __init__(self, internet: Internet, host: str, folder: Path, bootstrap: str, *listen: str) -> None:
         folder.mkdir()
         script = Path(__file__).with_name("nat_process.py")
-        arguments = (str(script), str(folder), bootstrap)
+        arguments = (str(script), str(folder), bootstrap, *filter(None, [",".join(listen)]))
         self.events: list[Event] = []
         self._log = folder / "log.txt"
         self._process = internet.start(host, sys.executable, *arguments, log=self._log)
@@ -167,6 +169,34 @@ def test_two_hosts_behind_nat_exchange_groups_and_requests_through_a_relay(inter
         "request after the relay's return": [float(str(last_echo["at"])) - back],
     }
     print(json.dumps(seconds))
+
+
+def test_two_hosts_behind_nat_come_to_be_connected_directly(internet: Internet, tmp_path: Path) -> None:
+    relay = Relay(internet, tmp_path / "relay")
+    crowd = [internet.add_host("crowd"), *(internet.add_address("crowd") for _ in range(NEEDED_WITNESSES - 1))]
+    homes = {"a": internet.add_home("a"), "b": internet.add_home("b")}
+    relay.start()
+    script = Path(__file__).with_name("crowd_process.py")
+    witnesses = internet.start("crowd", sys.executable, str(script), *crowd, log=tmp_path / "crowd.txt")
+    assert witnesses.stdout is not None
+    known = ",".join([relay.multiaddr, *json.loads(witnesses.stdout.readline())])
+    listen = ("/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1")
+    a, b = (Node(internet, name, tmp_path / name, known, *listen) for name in homes)
+
+    def is_direct(node: Node, other: Node, outer: str) -> Event:
+        end = f"/ip4/{outer}/udp/4001/quic-v1"
+        return node.wait(
+            lambda event: end in dict(event.get("connections") or {}).get(other.peer_id(), ()),  # type: ignore[arg-type]
+            "a direct connection",
+            timeout_s=120.0,
+        )
+
+    direct = [is_direct(a, b, homes["b"]), is_direct(b, a, homes["a"])]
+    print(json.dumps({"direct after": [a.age_s(direct[0]), b.age_s(direct[1])]}))
+    # Nobody else is in the run now: only the two can bring each other's groups.
+    relay.kill()
+    exchange(a, b, 1)
+    exchange(b, a, 2)
 
 
 def until_echoed(node: Node, other: Node, num_bytes: int = 1_000) -> Event:

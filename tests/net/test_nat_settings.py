@@ -9,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from swarm.net.bootstrap import Bootstraps
 from swarm.net.circuit import CircuitLimits, read_limits
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.nat import (
+    DETOUR_S,
     MAX_PLACES,
     REFUSED_PAUSE_S,
     RENEW_EVERY_S,
+    RETRY_DETOUR_S,
+    Detours,
     Places,
     candidates,
     is_here,
@@ -29,6 +33,7 @@ from swarm.net.nat import (
 RELAY, OTHER, ME = (Identity.generate().peer_id for _ in range(3))
 RELAY_ADDRESS = f"/ip4/44.128.0.1/tcp/4001/p2p/{RELAY}"
 CIRCUIT = f"{RELAY_ADDRESS}/p2p-circuit"
+RELAYS = {RELAY: ("/ip4/44.128.0.1/tcp/4001",)}
 HOME = "/ip4/192.168.7.2/tcp/4001"
 BASE = ("-natPortMap=1", "-autonat=1", "-relay=1")
 
@@ -68,7 +73,7 @@ def test_a_relay_is_public_and_limited() -> None:
     ],
 )
 def test_where_places_are_wanted(settings: NetworkSettings, expected: set[str]) -> None:
-    assert set(candidates(settings)) == expected
+    assert set(candidates(settings, Bootstraps(settings.bootstrap).by_peer())) == expected
 
 
 def test_others_are_told_public_addresses_first_then_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,18 +94,21 @@ def test_addresses_of_this_machine() -> None:
 
 
 def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = NetworkSettings(bootstrap=(RELAY_ADDRESS,))
     joined = frozenset({RELAY})
-    assert reachability(settings, (HOME, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
+
+    def told(*addresses: str) -> str | None:
+        return reachability(NetworkSettings(), RELAYS, addresses, joined)
+
+    assert told(HOME, CIRCUIT) == f"behind NAT, reachable through relay {RELAY}"
     seen = "/ip4/44.128.0.9/tcp/1"
-    assert reachability(settings, (HOME, seen), joined) == "behind NAT, reachable only if the router forwards a port"
-    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == f"behind NAT, reachable through relay {RELAY}"
+    assert told(HOME, seen) == "behind NAT, reachable only if the router forwards a port"
+    assert told(HOME, seen, CIRCUIT) == f"behind NAT, reachable through relay {RELAY}"
+    assert told(HOME) == "behind NAT, not reachable"
     monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == seen)
-    assert reachability(settings, (HOME, seen, CIRCUIT), joined) == "public"
-    assert reachability(NetworkSettings(serve_relay=True), (HOME,), joined) == "public"
-    assert reachability(settings, (HOME,), joined) == "behind NAT, not reachable"
-    assert reachability(settings, (HOME,), frozenset()) is None
-    assert reachability(NetworkSettings(bootstrap=(f"{HOME}/p2p/{RELAY}",)), (HOME,), joined) is None
+    assert told(HOME, seen, CIRCUIT) == "public"
+    assert reachability(NetworkSettings(serve_relay=True), {}, (HOME,), joined) == "public"
+    assert reachability(NetworkSettings(), RELAYS, (HOME,), frozenset()) is None
+    assert reachability(NetworkSettings(), {RELAY: (HOME,)}, (HOME,), joined) is None
 
 
 def test_places_are_renewed_and_asked_for_again_after_a_loss_or_a_refusal() -> None:
@@ -126,6 +134,24 @@ def test_places_at_three_relays_are_enough() -> None:
         places.granted(relay, 0.0)
     assert places.due(frozenset(relays), 1.0) == []
     assert len(places.due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
+
+
+def test_a_detour_is_left_once_both_ends_know_where_they_are() -> None:
+    detours = Detours()
+    outer, theirs = "/ip4/44.128.0.8/udp/1/quic-v1", ["/ip4/44.128.0.9/udp/1/quic-v1", CIRCUIT]
+    through_relay = {ME: (CIRCUIT,), OTHER: ("/ip4/10.0.0.1/tcp/1",)}
+
+    def due(now: float, own: tuple[str, ...] = (HOME, outer), addresses: list[str] = theirs) -> list[str]:
+        return detours.due(through_relay, own, lambda peer_id: addresses, now)
+
+    assert due(0.0) == [], "not at once"
+    assert due(DETOUR_S, own=(HOME,)) == [] and due(DETOUR_S, own=("/ip4/44.128.0.8/tcp/1",)) == []
+    assert due(DETOUR_S, addresses=[CIRCUIT, "/ip4/44.128.0.9/tcp/1"]) == []
+    assert due(DETOUR_S) == [ME]
+    assert due(DETOUR_S + RETRY_DETOUR_S - 1) == [] and due(DETOUR_S + RETRY_DETOUR_S) == [ME]
+    assert due(DETOUR_S + 2 * RETRY_DETOUR_S) == [], "later each time"
+    through_relay[ME] = (CIRCUIT, outer)
+    assert due(10_000.0) == [], "direct beside it"
 
 
 def test_a_relays_limits_are_read() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -13,26 +11,14 @@ from swarm.errors import PeerUnreachable
 from swarm.net.circuit import CircuitLimits
 from swarm.net.hivemind import HivemindTransport
 
-from .records import fast_settings, make_identity, sealed_manifest, until
+from .records import until
 
 pytestmark = [pytest.mark.network, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
 LIMITS = {"relay_circuit_bytes": 3 * 2**20, "relay_circuit_s": 77}
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as nodes:
-        yield nodes
-
-
-def start(stack: ExitStack, folder: Path, name: str, bootstrap: tuple[str, ...] = (), **more: object):
-    settings = fast_settings(bootstrap).model_copy(update=more)
-    identity = make_identity(folder, name)
-    node = HivemindTransport(settings, identity, sealed_manifest(identity) if name == "relay" else None)
-    stack.callback(node.close)
-    node.start()
-    return node
+Start = Callable[..., HivemindTransport]
 
 
 def limits_of(relay: HivemindTransport) -> CircuitLimits:
@@ -50,33 +36,31 @@ def limits_of(relay: HivemindTransport) -> CircuitLimits:
     return asyncio.run(ask())
 
 
-def test_a_relay_has_the_limits_it_was_told_and_other_nodes_the_daemons_small_ones(
-    stack: ExitStack, tmp_path: Path
-) -> None:
-    relay = start(stack, tmp_path, "relay", serve_relay=True, **LIMITS)
+def test_a_relay_has_the_limits_it_was_told_and_other_nodes_the_daemons_small_ones(start: Start) -> None:
+    relay = start("founder", serve_relay=True, **LIMITS)
     assert limits_of(relay) == CircuitLimits(77, 3 * 2**20)
     assert relay.status().detail == "started" or "public" in relay.status().detail
-    assert limits_of(start(stack, tmp_path, "peer", relay.multiaddrs())) == CircuitLimits(120, 128 * 2**10)
+    assert limits_of(start("peer", relay.multiaddrs())) == CircuitLimits(120, 128 * 2**10)
 
 
-def test_a_node_is_asked_through_its_place_at_a_relay(stack: ExitStack, tmp_path: Path) -> None:
-    relay = start(stack, tmp_path, "relay", serve_relay=True, **LIMITS)
-    hidden = start(stack, tmp_path, "hidden", relay.multiaddrs(), relay="always")
+def test_a_node_is_asked_through_its_place_at_a_relay(start: Start) -> None:
+    relay = start("founder", serve_relay=True, **LIMITS)
+    hidden = start("hidden", relay.multiaddrs(), relay="always")
     hidden.serve("/test/echo", lambda remote, request: request)
     words = f"behind NAT, reachable through relay {relay.peer_id}"
     until(lambda: words in hidden.status().detail, words)
     (circuit,) = [address for address in hidden.multiaddrs() if "p2p-circuit" in address]
     # Told of nothing but the circuit, it has no other way.
-    other = start(stack, tmp_path, "other", (circuit,))
+    other = start("other", (circuit,))
     until(other.manifest, "the run is learned from the hidden node")
     assert other.request(hidden.peer_id, "/test/echo", b"x" * 300_000, 10.0) == b"x" * 300_000
     with pytest.raises(PeerUnreachable):
         other.request(hidden.peer_id, "/test/echo", b"x" * 2**22, 10.0)
 
 
-def test_nothing_is_reserved_on_this_machine_only(stack: ExitStack, tmp_path: Path) -> None:
-    relay = start(stack, tmp_path, "relay", serve_relay=True)
-    node = start(stack, tmp_path, "node", relay.multiaddrs())
+def test_nothing_is_reserved_on_this_machine_only(start: Start) -> None:
+    relay = start("founder", serve_relay=True)
+    node = start("node", relay.multiaddrs())
     until(lambda: node.status().connected, "it connects")
     until(node.peers, "the directory works")
     assert not any("p2p-circuit" in address for address in node.multiaddrs()) and "NAT" not in node.status().detail

@@ -80,7 +80,7 @@ class Node:
         self.got: list[tuple[bytes, float]] = []
         self.repair = Repair(self.shelf, peer.fetch, self._take, every_s=5.0, backfill_s=120.0, clock=self.clock)
 
-    def _take(self, record: bytes, age_s: float) -> None:
+    def _take(self, helper: str, record: bytes, age_s: float) -> None:
         if self.shelf.add(record, age_s):
             self.got.append((record, age_s))
 

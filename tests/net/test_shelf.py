@@ -27,6 +27,12 @@ def test_records_are_held_by_content_for_their_time() -> None:
     assert shelf.knows(record_id(b"first")) and not shelf.add(b"first")
 
 
+def test_an_id_can_be_noted_without_its_record() -> None:
+    shelf = Shelf(10, 1_000, 60.0, Clock())
+    assert shelf.note(record_id(b"junk")) and not shelf.note(record_id(b"junk"))
+    assert not shelf.add(b"junk") and shelf.get(record_id(b"junk")) is None and shelf.listing(60.0, 0.0, 10) == []
+
+
 def test_age_travels_along_so_that_a_record_does_not_go_round_for_ever() -> None:
     clock = Clock()
     shelf = Shelf(10, 1_000, 60.0, clock)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,14 +12,17 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.config import NetworkSettings
+from swarm.net.dialling import Dialling
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.libp2p import Libp2pTransport
 from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.shelf import record_id
 from swarm.net.wire import seal
 
-from .records import fast_settings, make_group, make_identity, make_manifest, sealed_manifest, until
+from .records import IDENTITIES, fast_settings, make_group, make_identity, make_manifest, sealed_manifest, signed, until
 
 AnyTransport = MemoryTransport | HivemindTransport | Libp2pTransport
 
@@ -29,6 +34,10 @@ class Network:
         self._make = make
         self._folder = folder
         self.nodes: list[AnyTransport] = []
+        self.elsewhere: tuple[str, ...] = ()
+        """Addresses that later nodes have as bootstraps besides those of the earlier ones."""
+        self.changes: dict[str, object] = {}
+        """Settings of later nodes."""
 
     def identity(self, name: str) -> Identity:
         return make_identity(self._folder, name)
@@ -49,17 +58,18 @@ class Network:
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
     hub = MemoryHub()
 
-    def bootstrap() -> tuple[str, ...]:
-        return tuple(address for node in network.nodes for address in node.multiaddrs())
+    def settings() -> NetworkSettings:
+        bootstrap = (*network.elsewhere, *(address for node in network.nodes for address in node.multiaddrs()))
+        return fast_settings(bootstrap).model_copy(update=network.changes)
 
     def memory(identity: Identity, manifest: bytes | None) -> AnyTransport:
         return MemoryTransport(hub, identity.peer_id, manifest)
 
     def hivemind(identity: Identity, manifest: bytes | None) -> AnyTransport:
-        return HivemindTransport(fast_settings(bootstrap()), identity, manifest)
+        return HivemindTransport(settings(), identity, manifest)
 
     def libp2p(identity: Identity, manifest: bytes | None) -> AnyTransport:
-        return Libp2pTransport(fast_settings(bootstrap()), identity, manifest)
+        return Libp2pTransport(settings(), identity, manifest)
 
     network = Network({"memory": memory, "hivemind": hivemind, "libp2p": libp2p}[request.param], tmp_path)
     yield network
@@ -104,13 +114,16 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
     assert first.status().run_id == second.status().run_id == second.manifest().run_id  # type: ignore[union-attr]
     assert second.sealed_manifest() == first.sealed_manifest()
 
-    sent = [b"record %d" % i for i in range(20)]
+    assert not second.wait(0.0)
+    sent = [signed(first, b"record %d" % i) for i in range(20)]
     for record in sent:
         first.publish(record)
+    assert second.wait(10.0)
     # Gossip checks signatures in parallel: the order is kept mostly, not always.
     assert sorted(arrive(second, 20)) == sorted(sent)
-    second.publish(bytes(900_000))
-    assert arrive(first, 1) == [bytes(900_000)]
+    big = signed(second, os.urandom(900_000))
+    second.publish(big)
+    assert arrive(first, 1) == [big]
     assert first.drain() == [] and second.drain() == []
     assert first.counters()["published"] == 20 and first.counters()["delivered"] == 1
 
@@ -147,16 +160,19 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
         second.publish(b"x")
     with pytest.raises(TransportError):
         second.drain()
+    with pytest.raises(TransportError):
+        second.wait(0.0)
     until(lambda: first.status().connected == (), "the other's departure is seen")
     assert first.status().alone_since is not None
 
 
 def test_each_record_is_delivered_once(pair: tuple[AnyTransport, AnyTransport]) -> None:
     first, second = pair
+    same = signed(first, b"same")
     for _ in range(3):
-        first.publish(b"same")
+        first.publish(same)
     until(lambda: second.counters().get("duplicates") == 2, "the repeats are counted")
-    assert second.drain() == [b"same"] and second.counters()["delivered"] == 1
+    assert second.drain() == [same] and second.counters()["delivered"] == 1
 
 
 def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> None:
@@ -181,19 +197,70 @@ def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> N
     assert first.counters()["handler_errors"] == 1
 
 
+def test_a_peer_that_is_known_but_not_connected_is_dialled_to_be_asked(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody is dialled for any other reason.
+    monkeypatch.setattr(Dialling, "due", lambda self, connected: {})
+    founder = network.identity("founder")
+    first = network.node(founder, sealed_manifest(founder))
+    first.serve("/test/echo", lambda remote, request: request)
+    first.serve_stream("/test/count", count_bytes)
+    first.start()
+    asking, streaming = (network.node(network.identity(name)) for name in ("asking", "streaming"))
+    for node in (asking, streaming):
+        node.start()
+    assert asking.request(first.peer_id, "/test/echo", b"hi", 10.0) == b"hi"
+    assert sum(map(len, streaming.stream(first.peer_id, "/test/count", bytes((2,)), 10.0, 10**6))) == 600_000
+    until(lambda: first.peer_id in asking.status().connected, "the connection stays")
+
+
+def test_a_peer_that_cannot_be_dialled_is_given_up_in_time(network: Network) -> None:
+    silent = Identity.generate().peer_id
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        network.elsewhere = (f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{silent}",)
+        node = network.node(network.identity("node"))
+        node.start()
+        began = time.monotonic()
+        with pytest.raises(PeerUnreachable):
+            node.request(silent, "/test/echo", b"hi", 1.0)
+        assert time.monotonic() - began < 8, "not the time that the dial itself would take"
+
+
 def test_a_record_too_large_for_gossip_arrives_too(pair: tuple[AnyTransport, AnyTransport]) -> None:
     first, second = pair
-    small, large = b"small", os.urandom(5_000_000)
+    small, large = signed(first, b"small"), os.urandom(5_000_000)
     first.publish(large)
     first.publish(small)
     assert sorted(arrive(second, 2), key=len) == [small, large]
+
+
+@pytest.mark.parametrize("limit", ["upload_bytes_per_s", "download_bytes_per_s"])
+def test_a_large_record_takes_its_time_and_gossip_goes_on(network: Network, limit: str) -> None:
+    founder = network.identity("founder")
+    network.changes = {limit: 2**20}
+    first = network.node(founder, sealed_manifest(founder))
+    first.start()
+    second = network.node(network.identity("joiner"))
+    second.start()
+    until(lambda: second.manifest() and first.status().connected and second.status().connected, "they meet")
+    small, large = signed(first, b"small"), os.urandom(2_500_000)
+    began = time.monotonic()
+    first.publish(large)
+    first.publish(small)
+    if isinstance(first, MemoryTransport):
+        assert arrive(second, 2) == [large, small]
+        return
+    assert arrive(second, 2) == [small, large]
+    assert time.monotonic() - began > 2_500_000 / 2**20 - 1, "less a burst, and the last chunk"
 
 
 def test_who_comes_late_gets_what_was_published_before(network: Network) -> None:
     founder = network.identity("founder")
     first = network.node(founder, sealed_manifest(founder))
     first.start()
-    sent = [b"early %d" % i for i in range(5)] + [os.urandom(1_500_000)]
+    sent = [signed(first, b"early %d" % i) for i in range(5)]
+    sent.append(signed(first, os.urandom(1_500_000)))
     for record in sent:
         first.publish(record)
     second = network.node(network.identity("joiner"))
@@ -204,21 +271,50 @@ def test_who_comes_late_gets_what_was_published_before(network: Network) -> None
     assert second.drain() == []
 
 
+def test_what_is_not_signed_is_not_held_for_others(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+    genuine = signed(first, b"genuine")
+    forged = genuine[:-1] + bytes((genuine[-1] ^ 1,))
+    foreign = seal(IDENTITIES[first.peer_id], "other-run", "group", make_group())
+    for record in (b"junk", forged, foreign, genuine):
+        first.publish(record)
+    # They come raw, for the exchange to refuse and count.
+    assert set(arrive(second, 4)) == {b"junk", forged, foreign, genuine}
+    shelf = second._shelf if isinstance(second, MemoryTransport) else second._state.shelf
+    held = [record for record in (b"junk", forged, foreign, genuine) if shelf.get(record_id(record))]
+    assert held == [genuine]
+
+
 def test_who_is_banned_is_not_heard(pair: tuple[AnyTransport, AnyTransport]) -> None:
     first, second = pair
     first.ban({second.peer_id})
     until(lambda: first.status().connected == () == second.status().connected, "they part")
     second.publish(b"let me in")
-    with pytest.raises(PeerUnreachable):
-        second.request(first.peer_id, "/test/echo", b"let me in", 5.0)
+    for asking, asked in ((second, first), (first, second)):
+        with pytest.raises(PeerUnreachable):
+            asking.request(asked.peer_id, "/test/echo", b"let me in", 5.0)
     assert first.status().connected == () and first.drain() == []
     assert first.counters()["banned_connections"] >= 1
     # Each call replaces the set.
     first.ban({Identity.generate().peer_id})
     until(lambda: first.status().connected and second.status().connected, "they meet again")
-    second.publish(b"thank you")
+    thanks = signed(second, b"thank you")
+    second.publish(thanks)
     records: list[bytes] = []
-    until(lambda: records.extend(first.drain()) or b"thank you" in records, "the other is heard again")
+    until(lambda: records.extend(first.drain()) or thanks in records, "the other is heard again")
+
+
+def test_a_banned_peer_is_hung_up_on_at_once_not_at_the_next_look(
+    pair: tuple[AnyTransport, AnyTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    # Long enough that no regular look helps; whatever began before is over in the meantime.
+    for module in ("session", "libp2p_session"):
+        if f"swarm.net.{module}" in sys.modules:
+            monkeypatch.setattr(f"swarm.net.{module}.OBSERVE_EVERY_S", 3_600.0)
+    time.sleep(1.1)
+    first.ban({second.peer_id})
+    until(lambda: first.counters().get("banned_connections") and not first.status().connected, "it is hung up on")
 
 
 def test_what_a_banned_peer_signed_is_refused_whoever_passes_it_on(pair: tuple[AnyTransport, AnyTransport]) -> None:
@@ -228,8 +324,9 @@ def test_what_a_banned_peer_signed_is_refused_whoever_passes_it_on(pair: tuple[A
     assert run is not None
     first.ban([mallory.peer_id])
     second.publish(seal(mallory, run.run_id, "group", make_group(run.run_id, mallory.peer_id)))
-    second.publish(b"honest")
-    assert arrive(first, 1) == [b"honest"]
+    honest = signed(second, b"honest")
+    second.publish(honest)
+    assert arrive(first, 1) == [honest]
     until(lambda: first.counters().get("banned_gossip"), "the refusal is counted")
 
 

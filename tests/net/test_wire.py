@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
+from swarm.net import wire as wire_module
 from swarm.net.identity import Identity
 from swarm.net.wire import (
     Envelope,
     Limits,
+    check_seal,
     make_run_id,
     open_group,
     open_manifest,
@@ -23,7 +25,7 @@ from swarm.net.wire import (
     seal_manifest,
     seal_peer_record,
 )
-from swarm.types import Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec
+from swarm.types import Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec, VersionSpan
 
 from .records import make_group, make_manifest
 
@@ -93,6 +95,24 @@ def test_every_field_is_signed(change: dict[str, object]) -> None:
     )
 
 
+def test_what_is_fit_to_be_handed_on_is_signed_in_this_run_and_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(record: bytes) -> str:
+        with pytest.raises(RejectedGroup) as refusal:
+            check_seal(record, RUN, 10_000)
+        return refusal.value.reason
+
+    envelope = msgspec.msgpack.decode(SEALED, type=Envelope)
+    assert refused(b"junk") == "malformed" and refused(bytes(10_001)) == "oversized"
+    assert refused(seal(ALICE, "other", "group", GROUP)) == "wrong_run"
+    assert refused(msgspec.msgpack.encode(replace(envelope, payload=b"x"))) == "bad_signature"
+    assert refused(seal_manifest(ALICE, make_manifest(ALICE))) == "malformed"
+    record = check_seal(SEALED, RUN, 10_000)
+    assert record == SEALED
+    monkeypatch.setattr(wire_module, "verify", lambda *anything: False)
+    assert open_group(record, RUN, Limits(), now=NOW)[1] == GROUP
+    assert reason(SEALED) == "bad_signature" and reason(bytes(record)) == "bad_signature"
+
+
 def test_a_manifest_cannot_pass_for_a_group() -> None:
     assert reason(seal_manifest(ALICE, make_manifest(ALICE))) == "malformed"
 
@@ -120,16 +140,33 @@ TEXT = Completion("x", "stop")
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), (math.nan,)))),
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (-1,), (-1.0,)))),
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,) * 65_537))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1, 2), versions=(VersionSpan(0, 1),)))),
+        replace(
+            GROUP, completions=(TEXT, Completion("x", "stop", (1,), versions=(VersionSpan(0, 2), VersionSpan(1, -1))))
+        ),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), versions=(VersionSpan(-1, 1),)))),
+        replace(GROUP, log_expectation=math.nan),
+        replace(GROUP, log_expectation=-math.inf),
+        replace(GROUP, log_expectation=0.5),
         replace(GROUP, sequence=-1),
         replace(GROUP, sequence=2**63),
         replace(GROUP, policy=replace(GROUP.policy, model="m" * 257)),
         replace(GROUP, question=replace(GROUP.question, task="t" * 257)),
         replace(GROUP, question=replace(GROUP.question, seed=-1)),
         replace(GROUP, sampling=replace(GROUP.sampling, temperature=math.inf)),
+        replace(GROUP, sampling=replace(GROUP.sampling, min_p=math.nan)),
+        replace(GROUP, sampling=replace(GROUP.sampling, top_k=-1)),
+        replace(GROUP, sampling=replace(GROUP.sampling, stop=("x",) * 65)),
+        replace(GROUP, sampling=replace(GROUP.sampling, stop_tokens=("x" * 257,))),
     ],
 )
 def test_limits(group: RolloutGroup) -> None:
     assert reason(seal(ALICE, RUN, "group", group)) == "limits"
+
+
+def test_a_group_expectation_travels() -> None:
+    group = replace(GROUP, log_expectation=-0.75)
+    assert open_group(seal(ALICE, RUN, "group", group), RUN, Limits(), now=NOW)[1] == group
 
 
 def test_token_ids_without_logprobs_are_fine() -> None:
@@ -266,7 +303,11 @@ def test_arbitrary_manifests_and_peer_records_are_refused(record: bytes) -> None
 
 def test_peer_record() -> None:
     record = PeerRecord(RUN, ALICE.peer_id, ("/ip4/1.2.3.4/tcp/1/p2p/x",), "tiny", ("gcd",), "peer", "0", NOW + 60)
-    assert open_peer_record(seal_peer_record(ALICE, record), RUN, now=NOW) == record
+    sealed = seal_peer_record(ALICE, record)
+    assert open_peer_record(sealed, RUN, now=NOW) == record
+    with pytest.raises(RejectedGroup) as refusal:
+        open_peer_record(sealed, RUN, now=NOW + 61)  # verified before, and expired since
+    assert refusal.value.reason == "clock"
     bad: list[tuple[Identity, PeerRecord, str]] = [
         (ALICE, replace(record, expires_at=NOW - 1), "clock"),
         (ALICE, replace(record, expires_at=NOW + 10_000), "clock"),

@@ -26,14 +26,15 @@ DEADLINE_S = 90.0
 
 
 class Swarm:
-    """One process of the `swarm` command and what it starts."""
+    """One process of the `swarm` command and what it starts; or torchrun with several of them."""
 
-    def __init__(self, out: Path, *arguments: str) -> None:
+    def __init__(self, out: Path, *arguments: str, num_processes: int = 1) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
         self.log = out / "test-log.txt"
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "nodes.cli", *arguments],
+            [sys.executable, *(torchrun if num_processes > 1 else []), "-m", "nodes.cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self.log.open("ab"),
             stderr=subprocess.STDOUT,
@@ -73,9 +74,9 @@ class Swarm:
 
 
 @contextmanager
-def swarm(out: Path, *arguments: str) -> Iterator[Swarm]:
+def swarm(out: Path, *arguments: str, num_processes: int = 1) -> Iterator[Swarm]:
     """A process that is gone afterwards, whatever happens."""
-    running = Swarm(out, *arguments)
+    running = Swarm(out, *arguments, num_processes=num_processes)
     try:
         yield running
     finally:

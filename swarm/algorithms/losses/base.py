@@ -44,6 +44,8 @@ class LossOutput:
 
     loss: Tensor
     """Scalar."""
+    shares: Tensor
+    """[B, T] part of each token in the mean, 0 outside the mask: a penalty a token is averaged with the same."""
     denominator: float
     """What the sum of per-item losses was divided by."""
     per_token: bool = False
@@ -64,7 +66,11 @@ class Loss(Protocol):
         config: LossConfig,
         groups: Groups | None = None,
     ) -> LossOutput:
-        """`new`, `old` [B, T] log-probabilities, `advantages` [B], `mask` [B, T] 1 on tokens the loss may touch."""
+        """`new`, `old` [B, T] log-probabilities, `mask` [B, T] 1 on tokens the loss may touch.
+
+        `advantages` [B] of each completion, or [B, T] where its tokens weigh differently. Every objective is linear in
+        non-negative multiples of them: a weight of the loss is a weight of the advantages.
+        """
         ...
 
 
@@ -73,13 +79,28 @@ def log_ratio(new: Tensor, old: Tensor) -> Tensor:
     return (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def per_token(advantages: Tensor) -> Tensor:
+    """Advantages [B] or [B, T] in a shape that broadcasts over tokens."""
+    return advantages[:, None] if advantages.dim() == 1 else advantages
+
+
+def token_shares(mask: Tensor, denominator: float, like: Tensor) -> Tensor:
+    """[B, T] one `denominator`-th for each unmasked token; of the type of `like`, whatever that of the mask."""
+    return mask.to(like.dtype) / denominator
+
+
+def sequence_shares(mask: Tensor, like: Tensor) -> Tensor:
+    """[B, T] each row the same share, divided among its unmasked tokens; of the type of `like`."""
+    return mask.to(like.dtype) / mask.sum(dim=-1, keepdim=True).clamp(min=1) / mask.shape[0]
+
+
 def token_means(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over each row's unmasked tokens [B]; 0 for a row without any."""
     return (values * mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """-min(rho A, clip(rho) A) and where the clip decided; both in the shape of `ratio`, `advantages` broadcast."""
-    free = ratio * advantages
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+    """-min(rho A, clip(rho) A) and where the clip decided; `ratio` and `advantages` are broadcast over tokens."""
+    free = ratio * per_token(advantages)
+    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * per_token(advantages)
     return -torch.minimum(free, clipped), (clipped < free).detach()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio
+from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, token_shares
 
 
 def dapo(
@@ -16,6 +16,7 @@ def dapo(
 
     Source: arXiv:2503.14476, eq. 8 and 10.
     """
-    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages[:, None], config)
+    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
     tokens = max(1.0, float(mask.sum()))
-    return LossOutput((losses * mask).sum() / tokens, tokens, True, {"clipped": (clipped * mask).sum()})
+    shares = token_shares(mask, tokens, new)
+    return LossOutput((losses * shares).sum(), shares, tokens, True, {"clipped": (clipped * mask).sum()})

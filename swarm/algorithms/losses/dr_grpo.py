@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio
+from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, token_shares
 
 
 def dr_grpo(
@@ -16,6 +16,7 @@ def dr_grpo(
 
     Source: arXiv:2503.20783, section 3.
     """
-    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages[:, None], config)
+    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
     denominator = float(new.shape[0] * config.max_completion_tokens)
-    return LossOutput((losses * mask).sum() / denominator, denominator, metrics={"clipped": (clipped * mask).sum()})
+    shares = token_shares(mask, denominator, new)
+    return LossOutput((losses * shares).sum(), shares, denominator, metrics={"clipped": (clipped * mask).sum()})

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, token_means
+from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, per_token, sequence_shares, token_means
 
 
 def gepo(
@@ -34,7 +34,9 @@ def gepo(
     present = mask.sum(dim=-1) > 0
     outside = (weight < 1 - config.clip_low) | (weight > 1 + config.clip_high)
     metrics = {"clipped": torch.zeros((), device=new.device), "outside_clip": (outside & present).sum().detach()}
-    return LossOutput(-(weight * advantages * present).mean(), new.shape[0], metrics=metrics)
+    shares = sequence_shares(mask, new)
+    losses = -weight[:, None] * per_token(advantages)
+    return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics=metrics)
 
 
 def log_group_expectation(log_q: Tensor, group_ids: Tensor) -> Tensor:

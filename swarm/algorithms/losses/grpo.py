@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, token_means
+from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, sequence_shares
 
 
 def grpo(
@@ -16,5 +16,6 @@ def grpo(
 
     Source: arXiv:2402.03300, eq. 3 without its KL term; clip: arXiv:2503.14476, eq. 10.
     """
-    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages[:, None], config)
-    return LossOutput(token_means(losses, mask).mean(), new.shape[0], metrics={"clipped": (clipped * mask).sum()})
+    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
+    shares = sequence_shares(mask, new)
+    return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics={"clipped": (clipped * mask).sum()})

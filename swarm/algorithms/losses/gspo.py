@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, token_means
+from swarm.algorithms.losses.base import (
+    Groups,
+    LossConfig,
+    LossOutput,
+    clipped_surrogate,
+    log_ratio,
+    sequence_shares,
+    token_means,
+)
 
 
 def gspo(
@@ -12,11 +20,11 @@ def gspo(
 ) -> LossOutput:
     """Mean over sequences of -min(s A, clip(s) A), s = exp(mean over tokens of new - old).
 
-    Denominator: B. A row without unmasked tokens has s = 1 and no gradient; its term is left out of the sum.
+    Denominator: B. A row without unmasked tokens contributes 0.
 
     Source: arXiv:2507.18071, eq. 5 and 7.
     """
     ratio = token_means(log_ratio(new, old), mask).exp()  # [B]
-    losses, clipped = clipped_surrogate(ratio, advantages, config)
-    present = mask.sum(dim=-1) > 0
-    return LossOutput((losses * present).mean(), new.shape[0], metrics={"clipped": (clipped[:, None] * mask).sum()})
+    losses, clipped = clipped_surrogate(ratio[:, None], advantages, config)
+    shares = sequence_shares(mask, new)
+    return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics={"clipped": (clipped * mask).sum()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, log_ratio
+from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, log_ratio, per_token, token_shares
 
 
 def tis(
@@ -19,5 +19,6 @@ def tis(
     ratio = log_ratio(new, old).exp().detach()
     weight = ratio.clamp(max=config.ratio_cap)
     tokens = max(1.0, float(mask.sum()))
-    losses = -weight * advantages[:, None] * new
-    return LossOutput((losses * mask).sum() / tokens, tokens, True, {"clipped": ((ratio > weight) * mask).sum()})
+    shares = token_shares(mask, tokens, new)
+    losses = -weight * per_token(advantages) * new
+    return LossOutput((losses * shares).sum(), shares, tokens, True, {"clipped": ((ratio > weight) * mask).sum()})

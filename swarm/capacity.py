@@ -1,0 +1,186 @@
+"""How many rollouts a learner needs, which workers give them cheapest, and how stale they can become. All pure.
+
+A learner trains on R rollouts a step, in `train_s`, and publishes a snapshot every kappa steps, which the workers have
+installed `broadcast_s` later. It never waits when a publication period is long enough for both: kappa R / mu +
+broadcast_s <= kappa train_s, with mu the rollouts a second of all workers together.
+
+Source: arXiv:2602.02192, sections 3.3 to 3.5 and appendix A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ROUNDING = 1e-9
+"""Steps are counted up from a ratio of measured times: an exact multiple must not become one more."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a learner asks of its workers."""
+
+    rollouts: int
+    """R: rollouts a learner step."""
+    train_s: float
+    """Seconds a learner step takes when it has its rollouts."""
+    broadcast_s: float
+    """Seconds from publication until the workers have installed a snapshot."""
+    publish_every: int
+    """kappa: learner steps between snapshots."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what no learner has."""
+        if self.rollouts < 1 or self.publish_every < 1:
+            raise ValueError(
+                f"rollouts and publish_every must be at least 1, got {self.rollouts} and {self.publish_every}"
+            )
+        if not 0 < self.train_s < math.inf or not 0 <= self.broadcast_s < math.inf:
+            raise ValueError(
+                f"train_s must be positive and broadcast_s not negative, got {self.train_s} and {self.broadcast_s}"
+            )
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What one worker gives, and what it costs."""
+
+    name: str
+    rate: float
+    """mu: rollouts a second, delivered and rewarded."""
+    price: float = 0.0
+    """A price an hour, in any currency."""
+    availability: float = 1.0
+    """Part of the time that its heartbeats say it is there, in [0, 1]."""
+
+    @property
+    def effective_rate(self) -> float:
+        """Rollouts a second to count on."""
+        return self.availability * self.rate
+
+
+def publish_every(max_staleness: int) -> int:
+    """kappa = max(1, S - 1), which keeps the staleness within S while `overlaps` holds and broadcast_s <= train_s.
+
+    Source: arXiv:2602.02192, section 3.3 and appendix A.4.
+    """
+    return max(1, max_staleness - 1)
+
+
+def overlaps(demand: Demand, rate: float) -> bool:
+    """Whether generation and dissemination fit into a publication period: the learner never waits.
+
+    Source: arXiv:2602.02192, eq. 1.
+    """
+    required = required_rate(demand)
+    return required is not None and rate >= required * (1 - ROUNDING)
+
+
+def period_s(demand: Demand, rate: float) -> float:
+    """Seconds in which workers of this rate make a publication period's rollouts and get the next snapshot."""
+    return demand.publish_every * demand.rollouts / rate + demand.broadcast_s if rate > 0 else math.inf
+
+
+def required_rate(demand: Demand) -> float | None:
+    """mu_min = R / (train_s - broadcast_s / kappa); None when the broadcast alone takes the whole period.
+
+    Source: arXiv:2602.02192, eq. 2.
+    """
+    spare_s = demand.train_s - demand.broadcast_s / demand.publish_every
+    return demand.rollouts / spare_s if spare_s > 0 else None
+
+
+def smallest_feasible_period(demand: Demand, rate: float) -> int | None:
+    """The least kappa with which workers of this rate keep the learner busy; None when none does."""
+    spare_s = demand.train_s - demand.rollouts / rate if rate > 0 else 0.0
+    if spare_s <= 0:
+        return None
+    return max(1, math.ceil(demand.broadcast_s / spare_s - ROUNDING))
+
+
+def pool_rate(workers: Iterable[Worker]) -> float:
+    """Rollouts a second to count on: the sum of availability times measured rate.
+
+    Source: arXiv:2602.02192, eq. 4.
+    """
+    return sum(worker.effective_rate for worker in workers)
+
+
+def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
+    """A cheap set of workers of at least this rate together, by unit price; None when all of them do not reach it.
+
+    Workers are taken by rising price for each rollout. After each the set could also be completed by one single other
+    worker: of all such sets the cheapest is taken, without members it can spare. At most twice the least price.
+
+    Source: arXiv:2602.02192, eq. 3, its greedy rule; completion: Csirik et al. 1991, for minimum knapsack.
+    """
+    ranked = sorted((each for each in workers if each.effective_rate > 0), key=_unit_price)
+    best: tuple[Worker, ...] | None = None
+    for taken in range(len(ranked) + 1):
+        missing = rate - pool_rate(ranked[:taken])
+        if missing <= rate * ROUNDING:
+            return _cheaper(best, _without_spares(ranked[:taken], rate))
+        able = [each for each in ranked[taken:] if each.effective_rate >= missing]
+        if able:
+            last = min(able, key=lambda each: (each.price, each.name))
+            best = _cheaper(best, _without_spares([*ranked[:taken], last], rate))
+    return best
+
+
+def _unit_price(worker: Worker) -> tuple[float, str]:
+    return worker.price / worker.effective_rate, worker.name
+
+
+def _cheaper(first: tuple[Worker, ...] | None, second: tuple[Worker, ...]) -> tuple[Worker, ...]:
+    return second if first is None or _hourly(second) < _hourly(first) else first
+
+
+def _without_spares(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...]:
+    """Give back the dearest workers that the rate does not need."""
+    kept = list(workers)
+    for worker in sorted(workers, key=lambda each: -each.price):
+        if pool_rate(kept) - worker.effective_rate >= rate * (1 - ROUNDING):
+            kept.remove(worker)
+    return tuple(kept)
+
+
+def _hourly(workers: Iterable[Worker]) -> float:
+    return sum(worker.price for worker in workers)
+
+
+def bubble_ratio(demand: Demand, rate: float) -> float:
+    """Part of its time that the learner waits for rollouts, wait / (train + wait), in [0, 1]."""
+    busy_s = demand.publish_every * demand.train_s
+    return max(0.0, 1.0 - busy_s / period_s(demand, rate))
+
+
+def step_s(demand: Demand, rate: float) -> float:
+    """Seconds from one learner step to the next, waiting included."""
+    return max(demand.train_s, period_s(demand, rate) / demand.publish_every)
+
+
+def cost_per_step(demand: Demand, workers: Sequence[Worker], learner_price: float = 0.0) -> float:
+    """Price of a learner step: the learner's and its workers' hourly prices over the time the step takes."""
+    return (learner_price + _hourly(workers)) * step_s(demand, pool_rate(workers)) / 3600
+
+
+def staleness_bound(demand: Demand, rate: float) -> int:
+    """S_max <= kappa + k* - 1, k* = ceil((broadcast_s + R / mu) / train_s): the worst case, whatever the overlap.
+
+    k* is the first step for which R rollouts of a new snapshot can be there when none is made before the broadcast is
+    complete. Source: arXiv:2602.02192, appendix A.2.
+    """
+    if rate <= 0:
+        raise ValueError(f"rate must be positive, got {rate}")
+    waited = (demand.broadcast_s + demand.rollouts / rate) / demand.train_s
+    return demand.publish_every + max(1, math.ceil(waited - ROUNDING)) - 1
+
+
+def tightened_staleness_bound(demand: Demand) -> int:
+    """The same while `overlaps` holds, whatever the rate: k* <= ceil(1 + (1 - 1 / kappa) broadcast_s / train_s).
+
+    Source: arXiv:2602.02192, appendix A.3.
+    """
+    slack = (1 - 1 / demand.publish_every) * demand.broadcast_s / demand.train_s
+    return demand.publish_every + math.ceil(1 + slack - ROUNDING) - 1

@@ -1,0 +1,47 @@
+"""When a completion ends, and what that is called."""
+
+from __future__ import annotations
+
+from swarm.errors import SamplingError
+from swarm.policy.loading import Policy
+from swarm.types import FinishReason, Sampling
+
+UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Stops:
+    """End tokens, stop tokens and stop texts of one call."""
+
+    def __init__(self, policy: Policy, sampling: Sampling) -> None:
+        """Raises `SamplingError` for a stop token that the tokenizer does not have."""
+        self._policy = policy
+        self._texts = sampling.stop
+        self._limit = sampling.max_new_tokens
+        vocabulary = policy.tokenizer.get_vocab() if sampling.stop_tokens else {}
+        for name in sampling.stop_tokens:
+            if name not in vocabulary:
+                raise SamplingError(f"stop_tokens: the tokenizer of {policy.name} has no token {name!r}")
+        self._tokens = frozenset(vocabulary[name] for name in sampling.stop_tokens)
+        self._last_characters = {text[-1] for text in self._texts}
+        self._suspicious: dict[int, bool] = {}
+
+    def reason(self, ids: list[int]) -> FinishReason | None:
+        """Why a completion ends with the last of `ids`; None when it goes on. To be asked after every token."""
+        token = ids[-1]
+        if token in self._policy.stop_ids:
+            return "stop"
+        if token in self._tokens or (self._texts and self._completes_text(ids)):
+            return "stop_sequence"
+        return "length" if len(ids) >= self._limit else None
+
+    def _completes_text(self, ids: list[int]) -> bool:
+        """Decodes only after tokens in which a stop text can end: decoding each time would cost as much as sampling."""
+        if ids[-1] not in self._suspicious:
+            text = self._policy.decode(ids[-1:])
+            # One token alone may be half a character, or lose a space: then only the whole text can tell.
+            unclear = not text.strip() or UNDECODABLE in text
+            self._suspicious[ids[-1]] = unclear or any(character in text for character in self._last_characters)
+        if not self._suspicious[ids[-1]]:
+            return False
+        text = self._policy.decode(ids)
+        return any(stop in text for stop in self._texts)

@@ -1,0 +1,32 @@
+"""GEPO's expectation of the sampler over a whole group, from its log-probabilities alone: no torch, no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from swarm.types import Completion
+
+
+def log_group_expectation(completions: Sequence[Completion]) -> float | None:
+    """`log_expectation` of all G completions; None unless each has a log-probability for every one of its tokens.
+
+    Of a part of the group it would be another number.
+    """
+    if not completions or any(not c.logprobs or len(c.logprobs) != len(c.token_ids) for c in completions):
+        return None
+    return log_expectation([math.fsum(c.logprobs) / len(c.logprobs) for c in completions])
+
+
+def log_expectation(log_q: Sequence[float]) -> float:
+    """log of sum q^2 / sum q, `log_q` [G] the mean log-probability of each completion's tokens; at most 0.
+
+    Source: arXiv:2508.17850, eq. 9 and 11.
+    """
+    value = _log_sum_exp([2 * value for value in log_q]) - _log_sum_exp(log_q)
+    return 0.0 if value > 0 else value  # rounding; NaN stays
+
+
+def _log_sum_exp(values: Sequence[float]) -> float:
+    highest = max(values)
+    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))

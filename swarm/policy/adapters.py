@@ -1,0 +1,119 @@
+"""LoRA: small trained matrices beside frozen weights. Source: arXiv:2106.09685.
+
+peft puts them into the model's linear layers; the model stays what it was to everything else, and what is trained, kept
+in checkpoints and shared among devices are the adapters only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from swarm.errors import CheckpointError, PolicyError
+from swarm.policy.config import LoraSettings, check_peft
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+BASE_FILE = "base.json"
+PREFIX = "base_model.model."
+"""What peft puts before the names of the model's own parameters."""
+
+
+class Adapters:
+    """The adapters of one model, which is changed in place: its other weights are frozen."""
+
+    def __init__(self, model: PreTrainedModel, settings: LoraSettings) -> None:
+        """New adapters, which change nothing yet. Raises `ConfigError` without peft, `PolicyError` for bad targets."""
+        check_peft(settings)
+        from peft import LoraConfig, get_peft_model
+
+        self._base = _fingerprint(model)
+        config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            target_modules=list(settings.targets) or "all-linear",
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # every process that holds a part of this policy starts from the same
+            try:
+                self._peft = get_peft_model(model, config)
+            except ValueError as error:
+                raise PolicyError(f"policy.lora.targets do not fit the model: {error}") from error
+        _refuse_embeddings(model)
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Forward passes inside are those of the frozen model: the policy as it was before training."""
+        with self._peft.disable_adapter():
+            yield
+
+    def save(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write a directory that peft loads; `weights` are the trained parameters by their names in the model."""
+        from peft import get_peft_model_state_dict
+
+        directory.mkdir(parents=True, exist_ok=True)
+        named = {PREFIX + name: value.detach().cpu().contiguous() for name, value in weights.items()}
+        state = get_peft_model_state_dict(self._peft, state_dict=named, save_embedding_layers=False)
+        save_file(state, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+        self._peft.peft_config["default"].save_pretrained(directory)
+        (directory / BASE_FILE).write_text(json.dumps({"fingerprint": self._base}))
+
+    def load(self, directory: Path) -> None:
+        """Take over what `save` wrote. Raises `CheckpointError` when it does not fit these settings or this model."""
+        from peft import set_peft_model_state_dict
+
+        try:
+            saved = json.loads((directory / CONFIG_FILE).read_text())
+            base = json.loads((directory / BASE_FILE).read_text())["fingerprint"]
+            state = load_file(directory / WEIGHTS_FILE)
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"cannot read the adapters in {directory}: {error}") from error
+        ours = self._peft.peft_config["default"]
+        for field, was, now in (
+            ("rank", saved["r"], ours.r),
+            ("alpha", saved["lora_alpha"], ours.lora_alpha),
+            ("targets", sorted(saved["target_modules"]), sorted(ours.target_modules)),
+        ):
+            if was != now:
+                raise CheckpointError(f"{directory} was trained with policy.lora.{field} {was}, got {now}")
+        if base != self._base:
+            raise CheckpointError(
+                f"{directory} holds adapters of another model than the one loaded: were policy.model or "
+                "policy.revision changed, or the model's files replaced?"
+            )
+        set_peft_model_state_dict(self._peft, state)
+
+    def merge(self) -> PreTrainedModel:
+        """The model with the adapters added to its weights and gone from it; these adapters are of no use any more."""
+        merged: PreTrainedModel = self._peft.merge_and_unload()
+        return merged
+
+
+def is_adapter_directory(directory: Path) -> bool:
+    """Whether this is what `Adapters.save` writes, rather than a whole model."""
+    return (directory / CONFIG_FILE).is_file()
+
+
+def _refuse_embeddings(model: PreTrainedModel) -> None:
+    """Adapters on embeddings that are tied to the output head could not be merged into one weight."""
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if any("lora_" in name for name, _ in layer.named_parameters()):
+            raise PolicyError("policy.lora.targets must not name the embeddings or the output head; leave them out")
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Digest of the first values of every weight, as bfloat16: quick, and other weights have another one."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        first = parameter.detach().flatten()[:64].to(torch.bfloat16).float().cpu()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode() + first.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,48 @@
+"""Model and tokenizer from a directory or the hub: whole, or an error that names what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from swarm.errors import PolicyError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+NAMED = 3
+"""How many of many wrong tensors a message lists."""
+
+
+def read_model(
+    source: str, revision: str | None, trust_remote_code: bool, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model, on the CPU in `dtype`, and tokenizer. Raises `PolicyError`."""
+    if Path(source).is_dir():
+        _check_files(Path(source))
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise PolicyError(f"cannot load model {source!r}: {error}") from error
+    # transformers would start such tensors at random, and go on.
+    if missing := sorted(found["missing_keys"]):
+        raise PolicyError(f"the weights of {source!r} lack {', '.join(missing[:NAMED])} ({len(missing)} in all)")
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, stored, expected = mismatched[0]
+        raise PolicyError(
+            f"the weights of {source!r} do not fit its config.json: {name} must have the shape {list(expected)}, got "
+            f"{list(stored)} ({len(mismatched)} such in all)"
+        )
+    return model, tokenizer
+
+
+def _check_files(directory: Path) -> None:
+    if not (directory / "config.json").is_file():
+        raise PolicyError(f"{directory} has no config.json: it is no model in Hugging Face format")
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise PolicyError(f"{directory} has no tokenizer; there must be one of {', '.join(TOKENIZER_FILES)}")

@@ -1,0 +1,156 @@
+"""One policy on several devices of a machine: every rank holds a share of weights, gradients and optimizer state.
+
+Started by torchrun. Layers are gathered when they compute (FSDP2), completions are divided among the ranks, and their
+gradients are added up: an update is that of one process, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from swarm.errors import PolicyError
+from swarm.policy.ranks import Ranks, T
+
+ORDERS_TIMEOUT = timedelta(days=7)
+"""How long a rank waits for the leader, which may have to wait for people or for verifiers."""
+
+
+class ShardedRanks(Ranks):
+    """This process as one of several, all with the same model."""
+
+    def __init__(self) -> None:
+        """Meet the others at the address that torchrun has put into the environment."""
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        local_rank = int(os.environ["LOCAL_RANK"])
+        if local_rank < torch.cuda.device_count():
+            torch.cuda.set_device(local_rank)
+        dist.init_process_group(backend)
+        self._objects = dist.new_group(backend="gloo", timeout=ORDERS_TIMEOUT)
+        self._root: FSDPModule | None = None
+        self._layers: list[FSDPModule] = []
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Raises `PolicyError` on the other ranks when rank 0 could not do it."""
+        if self.rank > 0 and not self.broadcast(False):
+            raise PolicyError("rank 0 could not load the policy")
+        result = work()
+        if self.rank == 0:
+            self.broadcast(True)
+        return result
+
+    def for_another(self) -> ShardedRanks:
+        """One without a model yet, over the same connections."""
+        other = copy.copy(self)
+        other._root, other._layers = None, []
+        return other
+
+    def place(self, model: PreTrainedModel, device: torch.device) -> None:
+        """Shard the model over the ranks' devices, layer by layer. Raises `PolicyError` for one without layers."""
+        if device.type not in ("cpu", "cuda"):
+            raise PolicyError(f"several processes need policy.device cpu or cuda, got {device.type}")
+        if device.type == "cuda" and self.size > (num_gpus := torch.cuda.device_count()):
+            raise PolicyError(f"--nproc-per-node must be at most {num_gpus}, the GPUs of this machine, got {self.size}")
+        layers = next((module for module in model.modules() if isinstance(module, nn.ModuleList)), None)
+        if layers is None:
+            raise PolicyError(f"{type(model).__name__} has no list of layers and cannot be shared among processes")
+        mesh = init_device_mesh(device.type, (self.size,))
+        self._layers = [fully_shard(layer, mesh=mesh) for layer in layers]
+        self._root = fully_shard(_Root(model), mesh=mesh)
+        for module in (self._root, *self._layers):
+            # The default is the mean over ranks; each has its share of one sum. Gloo has no scaled sum but a plain one.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        self.forward(lambda: None)  # whichever module computes first counts as the outermost from then on
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        """Gather each layer while it computes; every rank has to have as many passes."""
+        assert isinstance(self._root, _Root), "no model was placed"
+        result: T = self._root(compute)
+        if not _has_gradient(result):  # no backward pass will do it
+            self._root.reshard()
+        return result
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Gather the whole model, in float32, until the end of the block."""
+        assert self._root is not None, "no model was placed"
+        try:
+            for module in (self._root, *self._layers):
+                module.set_reshard_after_forward(False, recurse=False)
+                module.unshard()
+            yield
+        finally:
+            for module in (self._root, *self._layers):
+                module.set_reshard_after_forward(module is not self._root, recurse=False)
+                module.reshard()
+
+    def share(self, costs: Sequence[int]) -> list[int]:
+        """Largest first, each to the rank with the least so far: every rank finds the same division."""
+        loads = [0] * self.size
+        mine = []
+        for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
+            least = loads.index(min(loads))
+            loads[least] += costs[item]
+            if least == self.rank:
+                mine.append(item)
+        return sorted(mine)
+
+    def most(self, count: int) -> int:
+        """The largest of all ranks' counts."""
+        return max(self.gather(count))
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank gets all values; pickled, which among processes of one node is safe."""
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._objects)
+        return values  # type: ignore[return-value]  # every place is filled
+
+    def broadcast(self, value: T) -> T:
+        """Waits for the leader, however long it takes."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._objects, device=torch.device("cpu"))
+        return box[0]
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Add up or put together what the ranks have of a `DTensor`."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def cut(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """Cut as the parameter is; what has another shape, such as a step count, every rank has whole."""
+        if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+            return tensor
+        share: Tensor = distribute_tensor(
+            tensor.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+        return share
+
+
+class _Root(nn.Module):
+    """Gathers what lies outside the layers around any computation with the model, not only its own `forward`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+
+def _has_gradient(result: object) -> bool:
+    if isinstance(result, tuple):
+        return any(_has_gradient(part) for part in result)
+    return isinstance(result, Tensor) and result.requires_grad

@@ -1,0 +1,167 @@
+"""Every objective written a second time, as loops over single numbers that carry their own derivative.
+
+Nothing here is shared with the code under test: no tensors, no autograd, plain probabilities where they do not
+underflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dual:
+    """A number and its derivative with respect to one log-probability."""
+
+    value: float
+    slope: float = 0.0
+
+    def __add__(self, other: Dual | float) -> Dual:
+        other = dual(other)
+        return Dual(self.value + other.value, self.slope + other.slope)
+
+    def __mul__(self, other: Dual | float) -> Dual:
+        other = dual(other)
+        return Dual(self.value * other.value, self.slope * other.value + self.value * other.slope)
+
+    def __sub__(self, other: Dual | float) -> Dual:
+        return self + dual(other) * -1.0
+
+    def __truediv__(self, other: float) -> Dual:
+        return self * (1.0 / other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def exp(self) -> Dual:
+        return Dual(math.exp(self.value), math.exp(self.value) * self.slope)
+
+
+def dual(number: Dual | float) -> Dual:
+    return number if isinstance(number, Dual) else Dual(number)
+
+
+def limited(number: Dual, low: float, high: float) -> Dual:
+    return number if low <= number.value <= high else Dual(min(max(number.value, low), high))
+
+
+def mean(numbers: Sequence[Dual]) -> Dual:
+    return sum(numbers, Dual(0.0)) / len(numbers) if numbers else Dual(0.0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ragged rows; `new` is what derivatives are taken of."""
+
+    new: list[list[Dual]]
+    old: list[list[float]]
+    weights: list[list[float]]
+    """Advantage times importance weight, a token."""
+    groups: list[list[int]]
+    """Rows of each group."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    low: float
+    high: float
+    longest: int
+    cap: float
+    epsilon: float
+
+
+def _surrogate(ratio: Dual, advantage: float, constants: Constants) -> Dual:
+    free, held = ratio * advantage, limited(ratio, 1 - constants.low, 1 + constants.high) * advantage
+    return (free if free.value <= held.value else held) * -1.0
+
+
+def _token_ratio(new: Dual, old: float) -> Dual:
+    return limited(new - old, -20.0, 20.0).exp()
+
+
+def _token_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
+    return [
+        [_surrogate(_token_ratio(n, o), a, constants) for n, o, a in zip(ns, os, ws, strict=True)]
+        for ns, os, ws in zip(batch.new, batch.old, batch.weights, strict=True)
+    ]
+
+
+def _gspo_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
+    losses = []
+    for ns, os, ws in zip(batch.new, batch.old, batch.weights, strict=True):
+        ratio = mean([limited(n - o, -20.0, 20.0) for n, o in zip(ns, os, strict=True)]).exp()
+        losses.append([_surrogate(ratio, a, constants) for a in ws])
+    return losses
+
+
+def _gepo_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
+    losses: list[list[Dual]] = [[] for _ in batch.new]
+    for rows in batch.groups:
+        q = [math.exp(math.fsum(batch.old[i]) / len(batch.old[i])) for i in rows]
+        expectation = math.fsum(x * x for x in q) / math.fsum(q)
+        for i in rows:
+            p = mean(batch.new[i]).exp()
+            weight = p / (constants.epsilon * p.value + (1 - constants.epsilon) * expectation)
+            losses[i] = [weight * -a for a in batch.weights[i]]
+    return losses
+
+
+def _tis_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
+    return [
+        [n * (-min(_token_ratio(n, o).value, constants.cap) * a) for n, o, a in zip(ns, os, ws, strict=True)]
+        for ns, os, ws in zip(batch.new, batch.old, batch.weights, strict=True)
+    ]
+
+
+LOSSES: dict[str, Callable[[Batch, Constants], list[list[Dual]]]] = {
+    "grpo": _token_losses,
+    "dapo": _token_losses,
+    "dr_grpo": _token_losses,
+    "gspo": _gspo_losses,
+    "gepo": _gepo_losses,
+    "tis": _tis_losses,
+}
+
+
+def average(name: str, values: list[list[Dual]], constants: Constants) -> Dual:
+    """One number of one a token, as the objective `name` weighs long and short completions."""
+    total = sum((sum(row, Dual(0.0)) for row in values), Dual(0.0))
+    if name in ("dapo", "tis"):
+        return total / sum(len(row) for row in values)
+    if name == "dr_grpo":
+        return total / (len(values) * constants.longest)
+    return mean([mean(row) for row in values])
+
+
+def loss(name: str, batch: Batch, constants: Constants) -> Dual:
+    return average(name, LOSSES[name](batch, constants), constants)
+
+
+def importance(name: str, proximal: list[list[float]], behaviour: list[list[float]], cap: float) -> list[list[float]]:
+    """Weights of a treatment, a token."""
+    weights = []
+    for ps, bs in zip(proximal, behaviour, strict=True):
+        ratios = [math.exp(p - b) for p, b in zip(ps, bs, strict=True)]
+        if name.startswith("sequence"):
+            ratios = [math.prod(ratios)] * len(ratios)
+        if name.endswith("mask"):
+            weights.append([r if r <= cap else 0.0 for r in ratios])
+        elif name.endswith("truncate"):
+            weights.append([min(r, cap) for r in ratios])
+        else:
+            weights.append([1.0] * len(ratios))
+    return weights
+
+
+def divergence(name: str, new: Dual, reference: float) -> Dual:
+    difference = limited(reference + new * -1.0, -20.0, 20.0)
+    match name:
+        case "k1":
+            return difference * -1.0
+        case "k2":
+            return difference * difference * 0.5
+        case "k3":
+            return difference.exp() - difference - 1.0
+    raise AssertionError(name)

@@ -1,0 +1,35 @@
+"""The engine benchmark: the contenders do the same work, and a quick run gives every figure."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engine import CONTENDERS, main
+from benchmarks.generation import Contender, Workload, random_policy
+
+WORKLOAD = Workload(4, 4, (4, 12), mean_tokens=10, max_new_tokens=40, static_rows=8)
+
+
+@pytest.mark.parametrize("contender", CONTENDERS.values(), ids=list(CONTENDERS))
+def test_every_contender_does_the_whole_workload(contender: Contender) -> None:
+    lengths = contender(random_policy("0.13 M"), WORKLOAD, 0)
+    assert len(lengths) == 16
+    assert min(lengths) >= 1 and max(lengths) <= 40
+    assert 3 < statistics.mean(lengths) < 25, "stop tokens end completions after ten tokens on average"
+
+
+def test_a_quick_run_prints_a_table_and_writes_the_json_shape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "engine.json"
+    assert main(["--quick", "--only", "tiny", "swaps", "--out", str(out)]) == 0
+    assert "against the better of the two" in capsys.readouterr().out
+    rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
+    assert all(row["value"] is not None and row["met"] is None for row in rows.values())
+    errors = {what: row["value"] for what, row in rows.items() if "10 AdamW steps" in what and "largest" in what}
+    recomputed, kept = (next(v for what, v in errors.items() if f"kv {kv}" in what) for kv in ("recompute", "keep"))
+    assert recomputed < 1e-4 < kept

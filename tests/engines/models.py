@@ -1,0 +1,65 @@
+"""Small random models of several architectures, all with the embedded tokenizer."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from swarm.policy.loading import Policy
+from swarm.policy.tiny import tiny_tokenizer
+
+ARCHITECTURES = ("qwen2", "llama", "gpt2", "mistral", "gemma3", "qwen3_moe")
+"""Grouped heads, no bias, learned positions, a sliding window, windows on some layers, experts."""
+WINDOW = 16
+
+
+def make(architecture: str, attention: str = "sdpa") -> Policy:
+    """A policy whose distributions are far from uniform."""
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    common = {"vocab_size": len(tokenizer), "initializer_range": 0.3, "eos_token_id": 1, "pad_token_id": 0}
+    shape = {
+        **common,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 512,
+    }
+    mixed = ["sliding_attention", "full_attention"]
+    models: dict[str, tuple[type[PreTrainedModel], object]] = {
+        "qwen2": (Qwen2ForCausalLM, Qwen2Config(**shape)),
+        "llama": (LlamaForCausalLM, LlamaConfig(**shape)),
+        "gpt2": (
+            GPT2LMHeadModel,
+            GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=512, bos_token_id=1),
+        ),
+        "mistral": (MistralForCausalLM, MistralConfig(**shape, sliding_window=WINDOW)),
+        "gemma3": (
+            Gemma3ForCausalLM,
+            Gemma3TextConfig(**shape, head_dim=8, sliding_window=WINDOW, layer_types=mixed),
+        ),
+        "qwen3_moe": (
+            Qwen3MoeForCausalLM,
+            Qwen3MoeConfig(**shape, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+        ),
+    }
+    model_class, config = models[architecture]
+    model = model_class(config)
+    model.set_attn_implementation(attention)
+    return Policy(architecture, model, tokenizer, system_prompt=None)

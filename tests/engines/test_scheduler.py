@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.engines.scheduler import BLOCK, Draft, Room, Scheduler
+from swarm.types import VersionSpan
+
+
+def _drafts(prompts: list[int], group: int = 1) -> list[Draft]:
+    return [Draft(q, g, [7] * length, 0) for q, length in enumerate(prompts) for g in range(group)]
+
+
+def _advance(scheduler: Scheduler, lengths: dict[Draft, int]) -> None:
+    for row in scheduler.rows:
+        row.append(5, -1.0, 0)
+        row.finish_reason = "length" if len(row.ids) >= lengths[row] else None
+
+
+def test_a_finished_row_is_taken_at_the_next_step_and_order_of_arrival_is_kept() -> None:
+    drafts = _drafts([3] * 5)
+    lengths = dict(zip(drafts, [1, 3, 2, 1, 1], strict=True))
+    scheduler = Scheduler(drafts, Room(2, 10**6))
+    seen = []
+    while not scheduler.done:
+        scheduler.plan()
+        seen.append(sorted(row.question for row in scheduler.rows))
+        _advance(scheduler, lengths)
+    assert seen == [[0, 1], [1, 2], [1, 2], [3, 4]], "always two rows, as long as there are two"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12))
+def test_rows_stay_within_budget_contents_follow_their_rows_and_all_finish(seed: int, blocks: int, slots: int) -> None:
+    rng = random.Random(seed)
+    budget = 4 * BLOCK + blocks * BLOCK
+    drafts = _drafts([rng.randint(1, BLOCK) for _ in range(rng.randint(1, 12))], group=2)
+    lengths = {draft: min(3 * BLOCK, 1 + int(rng.expovariate(0.03))) for draft in drafts}
+    scheduler = Scheduler(drafts, Room(slots, budget))
+    contents: list[Draft] = []  # what a cache would hold
+    finished: Counter[Draft] = Counter()
+    while not scheduler.done:
+        plan = scheduler.plan()
+        rows = scheduler.rows
+        assert not {target for _, target in plan.moves} & {source for source, _ in plan.moves}
+        for source, target in plan.moves:
+            contents[target] = contents[source]
+        contents = [*contents[: len(rows) - len(plan.admitted)], *plan.admitted]
+        assert contents == rows
+        assert plan.width == max(row.num_tokens for row in rows)
+        assert 1 <= len(rows) <= slots
+        assert len(rows) * plan.width <= budget
+        _advance(scheduler, lengths)
+        finished.update(row for row in rows if row.finish_reason)
+    assert set(finished) == set(drafts) and set(finished.values()) == {1}
+    assert all(len(draft.ids) == lengths[draft] for draft in drafts)
+
+
+def test_when_it_gets_tight_the_youngest_wait_and_come_first_afterwards() -> None:
+    drafts = _drafts([BLOCK - 2, 1, 1, 1])
+    scheduler = Scheduler(drafts, Room(3, 4 * BLOCK))
+    lengths = dict(zip(drafts, [3 * BLOCK, 1, 10, 10], strict=True))
+    plan = scheduler.plan()
+    assert len(plan.admitted) == 2, "the first is about to enter its second block"
+    while drafts[2] not in scheduler.rows:
+        _advance(scheduler, lengths)
+        scheduler.plan()
+    while drafts[0].num_tokens < 2 * BLOCK + 1 and drafts[2] in scheduler.rows:
+        _advance(scheduler, lengths)
+        scheduler.plan()
+    assert drafts[0] in scheduler.rows, "who has most tokens stays"
+
+
+def test_requeued_rows_come_back_in_their_order_with_their_tokens() -> None:
+    drafts = _drafts([2, 2, 2], group=2)
+    scheduler = Scheduler(drafts, Room(4, 10**6))
+    scheduler.plan()
+    _advance(scheduler, dict.fromkeys(drafts, 9))
+    scheduler.requeue()
+    assert scheduler.rows == [] and not scheduler.done
+    assert scheduler.plan().admitted == drafts[:4]
+    assert [len(draft.ids) for draft in drafts] == [1, 1, 1, 1, 0, 0]
+    assert drafts[0].read == [7, 7] and drafts[0].last == 5, "the newest token is fed, what precedes it is read"
+
+
+def test_halving_ends_at_one_row() -> None:
+    scheduler = Scheduler(_drafts([2] * 4), Room(4, 10**6))
+    for expected in (4, 2, 1):
+        scheduler.plan()
+        assert len(scheduler.rows) == expected
+        assert scheduler.halve() == (expected > 1)
+
+
+def test_versions_are_told_by_spans_of_adjacent_tokens() -> None:
+    draft = Draft(0, 0, [1], 0)
+    for version in (3, 3, 4, 4, 4, 7):
+        draft.append(9, -0.5, version)
+    assert draft.spans() == (VersionSpan(3, 2), VersionSpan(4, 3), VersionSpan(7, 1))

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.errors import PeerUnreachable
+from swarm.net import dialling as dialling_module
+from swarm.net.asyncio_waits import AsyncioWaits
+from swarm.net.config import NetworkSettings
+from swarm.net.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, Dialling
+from swarm.net.identity import Identity
+from swarm.net.state import NodeState, Profile
+from swarm.types import PeerRecord
+
+from .records import make_identity
+
+NOBODY: frozenset[str] = frozenset()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    monotonic = __call__
+
+
+def stranger(expires_at: float = 2_000.0) -> PeerRecord:
+    peer_id = Identity.generate().peer_id
+    return PeerRecord("run", peer_id, (f"/ip4/10.0.0.9/tcp/9/p2p/{peer_id}",), "", (), "peer", "", expires_at)
+
+
+class Node:
+    """A `Dialling` whose dials only note what they are told, or fail."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *bootstrap: str) -> None:
+        self.clock = Clock()
+        monkeypatch.setattr(dialling_module, "time", self.clock)
+        identity = make_identity(folder, "node")
+        self.state = NodeState(NetworkSettings(bootstrap=bootstrap), identity, Profile(), None, self.clock)
+        self.dialled: list[tuple[str, tuple[str, ...]]] = []
+        self.problem: str | None = None
+        self.dialling = Dialling(self.state, self.connect, AsyncioWaits())
+
+    async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        self.dialled.append((peer_id, tuple(addresses)))
+        if self.problem:
+            raise PeerUnreachable(self.problem)
+
+    def dial_due(self, connected: frozenset[str] = NOBODY) -> list[str]:
+        due = self.dialling.due(connected)
+        for peer_id, addresses in due.items():
+            asyncio.run(self.dialling.dial(peer_id, addresses))
+        return list(due)
+
+    def learn(self, *records: PeerRecord) -> None:
+        self.state.learn([(record, b"") for record in records])
+
+
+BOOT = Identity.generate().peer_id
+BOOTSTRAP = f"/ip4/10.0.0.1/tcp/1/p2p/{BOOT}"
+
+
+def test_a_peer_is_dialled_wherever_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    node.learn(replace(stranger(), peer_id=BOOT, multiaddrs=(f"/ip4/10.0.0.2/tcp/2/p2p/{BOOT}", BOOTSTRAP)))
+    node.state.remembered[BOOT] = ("/ip4/10.0.0.3/tcp/3",)
+    node.dial_due()
+    assert node.dialled == [(BOOT, ("/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2", "/ip4/10.0.0.3/tcp/3"))]
+
+
+def test_whom_to_dial_depends_on_who_is_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    fresh, expired, banned = stranger(), stranger(500.0), stranger()
+    remembered = Identity.generate().peer_id
+    node.learn(fresh, expired, banned, replace(stranger(), multiaddrs=("junk",)), replace(stranger(), multiaddrs=()))
+    node.state.remembered[remembered] = ("/ip4/10.0.0.3/tcp/3",)
+    node.state.ban({banned.peer_id})
+    some, many = (frozenset(Identity.generate().peer_id for _ in range(count)) for count in (1, ENOUGH_PEERS))
+    assert set(node.dialling.due(NOBODY)) == {BOOT, fresh.peer_id, expired.peer_id, remembered}
+    assert set(node.dialling.due(some)) == {BOOT, fresh.peer_id, remembered}
+    assert set(node.dialling.due(some | {BOOT})) == {fresh.peer_id, remembered}
+    node.state.in_run = many
+    assert set(node.dialling.due(many)) == {BOOT}
+    node.learn(*(stranger() for _ in range(50)))
+    assert len(node.dialling.due(NOBODY)) == MAX_DIALS_AT_ONCE
+
+
+def test_what_failed_is_told_and_tried_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    assert node.dialling.describe() == "dialling the bootstraps"
+    node.problem = "connection refused"
+    assert node.dial_due() == [BOOT] and node.dial_due() == []
+    assert node.dialling.describe() == "no bootstrap reachable: connection refused; next try in 5 s"
+    node.clock.now += 5
+    assert node.dial_due() == [BOOT] and "next try in 10 s" in node.dialling.describe()
+    node.clock.now += 10
+    node.problem = None
+    assert node.dial_due() == [BOOT] and node.dialling.describe() == "dialling the bootstraps"
+
+
+def test_a_peer_that_hangs_up_at_once_is_left_alone_for_longer_and_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    dials = 0
+    for _ in range(60):
+        dials += len(node.dial_due())
+        node.clock.now += 1
+    assert dials == 6, "after 1, 2, 4, 8, 16 seconds"
+    node.clock.now += 60
+    assert node.dial_due() == [BOOT]
+    for _ in range(int(STEADY_AFTER_S) + 1):
+        node.clock.now += 1
+        assert node.dial_due(frozenset({BOOT})) == []
+    assert node.dial_due() == [BOOT], "one that stayed is dialled at once when it is lost"
+
+
+def test_who_is_to_be_asked_is_dialled_whatever_failed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    reach = node.dialling.reach
+    node.problem = "connection refused"
+    node.dial_due()
+    with pytest.raises(PeerUnreachable, match="connection refused"):
+        asyncio.run(reach(BOOT, NOBODY, 3.0))
+    node.problem = None
+    assert asyncio.run(reach(BOOT, NOBODY, 3.0)) == 3.0 and len(node.dialled) == 3
+    unknown = Identity.generate().peer_id
+    for peer_id in (BOOT, unknown):
+        assert asyncio.run(reach(peer_id, frozenset({BOOT}), 3.0)) == 3.0 and len(node.dialled) == 3
+    node.state.ban({BOOT})
+    with pytest.raises(PeerUnreachable, match="banned"):
+        asyncio.run(reach(BOOT, NOBODY, 3.0))
+
+
+def test_a_dial_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+
+    async def hang(peer_id: str, addresses: Sequence[str]) -> None:
+        await asyncio.Event().wait()
+
+    dialling = Dialling(node.state, hang, AsyncioWaits())
+    with pytest.raises(PeerUnreachable, match="could not be dialled within 0.05 s"):
+        asyncio.run(dialling.reach(BOOT, NOBODY, 0.05))

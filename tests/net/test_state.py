@@ -1,0 +1,65 @@
+"""What a node's network side lets in, without any network."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.errors import PeerUnreachable
+from swarm.net.config import NetworkSettings
+from swarm.net.identity import Identity
+from swarm.net.shelf import record_id
+from swarm.net.state import NodeState, Profile
+from swarm.net.wire import Announcement, make_run_id, seal, seal_announcement
+
+from .records import make_group, sealed_manifest
+
+OWN, ALICE, MALLORY = Identity.generate(), Identity.generate(), Identity.generate()
+RUN_ID = make_run_id("demo", ALICE.peer_id)
+
+
+@pytest.fixture
+def state() -> NodeState:
+    settings = NetworkSettings(max_record_bytes=10_000, inbox_records=20, inbox_bytes=20_000)
+    return NodeState(settings, OWN, Profile(), sealed_manifest(ALICE))
+
+
+def _record(identity: Identity, sequence: int = 0) -> bytes:
+    return seal(identity, RUN_ID, "group", make_group(RUN_ID, identity.peer_id, sequence))
+
+
+def test_gossip_carries_what_its_author_signed_and_nothing_else(state: NodeState) -> None:
+    """Its author is proven by gossip's own signature: another's record is a forgery or a replay, whoever signed it."""
+    record = _record(ALICE)
+    announced = Announcement(RUN_ID, ALICE.peer_id, record_id(record), len(record), (record_id(record),))
+    state.receive(MALLORY.peer_id, record)
+    state.receive(MALLORY.peer_id, seal_announcement(ALICE, announced))
+    assert state.inbox.drain() == [] and len(state.large) == 0
+    assert state.counters.snapshot()["drop_not_its_own"] == 2
+    state.receive(ALICE.peer_id, record)
+    assert state.inbox.drain() == [record], "the replay has not made it known"
+    state.mend(MALLORY.peer_id, _record(ALICE, 1), 3.0)
+    assert state.inbox.drain() == [_record(ALICE, 1)], "whoever is asked may hand on the records of others"
+
+
+def test_one_that_floods_the_inbox_pushes_nobody_out(state: NodeState) -> None:
+    honest = _record(ALICE)
+    state.receive(ALICE.peer_id, honest)
+    for number in range(50):
+        state.receive(MALLORY.peer_id, _record(MALLORY, number))
+    for number in range(50):
+        # By way of repair, and in honest names.
+        state.mend(MALLORY.peer_id, _record(ALICE, 1 + number), 3.0)
+    waiting = state.inbox.drain()
+    assert len(waiting) == 20 and waiting[0] == honest
+
+
+def test_what_is_not_signed_is_refused_but_by_gossip_and_not_held(state: NodeState) -> None:
+    forged = _record(ALICE)[:-1] + b"?"
+    state.receive(ALICE.peer_id, forged)
+    assert state.inbox.drain() == [forged], "for the exchange to count by its reason"
+    for junk in (b"junk", forged[:-1] + b"!"):
+        with pytest.raises(PeerUnreachable, match="must be refused"):
+            state.mend(MALLORY.peer_id, junk, 3.0)
+        assert state.shelf.knows(record_id(junk)), "not asked for again"
+    assert state.inbox.drain() == [] and len(state.shelf) == 0
+    assert state.counters.snapshot()["refused_repairs"] == 2

@@ -1,0 +1,112 @@
+"""Downloads of large records from holders that give, lie in wait, or give nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm.errors import PeerUnreachable
+from swarm.net import bandwidth as bandwidth_module
+from swarm.net import upkeep as upkeep_module
+from swarm.net.asyncio_waits import AsyncioWaits
+from swarm.net.identity import Identity
+from swarm.net.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, LargeRequest, announce
+from swarm.net.shelf import record_id
+from swarm.net.state import NodeState, Profile
+from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+
+from .records import fast_settings, make_identity, sealed_manifest
+
+
+class Swarm:
+    """A node whose peers are functions of this class."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(upkeep_module, "DOWNLOAD_PAUSE_S", 0.01)
+        node = make_identity(folder, "node")
+        self.state = NodeState(fast_settings(), node, Profile(), sealed_manifest(node))
+        self.upkeep = Upkeep(self.state, self.ask, AsyncioWaits())
+        self.records: dict[bytes, bytes] = {}
+        self.slow: set[str] = set()
+        self.asked: list[str] = []
+        self.giving: list[str] = []
+        self.most_from_one = 0
+
+    async def ask(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        assert protocol == LARGE_PROTOCOL
+        wanted = msgspec.msgpack.decode(payload, type=LargeRequest)
+        self.asked.append(peer_id)
+        self.giving.append(peer_id)
+        self.most_from_one = max(self.most_from_one, self.giving.count(peer_id))
+        try:
+            await asyncio.sleep(0)
+            if peer_id in self.slow:
+                yield b""
+                await asyncio.Event().wait()
+            if wanted.record_id not in self.records:
+                raise PeerUnreachable("not held here")
+            yield self.records[wanted.record_id][wanted.offset :]
+        finally:
+            self.giving.remove(peer_id)
+
+    def announce(self, announcer: Identity, count: int) -> list[bytes]:
+        assert self.state.manifest is not None
+        records = [os.urandom(1_200_000) for _ in range(count)]
+        for record in records:
+            self.records[record_id(record)] = record
+            self.state.receive(announcer.peer_id, announce(announcer, self.state.manifest.run_id, record))
+        return records
+
+    def arrive(self, count: int) -> list[bytes]:
+        """What has come by the time that there are `count` records."""
+
+        async def run() -> list[bytes]:
+            slots = [asyncio.create_task(self.upkeep.download()) for _ in range(DOWNLOADS_AT_ONCE)]
+            records: list[bytes] = []
+            try:
+                async with asyncio.timeout(30):
+                    while len(records) < count:
+                        records += self.state.inbox.drain()
+                        await asyncio.sleep(0.001)
+            finally:
+                for slot in slots:
+                    slot.cancel()
+                await asyncio.gather(*slots, return_exceptions=True)
+            return records
+
+        return asyncio.run(run())
+
+
+@pytest.fixture
+def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swarm:
+    return Swarm(tmp_path, monkeypatch)
+
+
+def test_no_peer_holds_more_than_one_slot(swarm: Swarm) -> None:
+    alice, bob = Identity.generate(), Identity.generate()
+    swarm.state.in_run = frozenset({alice.peer_id, bob.peer_id})
+    sent = swarm.announce(alice, MAX_WAITING_PER_PEER) + swarm.announce(bob, MAX_WAITING_PER_PEER)
+    assert sorted(swarm.arrive(len(sent))) == sorted(sent)
+    assert swarm.most_from_one == 1
+
+
+def test_slow_holders_are_given_up_for_others_told_of_and_left_alone(swarm: Swarm) -> None:
+    alice, honest = Identity.generate(), Identity.generate().peer_id
+    hostile = [Identity.generate() for _ in range(DOWNLOADS_AT_ONCE)]
+    swarm.slow = {each.peer_id for each in hostile}
+    swarm.state.in_run = frozenset({alice.peer_id, honest, *swarm.slow})
+    sent = [record for each in hostile for record in swarm.announce(each, MAX_WAITING_PER_PEER)]
+    sent += swarm.announce(alice, 2)
+    assert sorted(swarm.arrive(len(sent))) == sorted(sent)
+    assert all(swarm.asked.count(peer_id) == 1 for peer_id in swarm.slow), "once slow, not asked again for a while"
+    complaints = swarm.state.complaints()
+    assert sorted(complaints) == sorted((peer_id, "slow_holder") for peer_id in swarm.slow)
+    assert swarm.state.complaints() == [] and swarm.state.counters.snapshot()["slow_holder"] == len(swarm.slow)

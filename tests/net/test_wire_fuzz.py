@@ -1,0 +1,124 @@
+"""A fuzzer on everything that opens a stranger's record: one kind of error, little memory, little time."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import zstandard
+
+from swarm.errors import RejectedGroup
+from swarm.net.identity import Identity
+from swarm.net.wire import (
+    Announcement,
+    Envelope,
+    Limits,
+    check_seal,
+    make_run_id,
+    open_announcement,
+    open_group,
+    open_manifest,
+    open_peer_record,
+    outside,
+    seal,
+    seal_announcement,
+    seal_manifest,
+    seal_peer_record,
+)
+from swarm.types import PeerRecord
+
+from .records import make_group, make_manifest
+
+ALICE = Identity.generate()
+RUN = make_run_id("demo", ALICE.peer_id)
+NOW = 1_000.0
+MAX_BYTES = 20_000
+NUM_RECORDS = 1_000
+
+OPENERS: dict[str, Callable[[bytes], object]] = {
+    "seal": lambda record: check_seal(record, RUN, MAX_BYTES),
+    "group": lambda record: open_group(record, RUN, Limits(max_record_bytes=MAX_BYTES), now=NOW),
+    "manifest": open_manifest,
+    "peer": lambda record: open_peer_record(record, RUN, now=NOW),
+    "large": lambda record: open_announcement(record, RUN, MAX_BYTES),
+    "outside": outside,
+}
+SEEDS = [
+    seal(ALICE, RUN, "group", make_group(RUN, ALICE.peer_id)),
+    seal_manifest(ALICE, make_manifest(ALICE)),
+    seal_peer_record(
+        ALICE, PeerRecord(RUN, ALICE.peer_id, ("/ip4/1.2.3.4/tcp/1",), "m", ("t",), "peer", "0", NOW + 60)
+    ),
+    seal_announcement(ALICE, Announcement(RUN, ALICE.peer_id, bytes(16), 5_000, (bytes(16),))),
+]
+BOMBS = (
+    b"\xdd\xff\xff\xff\xff",  # an array, a map, bytes and text of four billion
+    b"\xdf\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\x91" * 2_000,  # arrays and maps in one another
+    b"\x81\xa1a" * 2_000,
+    b"\xc7\xff\x01",
+    b"\xff\xfe\xed",
+)
+
+
+def mutated(content: bytes, chance: random.Random) -> bytes:
+    """Content with a few changes of the kinds that break parsers."""
+    found = bytearray(content)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(found) + 1)
+        kind = chance.randrange(6)
+        if kind == 0 and at < len(found):
+            found[at] = chance.randrange(256)
+        elif kind == 1:
+            found[at:at] = chance.choice(BOMBS)
+        elif kind == 2:
+            del found[at : at + chance.randrange(40)]
+        elif kind == 3:
+            found[at:at] = found[chance.randrange(len(found) + 1) :][:200]
+        elif kind == 4:
+            found[at : at + 8] = chance.randbytes(8)
+        elif chance.random() < 0.2:
+            del found[at:]
+    return bytes(found)
+
+
+def resigned(record: bytes, chance: random.Random) -> bytes:
+    """The record with a mutated payload under a good signature; the frame may lie about its size."""
+    envelope = msgspec.msgpack.decode(record, type=Envelope)
+    inside = mutated(zstandard.decompress(envelope.payload), chance)
+    payload = zstandard.compress(inside if chance.random() < 0.97 else bytes(2**24))
+    if chance.random() < 0.3:
+        payload = mutated(payload, chance)
+    unsigned = msgspec.structs.replace(envelope, payload=payload)
+    return msgspec.msgpack.encode(msgspec.structs.replace(unsigned, signature=ALICE.sign(unsigned.signed_bytes())))
+
+
+def test_no_record_raises_anything_else_or_takes_much_memory_or_time() -> None:
+    chance = random.Random(7)
+    records = []
+    for _ in range(NUM_RECORDS):
+        seed = chance.choice(SEEDS)
+        records.append(resigned(seed, chance) if chance.random() < 0.5 else mutated(seed, chance))
+    reasons: Counter[str] = Counter()
+    slowest_s = 0.0
+    tracemalloc.start()
+    for record in records:
+        for opener in OPENERS.values():
+            began = time.thread_time()
+            try:
+                opener(record)
+            except RejectedGroup as refusal:
+                reasons[refusal.reason] += 1
+            slowest_s = max(slowest_s, time.thread_time() - began)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Of manifests, the largest kind, 2 MiB of payload are opened; a 16 MiB one must never be.
+    assert peak_bytes < 8 * 2**20
+    assert slowest_s < 1, "of this thread's own time, whatever else the machine does"
+    assert set(reasons) >= {"malformed", "bad_signature", "oversized"} and reasons.total() > NUM_RECORDS

@@ -1,0 +1,204 @@
+"""What an update makes of tokens that another policy sampled, or this one long ago."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import get_args
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from swarm.algorithms.names import ImportanceName, KlEstimatorName, LossName
+from swarm.errors import PolicyError
+from swarm.expectation import log_expectation
+from swarm.mixing import MixSettings
+from swarm.policy.config import LoraSettings, PolicySettings, UpdateSettings
+from swarm.policy.loading import Policy, load_policy
+from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup, PolicyId, UpdateReport, VersionSpan
+from tests.groups import rollout_group
+from tests.policy.exact import exact
+
+PROMPT = "Calculate 12 + 7."
+TEXTS = ("<answer>19</answer>", "19", "<answer>3</answer>", "a rather long completion that is wrong")
+REWARDS = (1.0, 0.0, 0.0, 0.0)
+ADVANTAGES = (0.75, -0.25, -0.25, -0.25)
+BEHAVIOUR = MixSettings(external_old_logprobs="behaviour")
+
+
+def _own(policy: Policy, tokens: list[int]) -> list[float]:
+    with torch.no_grad():
+        return completion_logprobs(policy, [policy.encode_prompt(PROMPT)], [tokens], 1.0)[0].tolist()
+
+
+def _group(policy: Policy, shift: float = 0.0, version: int = 0) -> GradedGroup:
+    """A group whose sampler gave every token `shift` nats more than `policy` does."""
+    completions = []
+    for text in TEXTS:
+        tokens = policy.encode_completion(Completion(text, "stop"))
+        logprobs = tuple(min(0.0, value + shift) for value in _own(policy, tokens))
+        completions.append(Completion(text, "stop", tuple(tokens), logprobs))
+    group = rollout_group(
+        completions=tuple(completions),
+        rewards=REWARDS,
+        policy=PolicyId("random", policy.tokenizer_hash, version),
+    )
+    return GradedGroup(group, PROMPT, REWARDS)
+
+
+def _text_only(group: GradedGroup, log_expectation: float | None) -> GradedGroup:
+    texts = tuple(replace(c, token_ids=(), logprobs=()) for c in group.group.completions)
+    return replace(group, group=replace(group.group, completions=texts, log_expectation=log_expectation))
+
+
+def _updater(policy: Policy, reference: Policy | None = None, mix: MixSettings = BEHAVIOUR, **settings: object):
+    chosen = UpdateSettings(**{"learning_rate": 1e-3, "advantage": "dr_grpo", **settings})
+    return PolicyUpdater(policy, chosen, mix, 1.0, reference)
+
+
+def _gepo_loss(policy: Policy, log_denominator: float) -> float:
+    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    weights = [math.exp(sum(row) / len(row) - log_denominator) for row in rows]
+    return -sum(w * a for w, a in zip(weights, ADVANTAGES, strict=True)) / len(rows)
+
+
+def _own_expectation(policy: Policy) -> float:
+    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    return log_expectation([sum(row) / len(row) for row in rows])
+
+
+def test_without_a_treatment_the_clip_sees_the_sampler_and_with_one_the_receiver(policy: Policy) -> None:
+    # Every ratio to the sampler is e^0.5, beyond the clip for what was rewarded; the weights take it instead.
+    group = _group(policy, shift=-0.5)
+    plain = _updater(copy.deepcopy(policy)).update([group], [])
+    weighed = _updater(copy.deepcopy(policy), importance="token_truncate", importance_cap=10.0).update([group], [])
+    assert plain.clip_fraction > 0
+    assert weighed.clip_fraction == 0
+    for report in (plain, weighed):
+        assert report.max_ratio == pytest.approx(math.exp(0.5), rel=1e-4)
+        assert report.behaviour_kl == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("treatment", "weight", "capped"),
+    [("token_truncate", 1.5, 1.0), ("token_mask", 0.0, 1.0), ("sequence_truncate", 1.5, 1.0), ("sequence_mask", 0, 1)],
+)
+def test_a_weight_multiplies_the_loss_of_a_token(
+    policy: Policy, treatment: ImportanceName, weight: float, capped: float
+) -> None:
+    group = _group(policy, shift=-0.5)
+    report = _updater(policy, importance=treatment, importance_cap=1.5).update([group], [])
+    # On the first step the receiver's ratio is 1 and the advantages of the group sum to 0: all that is left of the
+    # loss is that capped weights are equal.
+    assert report.loss == pytest.approx(0.0, abs=1e-5)
+    assert report.importance_cap_fraction == capped
+    assert report.grad_norm > 0 if weight else report.grad_norm == 0
+
+
+def test_weights_equal_the_gradient_of_reinforce_with_the_same_cap(policy: Policy) -> None:
+    # One step of grpo's sequence mean differs from tis; dapo's token mean with token_truncate is tis exactly.
+    group = _group(policy, shift=-0.5)
+    one, other = copy.deepcopy(policy), copy.deepcopy(policy)
+    _updater(one, objective="dapo", importance="token_truncate", importance_cap=1.2).update([group], [])
+    _updater(other, objective="tis", ratio_cap=1.2).update([group], [])
+    for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("treatment", get_args(ImportanceName)[1:])
+@pytest.mark.parametrize("objective", ["dapo", "gspo"])
+def test_weights_and_penalties_do_not_depend_on_the_micro_batch_size(
+    policy: Policy, treatment: ImportanceName, objective: LossName
+) -> None:
+    policy = exact(policy)
+    reference = copy.deepcopy(policy)
+    weights = []
+    for budget in (1, 100_000):
+        twin = copy.deepcopy(policy)
+        settings = {"objective": objective, "importance": treatment, "importance_cap": 1.5, "reference_kl": 0.1}
+        updater = _updater(twin, reference, micro_batch_tokens=budget, epochs=2, behaviour_kl=0.1, **settings)
+        updater.update([_group(policy, shift=-0.2)], [_group(policy, shift=-0.6)])
+        weights.append(list(twin.model.parameters()))
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_reference_holds_the_policy_near_where_it_began(policy: Policy, estimator: KlEstimatorName) -> None:
+    def train(coefficient: float) -> list[UpdateReport]:
+        twin = copy.deepcopy(policy)
+        updater = _updater(twin, copy.deepcopy(policy), reference_kl=coefficient, kl_estimator=estimator)
+        return [updater.update([_group(policy)], []) for _ in range(4)]
+
+    free, held = train(1e-6), train(10.0)
+    assert free[0].reference_kl == pytest.approx(0.0, abs=1e-6), "before the first step it is the reference"
+    assert held[0].loss == pytest.approx(free[0].loss, abs=1e-5)
+    assert 0 < held[-1].reference_kl < free[-1].reference_kl / 2
+
+
+def test_adapters_switched_off_are_the_reference() -> None:
+    policy = load_policy(PolicySettings(lora=LoraSettings(rank=4)))
+    updater = _updater(policy, reference_kl=0.1, learning_rate=1e-2)
+    group = _group(policy)
+    assert updater.update([group], []).reference_kl == pytest.approx(0.0, abs=1e-6)
+    report = updater.update([group], [])
+    assert report.reference_kl == pytest.approx(report.behaviour_kl, rel=1e-3), "the sampler was the base model"
+    assert report.reference_kl > 1e-4
+
+
+def test_a_penalty_without_a_reference_is_refused(policy: Policy) -> None:
+    with pytest.raises(PolicyError, match="as it was loaded first"):
+        _updater(policy, reference_kl=0.1)
+
+
+def test_a_record_without_logprobs_still_carries_its_groups_expectation(policy: Policy) -> None:
+    own = _own_expectation(policy)
+    for claim, believed in [(own + 0.5, own + 0.5), (own - 0.5, own - 0.5), (-1e6, own - math.log(10)), (None, own)]:
+        group = _text_only(_group(policy), None if claim is None else min(0.0, claim))
+        report = _updater(copy.deepcopy(policy), objective="gepo").update([], [group])
+        assert report.loss == pytest.approx(_gepo_loss(policy, min(0.0, believed)), rel=1e-3)
+
+
+def test_the_expectation_of_another_tokenizer_is_not_comparable(policy: Policy) -> None:
+    stranger = _text_only(_group(policy), -0.01)
+    stranger = replace(stranger, group=replace(stranger.group, policy=PolicyId("other", "another", 0)))
+    report = _updater(copy.deepcopy(policy), objective="gepo").update([], [stranger])
+    assert report.loss == pytest.approx(_gepo_loss(policy, _own_expectation(policy)), rel=1e-3)
+
+
+def test_a_claim_that_the_logprobs_contradict_is_ignored(policy: Policy) -> None:
+    group = _group(policy)
+    lie = replace(group, group=replace(group.group, log_expectation=-1e-3))
+    report = _updater(copy.deepcopy(policy), objective="gepo").update([], [lie])
+    assert report.loss == pytest.approx(_gepo_loss(policy, _own_expectation(policy)), rel=1e-3)
+
+
+def test_expectations_do_not_leak_between_the_groups_of_an_update(policy: Policy) -> None:
+    own = _own_expectation(policy)
+    near, far = _text_only(_group(policy), own), _text_only(_group(policy), own - 1.0)
+    report = _updater(copy.deepcopy(policy), objective="gepo").update([], [near, far])
+    assert report.loss == pytest.approx((_gepo_loss(policy, own) + _gepo_loss(policy, own - 1.0)) / 2, rel=1e-3)
+
+
+def test_lag_counts_updates_since_own_tokens_were_sampled(policy: Policy) -> None:
+    updater = _updater(policy)
+    updater.version = 8
+    report = updater.update([_group(policy, version=8), _group(policy, version=5)], [_group(policy, version=1)])
+    assert report.lag == pytest.approx(1.5)
+    assert report.max_lag == 3
+
+
+def test_a_completion_that_new_weights_came_into_has_a_lag_for_each_part(policy: Policy) -> None:
+    updater = _updater(policy)
+    updater.version = 4
+    group = _group(policy, version=1)
+    parts = tuple(
+        replace(c, versions=(VersionSpan(1, 1), VersionSpan(3, len(c.token_ids) - 1))) for c in group.group.completions
+    )
+    report = updater.update([replace(group, group=replace(group.group, completions=parts))], [])
+    num_tokens = sum(len(c.token_ids) for c in parts)
+    assert report.lag == pytest.approx((3 * len(parts) + 1 * (num_tokens - len(parts))) / num_tokens)
+    assert report.max_lag == 3
