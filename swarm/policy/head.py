@@ -123,8 +123,10 @@ def selected_logprobs(
     The gradient is of first order and for one backward pass; entropies have none.
     """
     size = chunk_tokens or max(1, _chunk_numbers(hidden.device) // weight.shape[0])
+    # Dividing what makes the logits spares a pass over the logits.
+    bias = None if bias is None else bias / temperature
     result: tuple[Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, size, kept_chunks
+        hidden / temperature, weight, bias, targets, size, kept_chunks
     )
     return result
 
@@ -134,7 +136,6 @@ class _Context(FunctionCtx):
 
     saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor]
     needs_input_grad: tuple[bool, ...]
-    temperature: float
     size: int
     kept: list[Tensor]
 
@@ -147,24 +148,18 @@ class _SelectedLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        temperature: float,
         size: int,
         kept_chunks: int,
     ) -> tuple[Tensor, Tensor]:
         training = any(ctx.needs_input_grad)
-        ctx.temperature, ctx.size, ctx.kept = temperature, size, []
+        ctx.size, ctx.kept = size, []
         logprobs = hidden.new_empty(len(hidden), dtype=_accurate(hidden.dtype))
         entropies = torch.empty_like(logprobs)
         for part in _parts(len(hidden), size):
-            scores = _logits(hidden[part], weight, bias, temperature)  # [C, V]
-            scores -= scores.amax(dim=-1, keepdim=True)
-            chosen = scores.gather(-1, targets[part, None])[:, 0]
-            weights = scores.exp()
-            total = weights.sum(dim=-1)
-            logprobs[part] = chosen - total.log()
-            entropies[part] = total.log() - torch.einsum("cv,cv->c", weights, scores) / total
+            logprobs[part], entropies[part], probabilities = _read(hidden[part], weight, bias, targets[part])
             if training and len(ctx.kept) < kept_chunks:
-                ctx.kept.append(weights.div_(total[:, None]))
+                ctx.kept.append(probabilities)
+            del probabilities
         ctx.save_for_backward(hidden, weight, bias, targets)  # type: ignore[arg-type]  # None may be saved
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -181,8 +176,8 @@ class _SelectedLogprobs(torch.autograd.Function):
         for part in _parts(len(hidden), ctx.size):
             probabilities = ctx.kept.pop(0) if ctx.kept else None
             if probabilities is None:
-                probabilities = torch.softmax(_logits(hidden[part], weight, bias, ctx.temperature), dim=-1)
-            upstream = (grad[part] / ctx.temperature)[:, None]
+                probabilities = torch.softmax(_logits(hidden[part], weight, bias), dim=-1, dtype=grad.dtype)
+            upstream = grad[part, None]
             # d logprob / d logits is one at the target, less the softmax
             slope = probabilities.mul_(-upstream).scatter_add_(-1, targets[part, None], upstream).to(hidden.dtype)
             if grad_hidden is not None:
@@ -191,14 +186,23 @@ class _SelectedLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, slope.T, hidden[part])
             if grad_bias is not None:
                 grad_bias += slope.sum(dim=0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """Logits [C, V], at least float32 once computed in the dtype of `hidden`."""
-    bias = None if bias is None else bias.to(hidden.dtype)
-    logits = nn.functional.linear(hidden, weight.to(hidden.dtype), bias)
-    return logits.to(_accurate(logits.dtype)).div_(temperature)
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits [C, V] in the dtype of `hidden`."""
+    return nn.functional.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+
+
+def _read(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities [C] of the targets, entropies [C] and probabilities [C, V]; two [C, V] at a time."""
+    scores = torch.log_softmax(_logits(hidden, weight, bias), dim=-1, dtype=_accurate(hidden.dtype))
+    probabilities = scores.exp()
+    return (
+        scores.gather(-1, targets[:, None])[:, 0],
+        -torch.einsum("cv,cv->c", probabilities, scores),
+        probabilities,
+    )
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
