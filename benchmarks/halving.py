@@ -1,7 +1,8 @@
 """A task with long answers, and a policy that half-knows it: counting the 1 bits of a number by halving it.
 
-Each of fourteen steps can go wrong, so a completion of some 77 tokens has one reward and many places where it was
-decided. The policy learns from workings with mistakes in them; reinforcement learning can take them out.
+A completion of some 77 tokens has one reward and about seven places where it was decided: the policy learns from
+workings that now and then forget to count a bit, so it knows how to do each step and does not always do it.
+Reinforcement learning can make it.
 """
 
 from __future__ import annotations
@@ -29,26 +30,24 @@ TRAINING_STREAM = 2**40
 class WarmStart:
     """How the policy is made."""
 
-    steps: int = 300
+    steps: int = 500
     batch_size: int = 32
     learning_rate: float = 5e-3
     warmup_steps: int = 20
     final_fraction: float = 0.1
     """Linear decay of the learning rate to this part of it."""
-    mistakes: float = 0.02
-    """Part of the halvings that are off by one."""
+    forgotten: float = 0.15
+    """Part of the 1 bits that are not counted."""
     seed: int = 1
 
 
-def working(number: int, mistakes: float, rng: random.Random) -> str:
-    """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far; mistakes are carried on."""
+def working(number: int, forgotten: float, rng: random.Random) -> str:
+    """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far."""
     bits = 0
     steps = []
     while number:
-        bits += number % 2
+        bits += number % 2 and rng.random() >= forgotten
         number //= 2
-        if number > 1 and rng.random() < mistakes:
-            number += rng.choice((-1, 1))
         steps.append(f"{number} {bits}")
     return f"{', '.join(steps)}<answer>{bits}</answer>"
 
@@ -61,7 +60,7 @@ def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> 
     for question in verifier.draw(TRAINING_STREAM, 0, NUM_EXAMPLES):
         number = int(re.findall(r"\d+", question.prompt)[-1])
         prompt = tokenizer.encode(question.prompt)
-        answer = tokenizer.encode(working(number, recipe.mistakes, rng))
+        answer = tokenizer.encode(working(number, recipe.forgotten, rng))
         examples.append((prompt, [*answer, tokenizer.eos_token_id]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

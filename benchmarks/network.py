@@ -445,7 +445,7 @@ def hostile(plan: Plan) -> Result:
             fleet.settle()
             outcomes.append(flood(fleet, nursery, each, lying, per_s, calm_s=plan.scaled(30, 5)))
     what = f"{each} each of {', '.join(KINDS)} records"
-    what, then = f"{what}, {per_s:g}/s to {count} nodes", "the same"
+    what, then = f"{what}, at most {per_s:g}/s to {count} nodes", "the same"
 
     def over(figure: Callable[[Outcome], float | None]) -> list[float | None]:
         return [figure(outcome) for outcome in outcomes]

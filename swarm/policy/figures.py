@@ -37,7 +37,7 @@ class StepTotals:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> StepTotals:
         """Before the first micro-batch of a step on `rows`."""
-        lags = [(row.lag, len(row.completion)) for row in rows if row.lag is not None]
+        lags = [part for row in rows for part in row.lags]
         return cls(
             num_sequences=len(rows),
             num_tokens=sum(len(row.completion) for row in rows),

@@ -12,7 +12,7 @@ from torch import Tensor
 from swarm.expectation import log_group_expectation
 from swarm.mixing import MixSettings
 from swarm.policy.loading import Policy
-from swarm.types import Completion, GradedGroup, RolloutGroup
+from swarm.types import Completion, GradedGroup, RolloutGroup, VersionSpan
 
 
 @dataclass
@@ -30,8 +30,8 @@ class Row:
     """Without `behaviour`, `old` becomes this node's log-probabilities at batch time if more than one step is taken."""
     log_expectation: float = math.nan
     """Log of the whole group's expectation of the sampler, for objectives that need it; NaN where it is not known."""
-    lag: int | None = None
-    """Updates since the completion was sampled; None for another node's, which counts its own."""
+    lags: Sequence[tuple[int, int]] = ()
+    """(updates since sampled, number of tokens) of its parts; none for another node, which counts its own updates."""
     receiver: Sequence[float] | None = None
     """This node's log-probabilities at batch time, where something needs them."""
     reference: Sequence[float] | None = None
@@ -57,7 +57,6 @@ class RowReader:
     def local(self, group: GradedGroup, version: int) -> list[Row]:
         """Rows of a group this policy sampled; `version` is how many updates it has had by now."""
         prompt = self._policy.encode_prompt(group.prompt)
-        lag = max(0, version - group.group.policy.version)
         expectation = _log_expectation(group.group)
         return [
             Row(
@@ -66,7 +65,7 @@ class RowReader:
                 advantage,
                 completion.logprobs,
                 log_expectation=expectation,
-                lag=lag,
+                lags=_lags(completion, group.group.policy.version, version),
             )
             for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True)
             if completion.token_ids
@@ -118,3 +117,9 @@ def _log_expectation(group: RolloutGroup) -> float:
     computed = log_group_expectation(group.completions)
     known = group.log_expectation if computed is None else computed
     return math.nan if known is None else known
+
+
+def _lags(completion: Completion, sampled: int, now: int) -> list[tuple[int, int]]:
+    """Of a completion begun at version `sampled`; new weights may have come while it was sampled."""
+    spans = completion.versions or (VersionSpan(sampled, len(completion.token_ids)),)
+    return [(max(0, now - span.version), span.num_tokens) for span in spans]

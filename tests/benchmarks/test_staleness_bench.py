@@ -13,11 +13,9 @@ def _cell(arm: str, lag: int, seed: int, best: float, last: float) -> Cell:
     return Cell(arm, lag, seed, [0.3], best, last, [], [1.0, 0.5], [1.0, 9.0], [], [], 77.0, False, 1.0)
 
 
-def test_a_working_counts_bits_and_carries_its_mistakes_on() -> None:
+def test_a_working_counts_bits_and_may_forget_some() -> None:
     assert working(13, 0.0, random.Random(0)) == "6 1, 3 1, 1 2, 0 3<answer>3</answer>"
-    wrong = working(12_345, 1.0, random.Random(0))
-    assert wrong != working(12_345, 0.0, random.Random(0))
-    assert wrong.endswith("</answer>")
+    assert working(13, 1.0, random.Random(0)) == "6 0, 3 0, 1 0, 0 0<answer>0</answer>"
 
 
 def test_best_and_last_are_means_over_seeds() -> None:

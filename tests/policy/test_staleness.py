@@ -18,7 +18,7 @@ from swarm.policy.config import LoraSettings, PolicySettings, UpdateSettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, PolicyId, UpdateReport
+from swarm.types import Completion, GradedGroup, PolicyId, UpdateReport, VersionSpan
 from tests.groups import rollout_group
 from tests.policy.exact import exact
 
@@ -188,4 +188,17 @@ def test_lag_counts_updates_since_own_tokens_were_sampled(policy: Policy) -> Non
     updater.version = 8
     report = updater.update([_group(policy, version=8), _group(policy, version=5)], [_group(policy, version=1)])
     assert report.lag == pytest.approx(1.5)
+    assert report.max_lag == 3
+
+
+def test_a_completion_that_new_weights_came_into_has_a_lag_for_each_part(policy: Policy) -> None:
+    updater = _updater(policy)
+    updater.version = 4
+    group = _group(policy, version=1)
+    parts = tuple(
+        replace(c, versions=(VersionSpan(1, 1), VersionSpan(3, len(c.token_ids) - 1))) for c in group.group.completions
+    )
+    report = updater.update([replace(group, group=replace(group.group, completions=parts))], [])
+    num_tokens = sum(len(c.token_ids) for c in parts)
+    assert report.lag == pytest.approx((3 * len(parts) + 1 * (num_tokens - len(parts))) / num_tokens)
     assert report.max_lag == 3
