@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.updater import OURS, Plan, Run, Tried, _largest_difference, gpu, trl
+from benchmarks.updater import OURS, Plan, Run, Tried, gpu, largest_difference, trl
 from benchmarks.updates import workload
 from benchmarks.updates.memory import PeakMemory
 from benchmarks.updates.spec import Spec
@@ -97,7 +97,8 @@ def test_both_sides_come_to_the_same_parameters(tmp_path: Path) -> None:
     folder = tmp_path / "workload"
     write(SHORT, folder)
     plan = Plan(quick=True, repeats=1, threads=1, device="cpu", folder=tmp_path)
-    for side in (OURS, trl(4, checkpointing=False)):
-        run = plan.run(side, folder, updates=1, parameters_to=folder / f"{side.module}.pt")
+    sides = [OURS, trl(4, checkpointing=False)]
+    for side in sides:
+        run = plan.run(side, folder, updates=1, parameters_to=folder / f"{side.name}.pt")
         assert run.seconds > 0 and run.cpu_seconds > 0 and run.peak_bytes > 0
-    assert _largest_difference(folder) < 1e-5
+    assert largest_difference(folder, sides) < 1e-5
