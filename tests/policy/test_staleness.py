@@ -65,6 +65,11 @@ def _gepo_loss(policy: Policy, log_denominator: float) -> float:
     return -sum(w * a for w, a in zip(weights, ADVANTAGES, strict=True)) / len(rows)
 
 
+def _sequence_ess(group: GradedGroup, shift: float) -> float:
+    ratios = [math.exp(min(20.0, shift * len(completion.token_ids))) for completion in group.group.completions]
+    return sum(ratios) ** 2 / (len(ratios) * sum(ratio**2 for ratio in ratios))
+
+
 def _own_expectation(policy: Policy) -> float:
     rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
     return log_expectation([sum(row) / len(row) for row in rows])
@@ -79,7 +84,9 @@ def test_without_a_treatment_the_clip_sees_the_sampler_and_with_one_the_receiver
     assert weighed.clip_fraction == 0
     for report in (plain, weighed):
         assert report.max_ratio == pytest.approx(math.exp(0.5), rel=1e-4)
-        assert report.behaviour_kl == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-3)
+        assert report.ess == pytest.approx(1.0, abs=1e-4), "of equal ratios"
+        assert report.sequence_ess == pytest.approx(_sequence_ess(group, 0.5), rel=1e-3)
+        assert report.behaviour_kl == pytest.approx(math.exp(0.5) - 0.5 - 1, rel=1e-3)
 
 
 @pytest.mark.parametrize(
