@@ -293,8 +293,8 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
         f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every "
         f"{plan.evaluate_every} updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of "
         "the mean over seeds.",
-        "Effective sample size (as a part of tokens, of completions) and largest ratio of an update: against the policy "
-        "that sampled it; the median over the second half of the updates.",
+        "Effective sample size (as a part of tokens, of completions) and largest ratio of an update: against the "
+        "policy that sampled it; the median over the second half of the updates.",
         f"{gave_up} of {len(everything)} cells ended in losses that were not finite.",
     ]
 
