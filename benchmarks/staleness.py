@@ -63,7 +63,7 @@ class Plan:
     updates: int = 128
     questions: int = 4
     group_size: int = 8
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     evaluate_every: int = 16
     num_evaluation: int = 128
     """Held-out questions every so many updates, by which the best policy is chosen."""

@@ -148,13 +148,13 @@ def test_a_reference_holds_the_policy_near_where_it_began(policy: Policy, estima
 
 def test_adapters_switched_off_are_the_reference() -> None:
     policy = load_policy(PolicySettings(lora=LoraSettings(rank=4)))
-    updater = _updater(policy, reference_kl=0.1, learning_rate=1e-2)
+    updater = _updater(policy, reference_kl=0.1, learning_rate=2e-3)
     group = _group(policy)
     assert updater.update([group], []).reference_kl == pytest.approx(0.0, abs=1e-6)
     report = updater.update([group], [])
     # The sampler was the base model: the same distance the other way round, which differs in third order only.
     assert report.reference_kl == pytest.approx(report.behaviour_kl, rel=0.2)
-    assert report.reference_kl > 1e-4
+    assert report.reference_kl > 1e-5
 
 
 def test_a_penalty_without_a_reference_is_refused(policy: Policy) -> None:
