@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -32,6 +31,7 @@ from benchmarks.fleet import ROOT, SETTLED_S, Fleet, Kind, Setting
 from benchmarks.flood import Outcome, flood
 from benchmarks.peers.install import PACKAGE, PeerNotInstalled, genrl_python, genrl_versions
 from benchmarks.report import Report, Row, row
+from benchmarks.running import Result, interrupt_on_sigterm, measure
 
 KIB, MIB = 2**10, 2**20
 CLEAN_FOR_THE_PEER = (
@@ -48,7 +48,6 @@ HOSTILE = (
 )
 TAIL_S = 2.0
 """Groups shared so shortly before publishing stops are not counted, whoever shared them."""
-Result = tuple[list[Row], list[str]]
 
 
 @dataclass(frozen=True)
@@ -446,7 +445,7 @@ def hostile(plan: Plan) -> Result:
             fleet.settle()
             outcomes.append(flood(fleet, nursery, each, lying, per_s, calm_s=plan.scaled(30, 5)))
     what = f"{each} each of {', '.join(KINDS)} records"
-    what, then = f"{what}, {per_s:g}/s to {count} nodes", "the same"
+    what, then = f"{what}, at most {per_s:g}/s to {count} nodes", "the same"
 
     def over(figure: Callable[[Outcome], float | None]) -> list[float | None]:
         return [figure(outcome) for outcome in outcomes]
@@ -537,14 +536,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 180)
     report = Report("network")
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="swarm-bench-"))
     plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), None, folder)
     code = 0
     try:
         if not options.no_baseline:
             plan = _with_peer(plan, report, console)
-        code = _measure(plan, options.only or list(MEASUREMENTS), report, console)
+        names = options.only or list(MEASUREMENTS)
+        code = measure(MEASUREMENTS, names, plan, report, console, quick=plan.quick)
     except KeyboardInterrupt:
         console.print("interrupted: every node has been ended", style="red")
         code = 130
@@ -558,24 +558,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _measure(plan: Plan, names: Sequence[str], report: Report, console: Console) -> int:
-    code = 0
-    for index, name in enumerate(names, 1):
-        began = time.monotonic()
-        console.print(f"[{index}/{len(names)}] {name} ...", highlight=False, markup=False)
-        try:
-            rows, notes = MEASUREMENTS[name](plan)
-            # Targets are for full sizes: a quick run neither meets nor misses them.
-            report.add([replace(each, target=None, met=None) for each in rows] if plan.quick else rows, notes)
-            outcome = "done"
-        except ChildFailed as error:
-            # One row that cannot be had is no reason to lose the others.
-            report.add([row(f"{name}: not measured", [], "")], [f"{name} was not measured: {error}"])
-            outcome, code = f"failed: {error}", 1
-        console.print(f"      {outcome} in {time.monotonic() - began:.0f} s", highlight=False, markup=False)
-    return code
-
-
 def _with_peer(plan: Plan, report: Report, console: Console) -> Plan:
     console.print(f"the public peer: {PACKAGE} in a virtual environment of its own (minutes when first used)")
     try:
@@ -586,10 +568,6 @@ def _with_peer(plan: Plan, report: Report, console: Console) -> Plan:
         report.notes.append(f"No baseline: {error}")
         return plan
     return replace(plan, peer_python=python)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Row:
     """None when it could not be measured; `what` or a note says why."""
     unit: str
     baseline: float | None = None
-    """The public peer's figure, measured in the same run."""
+    """The peer's figure, measured in the same run."""
     ratio: float | None = None
     """`value / baseline`."""
     target: float | None = None
@@ -47,6 +47,8 @@ class Report:
     """The rows of one run, and what is needed to read or repeat them."""
 
     benchmark: str
+    peer: str = "public peer"
+    """What the baseline is called."""
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Definitions and oddities: printed under the table, not part of the JSON shape."""
@@ -79,7 +81,7 @@ class Report:
 
     def print(self, console: Console) -> None:
         """The table, then the notes."""
-        table = Table("what", "value", "spread", "n", "public peer", "ratio", "target", "met", title=self.benchmark)
+        table = Table("what", "value", "spread", "n", self.peer, "ratio", "target", "met", title=self.benchmark)
         for column in table.columns[1:]:
             column.justify = "right"
             column.no_wrap = True
@@ -91,7 +93,7 @@ class Report:
 
     def markdown(self) -> str:
         """The table for a document."""
-        lines = ["| what | value | spread | n | public peer | ratio | target | met |", "| --- " + "| ---: " * 7 + "|"]
+        lines = [f"| what | value | spread | n | {self.peer} | ratio | target | met |", "| --- " + "| ---: " * 7 + "|"]
         lines += ["| " + " | ".join(cells(row)) + " |" for row in self.rows]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes), ""])
 
@@ -135,7 +137,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row as text: what, value, spread, n, public peer, ratio, target, met."""
+    """A row as text: what, value, spread, n, peer, ratio, target, met."""
     low_high = f"{figure(row.spread[0])} - {figure(row.spread[1])}" if row.spread else ""
     met = {None: "", True: "yes", False: "no"}[row.met]
     value = f"{figure(row.value)} {row.unit}".rstrip() if row.value is not None else "none"

@@ -54,8 +54,8 @@ class Question(Struct, frozen=True):
     prompt: str
 
 
-class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
-    """How completions were sampled."""
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How completions were sampled. On the wire only what differs from the defaults."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -82,7 +82,7 @@ FinishReason = Literal["stop", "stop_sequence", "length"]
 """`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
 
 
-class Completion(Struct, frozen=True, forbid_unknown_fields=True):
+class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One answer. `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer."""
 
     text: str

@@ -49,7 +49,7 @@ class Network:
 
     num_nodes: int
     dials: int = 32
-    """Connections a node makes when it comes (`ENOUGH_PEERS` of the session); it also accepts those of later ones."""
+    """Connections a node makes when it comes (`ENOUGH_PEERS` in `dialling`); it also accepts those of later ones."""
     delay_s: float = 0.05
     """Median one-way delay of a link; every link has its own."""
     delay_sigma: float = 0.5

@@ -17,7 +17,7 @@ from benchmarks.gossip.simulation import Outcome, simulate
 from benchmarks.gossip.traffic import USABLE, discovery, gossiping, largest_directory, largest_rate, repair_bytes_per_s
 from benchmarks.scale import main
 from swarm.net.config import NetworkSettings
-from swarm.net.session import ENOUGH_PEERS
+from swarm.net.dialling import ENOUGH_PEERS
 
 PUSH_ONLY = Gossip(degree_lazy=0, gossip_factor=0.0, repair_every_s=0.0)
 """No second chance: a message that the mesh loses stays lost."""

@@ -1,0 +1,1 @@
+"""One update on one batch, ours and TRL's, each in a process of its own."""
