@@ -63,7 +63,7 @@ class Plan:
     updates: int = 128
     questions: int = 4
     group_size: int = 8
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     evaluate_every: int = 16
     num_evaluation: int = 128
     """Held-out questions every so many updates, by which the best policy is chosen."""
@@ -93,6 +93,8 @@ class Cell(msgspec.Struct, frozen=True):
     """Mean reward of the rollouts of each update, as old as they were."""
     ess: list[float]
     """Of the tokens' ratios to the policy that sampled them, an update."""
+    sequence_ess: list[float]
+    """Of the completions'."""
     max_ratio: list[float]
     behaviour_kl: list[float]
     """Nats a token."""
@@ -176,6 +178,7 @@ class Bench:
             last=finals[1],
             rewards=rewards,
             ess=[report.ess for report in reports],
+            sequence_ess=[report.sequence_ess for report in reports],
             max_ratio=[report.max_ratio for report in reports],
             behaviour_kl=[report.behaviour_kl for report in reports],
             clip_fraction=[report.clip_fraction for report in reports],
@@ -249,8 +252,9 @@ def rows(cells: Mapping[tuple[str, int], Sequence[Cell]]) -> list[Row]:
             _row(f"{name}: best accuracy", best, ""),
             _row(f"{name}: last accuracy", last, ""),
             _row(f"{name}: last / best", kept, "", target),
-            _row(f"{name}: effective sample size of token ratios", [_typical(cell.ess) for cell in seeds], ""),
-            _row(f"{name}: largest token ratio of an update", [_typical(cell.max_ratio) for cell in seeds], ""),
+            _row(f"{name}: effective sample size, tokens", [_typical(cell.ess) for cell in seeds], ""),
+            _row(f"{name}: effective sample size, completions", [_typical(cell.sequence_ess) for cell in seeds], ""),
+            _row(f"{name}: largest token ratio", [_typical(cell.max_ratio) for cell in seeds], ""),
         ]
     return table
 
@@ -289,7 +293,8 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
         f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every "
         f"{plan.evaluate_every} updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of "
         "the mean over seeds.",
-        "Sample size and largest ratio: of tokens, against the policy that sampled them; median over the second half.",
+        "Effective sample size (as a part of tokens, of completions) and largest ratio of an update: against the "
+        "policy that sampled it; the median over the second half of the updates.",
         f"{gave_up} of {len(everything)} cells ended in losses that were not finite.",
     ]
 

@@ -221,12 +221,14 @@ class UpdateReport(Struct, frozen=True):
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
     ess: float = 1.0
     """Effective sample size of the tokens' ratios to the behaviour policy, as a part of their number: 1 on-policy."""
+    sequence_ess: float = 1.0
+    """The same of completions, whose ratio is the product over their tokens."""
     entropy: float = 0.0
     """Mean over tokens of the entropy of the distribution each was taken from, in nats."""
     max_ratio: float = 1.0
     """The largest of these ratios."""
     behaviour_kl: float = 0.0
-    """Divergence of the trained policy from the behaviour policy, nats a token, whether penalised or not."""
+    """Divergence of the behaviour policy from the trained one, nats a token, whether penalised or not."""
     reference_kl: float = 0.0
     """Divergence from the reference policy, nats a token; 0 where there is none."""
     importance_cap_fraction: float = 0.0

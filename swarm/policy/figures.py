@@ -33,6 +33,9 @@ class StepTotals:
     """Sum of the tokens' importance ratios."""
     squared_ratios: float = 0.0
     max_ratio: float = 0.0
+    sequence_ratios: float = 0.0
+    """Sum of the completions' importance ratios."""
+    squared_sequence_ratios: float = 0.0
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> StepTotals:
@@ -57,6 +60,9 @@ class StepTotals:
         self.ratios += float(ratios.sum())
         self.squared_ratios += float(ratios.square().sum())
         self.max_ratio = max(self.max_ratio, float(ratios.max()))
+        sequence_ratios = share.sequence_ratios.double()
+        self.sequence_ratios += float(sequence_ratios.sum())
+        self.squared_sequence_ratios += float(sequence_ratios.square().sum())
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
@@ -69,6 +75,7 @@ class StepTotals:
             clip_fraction=self.clipped / tokens,
             skipped=skipped,
             ess=ess_of_sums(self.ratios, self.squared_ratios, float(tokens)),
+            sequence_ess=ess_of_sums(self.sequence_ratios, self.squared_sequence_ratios, float(self.num_sequences)),
             entropy=self.entropy / tokens,
             max_ratio=self.max_ratio,
             behaviour_kl=self.behaviour_kl / tokens,
@@ -92,6 +99,8 @@ def merge(parts: Sequence[StepTotals]) -> StepTotals:
         ratios=sum(part.ratios for part in parts),
         squared_ratios=sum(part.squared_ratios for part in parts),
         max_ratio=max(part.max_ratio for part in parts),
+        sequence_ratios=sum(part.sequence_ratios for part in parts),
+        squared_sequence_ratios=sum(part.squared_sequence_ratios for part in parts),
     )
 
 
@@ -111,6 +120,7 @@ def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:
         clip_fraction=a_token([report.clip_fraction for report in taken]),
         skipped=not taken,
         ess=a_token([report.ess for report in taken]),
+        sequence_ess=a_token([report.sequence_ess for report in taken]),
         entropy=a_token([report.entropy for report in taken]),
         max_ratio=max((report.max_ratio for report in taken), default=1.0),
         behaviour_kl=a_token([report.behaviour_kl for report in taken]),

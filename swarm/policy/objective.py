@@ -28,13 +28,15 @@ class Share:
     capped: Tensor
     """Tokens whose importance weight was truncated or masked."""
     behaviour_kl: Tensor
-    """Divergence from the behaviour policy, summed over tokens."""
+    """Divergence of the behaviour policy from the trained one, summed over tokens."""
     reference_kl: Tensor
     """Divergence from the reference policy, summed over tokens; 0 without one."""
     entropy: Tensor
     """Of the distributions that the tokens were taken from, summed over tokens."""
     ratios: Tensor
     """[N] ratios to the behaviour policy of the N tokens."""
+    sequence_ratios: Tensor
+    """[B] of whole completions: the product over their tokens."""
 
 
 class Objective:
@@ -82,10 +84,11 @@ class Objective:
             loss=loss,
             clipped=output.metrics["clipped"],
             capped=(capped * mask).sum(),
-            behaviour_kl=(k3(current, behaviour) * mask).sum(),
+            behaviour_kl=(k3(behaviour, current) * mask).sum(),  # its tokens: this way round the mean has small spread
             reference_kl=(k3(current, reference) * mask).sum(),
             entropy=scores.entropies.sum(),
             ratios=log_ratio(current, behaviour).exp()[scores.mask],
+            sequence_ratios=log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp(),
         )
 
 

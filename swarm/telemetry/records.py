@@ -48,6 +48,8 @@ class UpdateFigures(Struct, frozen=True):
     skipped: bool = False
     ess: float | None = None
     """Effective sample size of the ratios to the behaviour policy, as a part of the tokens."""
+    sequence_ess: float | None = None
+    """The same of completions."""
     entropy: float | None = None
     """Of the policy's distribution at the tokens trained on, mean, in nats."""
     max_ratio: float | None = None
@@ -71,6 +73,7 @@ class UpdateFigures(Struct, frozen=True):
             num_tokens=report.num_tokens,
             skipped=report.skipped,
             ess=_finite(report.ess),
+            sequence_ess=_finite(report.sequence_ess),
             entropy=_finite(report.entropy),
             max_ratio=_finite(report.max_ratio),
             behaviour_kl=_finite(report.behaviour_kl),

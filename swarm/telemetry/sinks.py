@@ -350,6 +350,7 @@ def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
                 "update/clip_fraction": event.update.clip_fraction,
                 "update/importance_cap_fraction": event.update.importance_cap_fraction,
                 "update/ess": event.update.ess,
+                "update/sequence_ess": event.update.sequence_ess,
                 "update/entropy": event.update.entropy,
                 "update/max_ratio": event.update.max_ratio,
                 "update/behaviour_kl": event.update.behaviour_kl,

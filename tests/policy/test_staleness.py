@@ -65,6 +65,11 @@ def _gepo_loss(policy: Policy, log_denominator: float) -> float:
     return -sum(w * a for w, a in zip(weights, ADVANTAGES, strict=True)) / len(rows)
 
 
+def _sequence_ess(group: GradedGroup, shift: float) -> float:
+    ratios = [math.exp(min(20.0, shift * len(completion.token_ids))) for completion in group.group.completions]
+    return sum(ratios) ** 2 / (len(ratios) * sum(ratio**2 for ratio in ratios))
+
+
 def _own_expectation(policy: Policy) -> float:
     rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
     return log_expectation([sum(row) / len(row) for row in rows])
@@ -79,7 +84,9 @@ def test_without_a_treatment_the_clip_sees_the_sampler_and_with_one_the_receiver
     assert weighed.clip_fraction == 0
     for report in (plain, weighed):
         assert report.max_ratio == pytest.approx(math.exp(0.5), rel=1e-4)
-        assert report.behaviour_kl == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-3)
+        assert report.ess == pytest.approx(1.0, abs=1e-4), "of equal ratios"
+        assert report.sequence_ess == pytest.approx(_sequence_ess(group, 0.5), rel=1e-3)
+        assert report.behaviour_kl == pytest.approx(math.exp(0.5) - 0.5 - 1, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +148,13 @@ def test_a_reference_holds_the_policy_near_where_it_began(policy: Policy, estima
 
 def test_adapters_switched_off_are_the_reference() -> None:
     policy = load_policy(PolicySettings(lora=LoraSettings(rank=4)))
-    updater = _updater(policy, reference_kl=0.1, learning_rate=1e-2)
+    updater = _updater(policy, reference_kl=0.1, learning_rate=2e-3)
     group = _group(policy)
     assert updater.update([group], []).reference_kl == pytest.approx(0.0, abs=1e-6)
     report = updater.update([group], [])
-    assert report.reference_kl == pytest.approx(report.behaviour_kl, rel=1e-3), "the sampler was the base model"
-    assert report.reference_kl > 1e-4
+    # The sampler was the base model: the same distance the other way round, which differs in third order only.
+    assert report.reference_kl == pytest.approx(report.behaviour_kl, rel=0.2)
+    assert report.reference_kl > 1e-5
 
 
 def test_a_penalty_without_a_reference_is_refused(policy: Policy) -> None:

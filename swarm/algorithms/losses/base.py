@@ -75,7 +75,7 @@ class Loss(Protocol):
 
 
 def log_ratio(new: Tensor, old: Tensor) -> Tensor:
-    """new - old [B, T], limited so that its exponential stays finite."""
+    """new - old, element by element, limited so that its exponential stays finite."""
     return (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
