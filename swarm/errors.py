@@ -57,6 +57,10 @@ class NonFiniteUpdates(SwarmError):
     """Too many optimizer steps in a row had a loss or gradient that was not finite."""
 
 
+class SnapshotError(SwarmError):
+    """Weights from elsewhere that cannot be what they are said to be."""
+
+
 class CheckpointError(SwarmError):
     """A checkpoint that is missing, of another model, or made by an incompatible version."""
 
