@@ -73,6 +73,10 @@ class OutOfMemory(SwarmError):
     """A single completion does not fit in memory; there is nothing left to cut."""
 
 
+class SnapshotError(SwarmError):
+    """Weights from elsewhere that cannot be what they are said to be."""
+
+
 class CheckpointError(SwarmError):
     """A checkpoint that is missing, of another model, or made by an incompatible version."""
 

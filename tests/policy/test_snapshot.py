@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import SnapshotError
+from swarm.policy.snapshot import apply_delta, delta, digest, pack, unpack
+
+
+def weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
+    return {**made, "steps": torch.tensor([3, 4])}
+
+
+SHAPES = {"embed": (50, 16), "layer.weight": (16, 48), "layer.bias": (48,), "odd": (7,)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_native_snapshots_keep_every_bit(dtype: torch.dtype) -> None:
+    before = weights(dtype=dtype)
+    after = unpack(pack(before))
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) and after[name].dtype == before[name].dtype for name in before)
+
+
+def test_equal_weights_have_equal_bytes_whatever_their_order_and_ties() -> None:
+    made = weights()
+    tied = {**made, "head": made["embed"]}
+    untied = {"head": made["embed"].clone(), **dict(reversed(made.items()))}
+    assert pack(tied) == pack(untied) and digest(pack(tied)) == digest(pack(untied))
+    transposed = {**made, "layer.weight": made["layer.weight"].t().contiguous().t()}
+    assert pack(transposed) == pack(made)
+
+
+def test_bfloat16_rounds_floats_and_leaves_the_rest() -> None:
+    before = weights()
+    after = unpack(pack(before, "bfloat16"))
+    assert torch.equal(after["steps"], before["steps"])
+    assert all(torch.equal(after[name], before[name].bfloat16()) for name in SHAPES)
+
+
+def test_int8_is_within_half_a_step_of_each_row_and_a_quarter_of_the_size() -> None:
+    before = {
+        "big": torch.randn(64, 512) * torch.logspace(-3, 3, 64)[:, None],
+        "zero": torch.zeros(3, 3),
+        "bias": torch.randn(5),
+    }
+    packed = pack(before, "int8")
+    after = unpack(packed)
+    step = before["big"].abs().amax(dim=1, keepdim=True) / 127
+    assert ((after["big"] - before["big"]).abs() <= step / 2 * 1.0001).all()
+    assert torch.equal(after["zero"], before["zero"]) and after["bias"].dtype == torch.bfloat16
+    assert len(packed) < 0.3 * len(pack(before))
+
+
+@given(st.binary(max_size=100), st.randoms(use_true_random=False))
+def test_any_bytes_come_back_from_their_delta(new: bytes, random: object) -> None:
+    parent = bytes((byte + 3) % 256 for byte in new)
+    change = delta(new, parent)
+    assert change is not None and apply_delta(change, parent) == new
+
+
+def test_a_small_step_makes_a_small_delta() -> None:
+    before = {"w": torch.randn(512, 512, generator=torch.Generator().manual_seed(0)).bfloat16()}
+    after = {"w": (before["w"].float() * (1 + 1e-3 * torch.randn(512, 512))).bfloat16()}
+    change = delta(pack(after), pack(before))
+    assert change is not None and apply_delta(change, pack(before)) == pack(after)
+    assert len(change) < 0.4 * len(pack(after))
+    assert len(delta(pack(before), pack(before)) or b"") < 200
+
+
+def test_other_shapes_have_no_delta_and_false_ones_are_refused() -> None:
+    first, second = pack(weights()), pack({**weights(), "more": torch.zeros(3)})
+    assert delta(first, second) is None
+    change = delta(first, first)
+    assert change is not None
+    for bad, parent in ((change, second), (b"noise", first), (change[:-3], first), (b"", b"")):
+        with pytest.raises(SnapshotError):
+            apply_delta(bad, parent)
+    for bad in (b"", b"noise", first[:-5]):
+        with pytest.raises(SnapshotError):
+            unpack(bad)
