@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test compose-test check install install-dev clean
+.PHONY: demo test test-vllm compose-test check install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+
+# The engines' contract with a real vLLM on the CPU, in an environment of its own.
+test-vllm: $(VENV)/.installed-dev
+	@PYTHON=$(PYTHON) bash .ci/test-vllm $(BIN)/python .venv-vllm $(ARGS)
 
 # The swarm of docker-compose.yml for real; installs and starts a Docker engine where it can and there is none.
 compose-test:
@@ -33,4 +37,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@bash .ci/install $(VENV) dev
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm build dist *.egg-info

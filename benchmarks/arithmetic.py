@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from swarm.tasks.config import ReasoningGymTask
 from swarm.types import Completion, Sampling
@@ -68,6 +68,12 @@ class HalfRight:
         """[P][G]; the same seed gives the same completions."""
         source = random.Random(seed)
         return [self._group(solve(prompt), num_completions, source) for prompt in prompts]
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, tuple[Completion, ...]]]:
+        """The same, group by group."""
+        yield from enumerate(self.generate(prompts, num_completions, sampling, seed))
 
     def _group(self, right: int | None, num_completions: int, source: random.Random) -> tuple[Completion, ...]:
         wrong = None if right is None else right + 1

@@ -1,7 +1,9 @@
 """How fast the engine generates, and how far its log-probabilities can be trusted.
 
-`swarm bench engine`: tokens a second against both ways of transformers to generate, under one token budget; sampled
-log-probabilities against a teacher-forced pass; what new weights in the middle of a completion do to them.
+`swarm bench engine`: tokens a second against both ways of transformers to generate and, given a Python that has it,
+against vLLM, under one token budget; sampled log-probabilities against a teacher-forced pass; what new weights in the
+middle of a completion do to them; what is won when generation runs beside updates and grading beside generation; what
+replaying the choices of experts changes.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from benchmarks import ahead
+from benchmarks import routing as replaying
 from benchmarks.generation import (
     Contender,
     Outcome,
+    Vllm,
     Workload,
     continuous_batches,
     ours,
@@ -60,6 +65,7 @@ class Plan:
 
     quick: bool
     repeats: int
+    vllm_python: Path | None = None
 
     @property
     def workload(self) -> Workload:
@@ -89,6 +95,35 @@ def _speed(size: str, plan: Plan) -> Result:
     rows = [row(f"{size} parameters: {name}", values, "tokens/s") for name, values in speeds.items()]
     rows.append(row(f"{size} parameters: against the better of the two", gains, "x", target=2.0))
     return rows, [_describe(workload, outcomes)]
+
+
+def vllm(plan: Plan) -> Result:
+    """Speed of both engines of this project, at a size that vLLM has kernels for on a CPU."""
+    if plan.vllm_python is None:
+        return [], ["vLLM was not measured: --vllm-python names a Python that has it."]
+    policy, workload = random_policy("25 M"), plan.workload
+    theirs = Vllm(policy, workload, plan.vllm_python)
+    runs: dict[str, list[Outcome]] = {"transformers": [], "vllm": []}
+    walls: dict[str, list[Outcome]] = {"transformers": [], "vllm": []}
+    try:
+        timed(theirs, policy, workload, plan.repeats)  # its first batch allocates
+        for repeat in range(plan.repeats):
+            for name, contender in (("transformers", ours), ("vllm", theirs)):
+                began = time.monotonic()
+                runs[name].append(timed(contender, policy, workload, repeat, theirs.process_time))
+                walls[name].append(Outcome(runs[name][-1].lengths, time.monotonic() - began))
+    finally:
+        theirs.close()
+    rows = []
+    for unit, outcomes in (("tokens/s of processor time", runs), ("tokens/s by the clock", walls)):
+        speeds = {name: [outcome.tokens_per_s for outcome in of_engine] for name, of_engine in outcomes.items()}
+        rows += [row(f"25 M parameters: engine {name}", values, unit) for name, values in speeds.items()]
+        gains = [mine / other for mine, other in zip(speeds["transformers"], speeds["vllm"], strict=True)]
+        rows.append(row(f"25 M parameters: transformers against vllm, {unit}", gains, "x"))
+    return rows, [
+        "vLLM: its CPU build, without compilation, one thread, float32, the same room for keys and values; its "
+        "process's time is counted with the node's. The two sample different completions of like length."
+    ]
 
 
 def _describe(workload: Workload, outcomes: dict[str, list[Outcome]]) -> str:
@@ -161,11 +196,31 @@ def _errors_after_swap(kv: str, steps: int, num_completions: int) -> list[float]
     return errors
 
 
+def overlap(plan: Plan) -> Result:
+    """Rounds a second when the next groups are generated while an update runs."""
+    parts = [ahead.overlap(size, plan.quick, plan.repeats) for size in ahead.LOADS]
+    return [each for rows, _ in parts for each in rows], [note for _, notes in parts for note in notes]
+
+
+def grading(plan: Plan) -> Result:
+    """What verification adds to a round when groups are graded as they are finished."""
+    return ahead.grading(plan.quick, plan.repeats)
+
+
+def routing(plan: Plan) -> Result:
+    """What replaying a mixture-of-experts model's choices does."""
+    return replaying.routing(plan.quick, plan.repeats)
+
+
 MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
     "tiny": tiny,
     "small": small,
+    "vllm": vllm,
     "logprobs": logprobs,
     "swaps": swaps,
+    "overlap": overlap,
+    "grading": grading,
+    "routing": routing,
 }
 
 
@@ -177,11 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
     parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
     parser.add_argument("--repeats", type=int, help="of the speeds; default 3, with --quick 1")
+    parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM, to measure that too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     console = Console(width=None if sys.stdout.isatty() else 180)
     report = Report("engine")
-    plan = Plan(options.quick, options.repeats or (1 if options.quick else 3))
+    plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), options.vllm_python)
     for name in options.only or list(MEASUREMENTS):
         began = time.monotonic()
         rows, notes = MEASUREMENTS[name](plan)

@@ -1,4 +1,4 @@
-"""The workload of the engine benchmark, and the three that do it: ours and the two ways transformers has.
+"""The workload of the engine benchmark, and those that do it: ours, the two ways transformers has, and vLLM.
 
 Completions end at random, at stop tokens: the models are random, so every token is about equally likely, and lengths
 are geometric. A few completions then last six times as long as the mean one, as in real rollouts.
@@ -10,14 +10,20 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from swarm.engines.config import GenerationSettings
+from swarm.engines.config import GenerationSettings, VllmSettings
+from swarm.engines.decoder import Decoder
 from swarm.engines.transformers import TransformersEngine
+from swarm.engines.vllm.engine import VllmEngine
+from swarm.engines.vllm.service import VllmService
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
+from swarm.protocols import RolloutEngine
 from swarm.types import Rejection, Sampling
 
 PAGE_TOKENS = 32
@@ -97,11 +103,17 @@ def random_policy(name: str) -> Policy:
     return Policy(name, Qwen3ForCausalLM(config), tokenizer, system_prompt=None)
 
 
-def timed(contender: Contender, policy: Policy, workload: Workload, seed: int) -> Outcome:
+def timed(
+    contender: Contender,
+    policy: Policy,
+    workload: Workload,
+    seed: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Outcome:
     """One run. Processor time, because other work on the machine shall not count."""
-    began = time.process_time()
+    began = clock()
     lengths = contender(policy, workload, seed)
-    return Outcome(lengths, time.process_time() - began)
+    return Outcome(lengths, clock() - began)
 
 
 def ours(policy: Policy, workload: Workload, seed: int) -> list[int]:
@@ -110,10 +122,44 @@ def ours(policy: Policy, workload: Workload, seed: int) -> list[int]:
         max_batch_tokens=workload.budget_tokens,
         max_batch_sequences=workload.num_prompts * workload.num_completions,
     )
+    return _lengths(TransformersEngine(policy, settings), policy, workload, seed)
+
+
+class Vllm:
+    """vLLM in its own process, as a node would use it; a `Contender`."""
+
+    def __init__(self, policy: Policy, workload: Workload, python: Path) -> None:
+        """Start it: that is not part of any run."""
+        bytes_per_token = sum(shape.num_bytes for shape in Decoder(policy).shapes)
+        self._settings = GenerationSettings(
+            max_batch_sequences=workload.num_prompts * workload.num_completions,
+            vllm=VllmSettings(
+                python=python,
+                cpu_cache_bytes=max(2**20, workload.budget_tokens * bytes_per_token),
+                start_timeout_s=3600,
+                silence_timeout_s=3600,
+            ),
+        )
+        self._service = VllmService(policy, self._settings)
+        self._service.running(lambda: False)
+
+    def __call__(self, policy: Policy, workload: Workload, seed: int) -> list[int]:
+        """The whole workload."""
+        return _lengths(VllmEngine(policy, self._settings, self._service), policy, workload, seed)
+
+    def process_time(self) -> float:
+        """Processor time of this process and of vLLM's."""
+        theirs = psutil.Process(self._service.pid).cpu_times()
+        return time.process_time() + theirs.user + theirs.system
+
+    def close(self) -> None:
+        """End it."""
+        self._service.close()
+
+
+def _lengths(engine: RolloutEngine, policy: Policy, workload: Workload, seed: int) -> list[int]:
     sampling = Sampling(max_new_tokens=workload.max_new_tokens, stop_tokens=tuple(workload.stop_tokens(policy)))
-    answers = TransformersEngine(policy, settings).generate(
-        workload.prompts(), workload.num_completions, sampling, seed
-    )
+    answers = engine.generate(workload.prompts(), workload.num_completions, sampling, seed)
     return [len(c.token_ids) for group in answers if not isinstance(group, Rejection) for c in group]
 
 

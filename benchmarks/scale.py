@@ -184,7 +184,7 @@ def directory(plan: Plan) -> Result:
         what = f"N = {num_nodes}, every {plan.gossip.announce_every_s:g} s"
         rows += [
             row(f"{what}: exchange between members", [found.exchange / 1e3], "kB/s"),
-            row(f"{what}: reading the directory", [found.reading / 1e3], "kB/s"),
+            row(f"{what}: what comes with renewing an entry in the directory", [found.reading / 1e3], "kB/s"),
             row(f"{what}: each holder of the directory sends", [found.holding / 1e3], "kB/s"),
             row(f"{what}: one answer of a holder", [found.reply_bytes], "bytes"),
             row(f"{what}: the daemon takes such an answer", [float(found.readable)], ""),

@@ -44,6 +44,7 @@ ARMS: dict[str, dict[str, object]] = {
     "tis": {"objective": "tis"},
     "grpo, token_truncate": {"objective": "grpo", "importance": "token_truncate"},
     "grpo, sequence_mask": {"objective": "grpo", "importance": "sequence_mask"},
+    "gepo, behaviour_kl": {"objective": "gepo", "behaviour_kl": 0.005},
 }
 """What is compared: fields of `update` that differ from the common ones."""
 ASKED = ("grpo", "gspo", "gepo", "tis")
@@ -255,6 +256,7 @@ def rows(cells: Mapping[tuple[str, int], Sequence[Cell]]) -> list[Row]:
             _row(f"{name}: effective sample size, tokens", [_typical(cell.ess) for cell in seeds], ""),
             _row(f"{name}: effective sample size, completions", [_typical(cell.sequence_ess) for cell in seeds], ""),
             _row(f"{name}: largest token ratio", [_typical(cell.max_ratio) for cell in seeds], ""),
+            _row(f"{name}: tokens that a clip or cap decided", [_typical(cell.clip_fraction) for cell in seeds], ""),
         ]
     return table
 

@@ -269,7 +269,7 @@ def largest_difference(folder: Path, sides: Sequence[Side]) -> float:
 
     logging.disable_progress_bar()
     start = list(AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=torch.float32).parameters())
-    first, *others = [torch.load(folder / f"{side.name}.pt") for side in sides]
+    first, *others = [torch.load(folder / f"{side.name}.pt", weights_only=True) for side in sides]
 
     def largest(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
         return max(float((a.detach() - b.detach()).abs().max()) for a, b in zip(one, other, strict=True))

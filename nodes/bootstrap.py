@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from nodes import exits
-from nodes.run import IDENTITY_FILE, best_address, found_run, remember
+from nodes.run import IDENTITY_FILE, best_address, found_run, remember, write_addresses
 from nodes.stop import StopRequest
 from swarm.config import load_config
 from swarm.net.diagnosis import serve_diagnosis
@@ -20,7 +20,6 @@ from swarm.net.open import open_transport
 from swarm.net.state import Profile
 from swarm.protocols import Transport
 
-ADDRESS_FILE = "multiaddrs"
 LOOK_EVERY_S = 0.2
 REPORT_EVERY_S = 60.0
 
@@ -48,9 +47,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
 
 def _announce(transport: Transport, out: Path, console: Console) -> None:
     addresses = transport.multiaddrs()
-    staging = out / f"{ADDRESS_FILE}.partial"
-    staging.write_text("".join(f"{address}\n" for address in addresses))
-    staging.rename(out / ADDRESS_FILE)
+    write_addresses(out, addresses)
     console.print(f"run {transport.status().run_id} is open; others join with", highlight=False)
     console.print(f"    swarm join {best_address(addresses)}", highlight=False, soft_wrap=True)
     for address in addresses:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nodes.training import CHECKPOINTS
 from swarm.config import NodeConfig, Values, load_config
-from swarm.engines.transformers import TransformersEngine
+from swarm.engines.choice import choose_engine, open_engine
 from swarm.errors import CheckpointError, ConfigError
 from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
@@ -36,7 +36,8 @@ def evaluate_checkpoint(
     weights, saved = _find_weights(path)
     config = load_config(file, None if file else saved, os.environ, overrides).config
     policy = load_policy(config.policy, weights)
-    engine = TransformersEngine(policy, config.generation)
+    choice = choose_engine(config.generation, policy)
+    engine = open_engine(choice, policy, config.policy, config.generation)
     verifier = VerificationPool(config.tasks, config.verification)
     try:
         with console.status(f"asking {num_questions} held-out questions"):
@@ -44,9 +45,11 @@ def evaluate_checkpoint(
             result = run_evaluation(engine, verifier, sampling, num_questions, stream)
     finally:
         verifier.close()
+        engine.close()
     if as_json:
         print(json.dumps({"weights": str(weights), **_as_dict(result)}, indent=1))
     else:
+        console.print(choice, highlight=False)
         console.print(_as_table(result))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
-FIELD_COMMANDS = frozenset({"join", "bootstrap", "evaluate", "doctor", "config show"})
+FIELD_COMMANDS = frozenset({"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show"})
 
 DEFAULT_HOME = Path("runs/peer")
 
@@ -45,18 +45,31 @@ ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration;
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
 HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
 PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
+EngineOption = Annotated[str | None, typer.Option(help="What generates: auto, transformers or vllm.")]
+TargetArgument = Annotated[
+    str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
+]
+BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")]
+ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
+RunNameOption = Annotated[str | None, typer.Option(help="Name of the run founded when none is joined.")]
+LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
+ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
 @app.command()
 def demo(
+    mode: Annotated[
+        str, typer.Option(help="swarm: peers that learn from each other; learner: one learner, the others its workers.")
+    ] = "swarm",
     peers: Annotated[int, typer.Option(min=1, max=64, help="Peers, each a process of its own.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer.")] = 200,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer, or steps of the learner.")] = 200,
     local: Annotated[int, typer.Option(min=0, help="I: local groups an update.")] = 4,
     external: Annotated[int, typer.Option(min=0, help="J: external groups an update.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Decides every peer's questions and samples.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Directory for results; default: a new one under runs/.")] = None,
-    live: Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")] = True,
+    live: LiveOption = True,
+    engine: EngineOption = None,
     transport: Annotated[
         str, typer.Option(help="hivemind: real processes and network; memory: one process, repeatable.")
     ] = "hivemind",
@@ -64,40 +77,115 @@ def demo(
     """Run a whole swarm on this machine: a bootstrap node and peers that learn nine arithmetic tasks together."""
     if transport not in ("hivemind", "memory"):
         raise ConfigError(f"--transport must be hivemind or memory, got {transport!r}")
+    if mode not in ("swarm", "learner"):
+        raise ConfigError(f"--mode must be swarm or learner, got {mode!r}")
+    if mode == "learner" and (transport == "memory" or peers < 2):
+        raise ConfigError("--mode learner needs --peers of at least 2 and --transport hivemind")
     from nodes.simulate import DemoOptions
     from nodes.simulate import demo as run
 
     chosen: Literal["hivemind", "memory"] = "memory" if transport == "memory" else "hivemind"
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    options = DemoOptions(peers, rounds, local, external, seed, folder, live, chosen)
+    options = DemoOptions(
+        peers, rounds, local, external, seed, folder, live, chosen, "learner" if mode == "learner" else "swarm", engine
+    )
     raise typer.Exit(run(options, _console()))
 
 
 @app.command()
 def join(
     context: typer.Context,
-    target: Annotated[
-        str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
-    ] = None,
-    bootstrap: Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")] = None,
-    model: Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")] = None,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    engine: EngineOption = None,
     name: Annotated[str | None, typer.Option(help="How this peer is called in views and reports.")] = None,
-    run_name: Annotated[str | None, typer.Option(help="Name of the run founded when none is joined.")] = None,
+    run_name: RunNameOption = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after so many rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
+    follow: Annotated[
+        str | None, typer.Option(help="Peer id of a learner, whose snapshots are adopted when they answer better.")
+    ] = None,
     out: OutOption = None,
-    live: Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")] = True,
-    report: Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")] = True,
+    live: LiveOption = True,
+    report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
     """Train as one peer of a swarm. Any field of the configuration can be given as --path.to.field VALUE."""
     file, pairs = _target(target, bootstrap)
     pairs += _given(
-        {"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "seed": seed, "out": out}
+        {
+            "policy.model": model,
+            "generation.engine": engine,
+            "name": name,
+            "run_name": run_name,
+            "rounds": rounds,
+            "seed": seed,
+            "out": out,
+        }
     )
+    pairs += _given({"follow.learner": follow})
     pairs += _fields(context)
     _check(file, pairs)
     from nodes.peer import join as run
+
+    raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
+
+
+@app.command()
+def learn(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    name: Annotated[str | None, typer.Option(help="How this learner is called in views and reports.")] = None,
+    run_name: RunNameOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
+    out: OutOption = None,
+    live: LiveOption = True,
+    report: ReportOption = True,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Train one policy on what workers sample with its snapshots. Any field can be given as --path.to.field VALUE."""
+    file, pairs = _target(target, bootstrap)
+    pairs += _given({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
+    pairs += _fields(context)
+    _check(file, pairs)
+    from nodes.learner import learn as run
+
+    raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
+
+
+@app.command()
+def work(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    engine: EngineOption = None,
+    name: Annotated[str | None, typer.Option(help="How this worker is called in views and reports.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after so many batches of questions.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
+    out: OutOption = None,
+    live: LiveOption = True,
+    report: ReportOption = True,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Sample for a learner with its snapshots; trains nothing. Any field can be given as --path.to.field VALUE."""
+    file, pairs = _target(target, bootstrap)
+    pairs += _given(
+        {
+            "policy.model": model,
+            "generation.engine": engine,
+            "name": name,
+            "rounds": rounds,
+            "seed": seed,
+            "out": out,
+        }
+    )
+    pairs += _fields(context)
+    _check(file, pairs)
+    from nodes.worker import work as run
 
     raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
 
@@ -191,10 +279,8 @@ def peers(
 @app.command()
 def doctor(
     context: typer.Context,
-    target: Annotated[
-        str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
-    ] = None,
-    bootstrap: Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")] = None,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
     out: OutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -215,12 +301,14 @@ def evaluate(
         Path | None, typer.Option(help="Configuration with tasks and sampling; default: its own.")
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 900,
+    engine: EngineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Accuracy of a checkpoint on held-out questions, per task, with 95% intervals."""
     from nodes.checkpoints import evaluate_checkpoint
 
-    evaluate_checkpoint(checkpoint, config, _fields(context), questions, as_json, _console())
+    pairs = [*_given({"generation.engine": engine}), *_fields(context)]
+    evaluate_checkpoint(checkpoint, config, pairs, questions, as_json, _console())
 
 
 @app.command()

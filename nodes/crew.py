@@ -9,7 +9,7 @@ torchrun starts several; one process alone gives orders to nobody, and is otherw
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,13 +17,15 @@ from msgspec import Struct
 from nodes import exits
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
+from swarm.engines.choice import EngineChoice, choose_engine, open_engine
+from swarm.engines.process import ProcessEngine
 from swarm.engines.shared import SharedEngine
-from swarm.engines.transformers import TransformersEngine
-from swarm.errors import Interrupted, NonFiniteUpdates, SwarmError
+from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
 from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, restore, snapshot
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.ranks import Ranks
 from swarm.policy.updater import PolicyUpdater
+from swarm.protocols import StreamingEngine
 from swarm.types import Answers, GradedGroup, Sampling, UpdateReport
 
 
@@ -69,19 +71,34 @@ class Crew:
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load from a checkpoint or anew. Raises `PolicyError`, `CheckpointError`, `EngineError`, `SamplingError`."""
+        """Load from a checkpoint or anew.
+
+        Raises `ConfigError`, `PolicyError`, `CheckpointError`, `EngineError`, `SamplingError`.
+        """
+        generation = config.generation
+        if generation.max_staleness and ranks.size > 1:
+            raise ConfigError(
+                f"generation.max_staleness must be 0 with {ranks.size} processes, got {generation.max_staleness}: they "
+                "generate and train in turns"
+            )
         self._ranks = ranks
         if ranks.rank == 0:
             self._order(Begin(config, checkpoint))
         self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
-        engine = TransformersEngine(self.policy, config.generation, cancelled)
-        engine.check(config.generation.sampling())
-        self._engine = SharedEngine(engine, self.policy)
+        self.choice = choose_engine(generation, self.policy)
         self._updater = PolicyUpdater(
-            self.policy, config.update, config.mix, config.generation.temperature, _reference(config, ranks)
+            self.policy, config.update, config.mix, generation.temperature, _reference(config, ranks)
         )
         self.resumed: TrainingState | None = restore(checkpoint, self._updater) if checkpoint else None
         """The state that the checkpoint holds."""
+        self._open = contextlib.ExitStack()
+        self._beside = self._engine_beside(config, cancelled) if generation.max_staleness else None
+        """What generates for training while updates run."""
+        in_turn = EngineChoice("transformers", "in turns with updates") if self._beside else self.choice
+        engine = open_engine(in_turn, self.policy, config.policy, generation, cancelled)
+        self._open.callback(engine.close)
+        engine.check(generation.sampling())
+        self._engine = SharedEngine(engine, self.policy)
 
     @property
     def version(self) -> int:
@@ -89,9 +106,18 @@ class Crew:
         return self._updater.version
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or why a prompt has none."""
+        """G completions for each of P prompts, [P][G], or why a prompt has none; the newest policy's."""
         self._order(Generate(prompts, num_completions, sampling, seed))
         return self._engine.generate(prompts, num_completions, sampling, seed)
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        """The same for training, group by group; where updates run meanwhile, any thread may call."""
+        if self._beside:
+            return self._beside.stream(prompts, num_completions, sampling, seed)
+        self._order(Generate(prompts, num_completions, sampling, seed))
+        return self._engine.stream(prompts, num_completions, sampling, seed)
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group."""
@@ -100,12 +126,37 @@ class Crew:
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One policy-gradient update on whole groups."""
         self._order(Update(local, external))
-        return self._updater.update(local, external)
+        report = self._updater.update(local, external)
+        if self._beside and not report.skipped:
+            self._beside.swap(self.policy.weights, self.version)
+        return report
 
     def save(self, store: CheckpointStore, state: TrainingState, config: str) -> Path:
         """Write a checkpoint."""
         self._order(Snapshot())
         return store.save(self.policy, self._updater, state, config)
+
+    def close_beside(self) -> None:
+        """End what generates while updates run; nothing can be generated for training afterwards."""
+        if self._beside:
+            self._beside.close()
+
+    def close(self) -> None:
+        """End what generates; nothing can be generated afterwards."""
+        self._open.close()
+
+    def _engine_beside(self, config: NodeConfig, cancelled: Callable[[], bool]) -> StreamingEngine:
+        """In a process of its own, which vLLM is in any case."""
+        generation = config.generation
+        engine: StreamingEngine
+        if self.choice.name == "vllm":
+            if generation.vllm.sleep:
+                raise ConfigError("generation.vllm.sleep must be false, or max_staleness 0: else vLLM never rests")
+            engine = open_engine(self.choice, self.policy, config.policy, generation, cancelled)
+        else:
+            engine = ProcessEngine(self.policy, config.policy, generation, cancelled)
+        self._open.callback(engine.close)
+        return engine
 
     def follow(self) -> None:
         """Do what rank 0 orders, until there is nothing more."""

@@ -25,6 +25,8 @@ from nodes import exits, probes
 from nodes.peers import clean
 from nodes.visit import visiting
 from swarm.config import NodeConfig, load_config
+from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
+from swarm.engines.config import GenerationSettings
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
@@ -83,7 +85,15 @@ def diagnose(config: NodeConfig) -> Iterator[Finding]:
     """Every check on this machine and its network, the quick ones first."""
     yield check_python(sys.version.split()[0], probes.required_python())
     yield check_packages(probes.packages())
-    yield check_gpu(probes.torch(), probes.nvidia_driver(), config.policy.device)
+    torch = probes.torch()
+    gpu = check_gpu(torch, probes.nvidia_driver(), config.policy.device)
+    yield gpu
+    if gpu.level == "fail":
+        yield from unchecked("the policy has no device", "repair the GPU or torch first", ("engine",))
+    else:
+        vllm = look_for_vllm(config.generation.vllm.python)
+        device = torch.device(config.policy.device)
+        yield check_engine(config.generation, config.policy.model, device, vllm, probes.supported_vllm())
     for disk in probes.disks(config):
         yield check_disk(disk)
     yield check_identity(probes.key(config))
@@ -259,6 +269,25 @@ def check_gpu(torch: probes.Torch, driver: str | None, wanted: str) -> Finding:
     if torch.mps:
         return Finding("gpu", "ok", f"Apple's GPU; torch {torch.version}")
     return Finding("gpu", "ok", f"none; the CPU is used, with torch {torch.version}")
+
+
+def check_engine(settings: GenerationSettings, model: str, device: str, vllm: Vllm, supported: str) -> Finding:
+    """Which engine a node would generate with, on a type of device, and whether vLLM is there where it is of use."""
+    if settings.engine == "vllm" and vllm.problem:
+        return Finding("engine", "fail", f"generation.engine is vllm, but {vllm.problem}", GET_VLLM)
+    choice = choose(settings, model, device, 1, lambda: vllm)
+    seen = f"{choice.name}: {choice.reason}"
+    if choice.fix:
+        return Finding("engine", "warn", f"there is a GPU, but the engine is {seen}", choice.fix)
+    if vllm.problem and settings.vllm.python:
+        fix = "correct generation.vllm.python, or leave it out"
+        return Finding("engine", "warn", f"{seen}; {vllm.problem}", fix)
+    if vllm.problem:
+        return Finding("engine", "ok", seen)
+    seen = f"{seen}; {vllm.python} has vLLM {vllm.version or 'of unknown version'}"
+    if vllm.version and not SpecifierSet(supported).contains(vllm.version, prereleases=True):
+        return Finding("engine", "warn", seen, f"install vllm{supported} there, which is what swarm was made for")
+    return Finding("engine", "ok", seen)
 
 
 def check_disk(disk: probes.Disk) -> Finding:

@@ -16,8 +16,7 @@ from msgspec.structs import asdict
 from rich.console import Console
 
 from nodes import exits
-from nodes.bootstrap import ADDRESS_FILE
-from nodes.run import IDENTITY_FILE
+from nodes.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
 from swarm.net.dial import probe
 from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, RoundEvent, decode

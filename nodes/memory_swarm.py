@@ -10,7 +10,7 @@ from nodes.run import IDENTITY_FILE, found_run
 from nodes.stop import StopRequest
 from nodes.training import TrainingNode
 from swarm.config import NodeConfig, load_config
-from swarm.errors import Interrupted
+from swarm.errors import ConfigError, Interrupted
 from swarm.net.identity import Identity
 from swarm.net.memory import MemoryHub, MemoryTransport
 from swarm.tasks.inline import InlineVerifier
@@ -20,6 +20,11 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, s
     """Run `num_peers` peers round by round. Returns the exit code."""
     stop = StopRequest(supervised)
     base = load_config(file, None, os.environ).config
+    if base.generation.max_staleness:
+        raise ConfigError(
+            f"generation.max_staleness must be 0 where all peers are in one process, got "
+            f"{base.generation.max_staleness}: they take turns"
+        )
     verifier = InlineVerifier(base.tasks)
     hub = MemoryHub()
     nodes: list[TrainingNode] = []

@@ -1,12 +1,14 @@
-"""`swarm join`: one peer that trains in a swarm, and alone while it finds none."""
+"""`swarm join`: one peer that trains in a swarm, and alone while it finds none; and what all roles share."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -16,7 +18,8 @@ from rich.text import Text
 from nodes import exits
 from nodes.crew import follow, leading
 from nodes.home import Home, claim_home
-from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values, remember
+from nodes.hybrid import HybridNode
+from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values, remember, write_addresses
 from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
@@ -28,13 +31,71 @@ from swarm.net.state import Profile
 from swarm.net.wire import open_manifest
 from swarm.policy.config import check_model_path, check_peft
 from swarm.policy.ranks import Ranks, open_ranks
-from swarm.protocols import Transport
+from swarm.protocols import Transport, Verifier
 from swarm.tasks.pool import VerificationPool
 from swarm.telemetry.history import PeerHistory, swarm_summary
 from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent
 from swarm.telemetry.report import write_report
 from swarm.types import NetworkStatus, RunManifest
+
+
+class Node(Protocol):
+    """What a role makes: does its work step by step, and writes what happened into its metrics file."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to do."""
+        ...
+
+    def begin(self) -> None:
+        """Write the start event, and do what comes before the first step."""
+        ...
+
+    def step(self) -> None:
+        """One round, step or batch. Raises `Interrupted` with everything consistent."""
+        ...
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Put a line for people into the metrics file."""
+        ...
+
+    def end(self, reason: EndReason) -> None:
+        """Save, and write the end event."""
+        ...
+
+    def close(self) -> None:
+        """Stop what runs beside; called whatever happened, once or twice."""
+        ...
+
+
+class MakeNode(Protocol):
+    """Loads everything that a role needs. Raises `SwarmError`."""
+
+    def __call__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None,
+        ranks: Ranks | None,
+    ) -> Node:
+        """The node, on a transport that is open already."""
+        ...
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a node in a swarm can be."""
+
+    name: str
+    make: MakeNode
+    plan: Callable[[NodeConfig], list[tuple[str, str]]]
+    """What it is about to do, in words."""
+    alone: str
+    """What it does while it finds nobody."""
 
 
 def join(
@@ -47,7 +108,23 @@ def join(
 ) -> int:
     """Train as one peer until all rounds are done or someone asks to stop. Returns the process's exit code.
 
-    Of the processes that torchrun starts, the first is the peer. Raises `SwarmError` for what is wrong before training
+    Raises `SwarmError` for what is wrong before training starts.
+    """
+    return launch(PEER, file, overrides, console, live, report, supervised)
+
+
+def launch(
+    role: Role,
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    supervised: bool,
+) -> int:
+    """Be a node of this role until it is done or someone asks to stop. Returns the process's exit code.
+
+    Of the processes that torchrun starts, the first is the node. Raises `SwarmError` for what is wrong before it
     starts.
     """
     with open_ranks() as ranks:
@@ -55,10 +132,11 @@ def join(
             return follow(ranks)
         with leading(ranks):
             stop = StopRequest(supervised)
-            return _join(file, overrides, console, live, report, stop, ranks)
+            return _launch(role, file, overrides, console, live, report, stop, ranks)
 
 
-def _join(
+def _launch(
+    role: Role,
     file: Path | None,
     overrides: Sequence[tuple[str, str]],
     console: Console,
@@ -76,15 +154,16 @@ def _join(
         manifest = open_manifest(home.sealed) if home.sealed else None
         asked = manifest_values(manifest) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
-        _show_plan(loaded.config, home.identity, manifest, ranks.size, console)
+        _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
         live = live and console.is_terminal
-        return _train(loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
+        return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
         home.identity.close()
 
 
-def _train(
+def _run(
+    role: Role,
     config: NodeConfig,
     home: Home,
     tasks_of_the_run: bool,
@@ -95,7 +174,7 @@ def _train(
     ranks: Ranks,
 ) -> int:
     network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
-    transport = open_transport(network, home.identity, profile=_profile(config), manifest=home.sealed)
+    transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         # A run may list tasks that this version of a library does not have; one's own list is meant as it stands.
         verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)
@@ -106,19 +185,22 @@ def _train(
         transport.start()
         stack.callback(transport.close)
         with policy_progress(console) as progress:
-            node = TrainingNode(config, home.identity, transport, verifier, stop, progress, ranks)
+            node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
+        stack.callback(node.close)
+        write_addresses(config.out, transport.multiaddrs())
         console.print(f"others can join with: [bold]swarm join {best_address(transport.multiaddrs())}[/bold]")
         history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # an earlier process's lines are no news
         view = LiveView([history], title=config.name)
         with view.shown(console) if live else contextlib.nullcontext():
-            code = _rounds(node, transport, config, stop, None if live else console, history)
+            code = _rounds(node, role, transport, config, stop, None if live else console, history)
     if report:
         _report(config, history, console)
     return code
 
 
 def _rounds(
-    node: TrainingNode,
+    node: Node,
+    role: Role,
     transport: Transport,
     config: NodeConfig,
     stop: StopRequest,
@@ -130,7 +212,7 @@ def _rounds(
     code = exits.DONE
     try:
         node.begin()
-        watch = _NetworkWatch(node, transport.manifest())
+        watch = _NetworkWatch(node, role.alone, transport.manifest())
         while not (node.done or stop()):
             node.step()
             watch.look(transport.status(), transport.manifest())
@@ -157,8 +239,9 @@ def _rounds(
 class _NetworkWatch:
     """Turns changes of the network's state into lines for people."""
 
-    def __init__(self, node: TrainingNode, manifest: RunManifest | None) -> None:
+    def __init__(self, node: Node, doing_alone: str, manifest: RunManifest | None) -> None:
         self._node = node
+        self._doing_alone = doing_alone
         self._run_known = manifest is not None
         self._alone: bool | None = None
         self._detail = ""
@@ -173,7 +256,7 @@ class _NetworkWatch:
         alone = status.alone_since is not None
         if alone != self._alone and (alone or self._alone is not None):
             self._node.note(
-                f"training alone: {status.detail}" if alone else status.detail, "warning" if alone else "info"
+                f"{self._doing_alone}: {status.detail}" if alone else status.detail, "warning" if alone else "info"
             )
         elif alone and _without_numbers(status.detail) != _without_numbers(self._detail):
             self._node.note(f"still alone: {status.detail}", "warning")
@@ -198,7 +281,12 @@ def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
 
 
 def _show_plan(
-    config: NodeConfig, identity: Identity, manifest: RunManifest | None, num_processes: int, console: Console
+    role: Role,
+    config: NodeConfig,
+    identity: Identity,
+    manifest: RunManifest | None,
+    num_processes: int,
+    console: Console,
 ) -> None:
     """What is about to happen, before it does."""
     founded = manifest is not None and manifest.founder == identity.peer_id
@@ -209,8 +297,7 @@ def _show_plan(
         ("peer id", identity.peer_id),
         ("policy", f"{config.policy.model} on {config.policy.device}{processes}"),
         ("tasks", ", ".join(task.name for task in config.tasks)),
-        ("a round", f"{config.generation.questions_per_round} questions x {config.generation.group_size} completions"),
-        ("an update", f"{config.mix.local} local + {config.mix.external} external groups"),
+        *role.plan(config),
         ("rounds", str(config.rounds) if config.rounds else "until Ctrl-C"),
         ("directory", str(config.out)),
     ]
@@ -245,5 +332,30 @@ def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
     console.print(f"report: {config.out / 'report.html'}")
 
 
-def _profile(config: NodeConfig) -> Profile:
-    return Profile(model=config.policy.model, tasks=tuple(task.name for task in config.tasks), version=version("swarm"))
+def _profile(role: Role, config: NodeConfig) -> Profile:
+    tasks = tuple(task.name for task in config.tasks)
+    return Profile(model=config.policy.model, tasks=tasks, role=role.name, version=version("swarm"))
+
+
+def _plan(config: NodeConfig) -> list[tuple[str, str]]:
+    generation, mix = config.generation, config.mix
+    return [
+        ("a round", f"{generation.questions_per_round} questions x {generation.group_size} completions"),
+        ("an update", f"{mix.local} local + {mix.external} external groups"),
+    ]
+
+
+def _peer(
+    config: NodeConfig,
+    identity: Identity,
+    transport: Transport,
+    verifier: Verifier,
+    cancelled: Callable[[], bool],
+    progress: Callable[[int, int], None] | None,
+    ranks: Ranks | None,
+) -> Node:
+    make = HybridNode if config.follow.learner else TrainingNode
+    return make(config, identity, transport, verifier, cancelled, progress, ranks)
+
+
+PEER = Role("peer", _peer, _plan, "training alone")

@@ -57,6 +57,12 @@ class Torch(Struct, frozen=True):
     problem: str = ""
     """Why it could not be asked."""
 
+    def device(self, wanted: str) -> str:
+        """The type of device that `policy.device` comes to."""
+        if wanted != "auto":
+            return wanted.partition(":")[0]
+        return "cuda" if self.gpus else "mps" if self.mps else "cpu"
+
 
 class Disk(Struct, frozen=True):
     """A place that is written to."""
@@ -116,6 +122,12 @@ def packages() -> tuple[Package, ...]:
     return tuple(
         look_up(requirement) for requirement in requirements if not requirement.marker or requirement.marker.evaluate()
     )
+
+
+def supported_vllm() -> str:
+    """The range of vLLM versions this project was made for, e.g. `==0.32.0`."""
+    requirements = map(Requirement, importlib.metadata.requires("swarm") or ())
+    return next(str(requirement.specifier) for requirement in requirements if requirement.name == "vllm")
 
 
 def look_up(requirement: Requirement) -> Package:

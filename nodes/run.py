@@ -24,6 +24,7 @@ from swarm.types import RunManifest
 IDENTITY_FILE = "identity.key"
 MANIFEST_FILE = "run.manifest"
 PEERS_FILE = "peers.known"
+ADDRESS_FILE = "multiaddrs"
 ASK_TIMEOUT_S = 20.0
 
 
@@ -110,6 +111,14 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     except PeerUnreachable as error:
         console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
         return None
+
+
+def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:
+    """Write where this node can be reached into its directory, the best first."""
+    best = best_address(multiaddrs)
+    staging = out / f"{ADDRESS_FILE}.partial"
+    staging.write_text("".join(f"{address}\n" for address in sorted(multiaddrs, key=lambda each: each != best)))
+    staging.rename(out / ADDRESS_FILE)
 
 
 def best_address(multiaddrs: Sequence[str]) -> str:

@@ -2,6 +2,8 @@
 
     demo ──spawns──▶ swarm bootstrap            OUT/bootstrap/
          ──spawns──▶ swarm join (one a peer)    OUT/peer-K/metrics.jsonl ──tail──▶ live view, report
+    or   ──spawns──▶ swarm learn                OUT/learner/
+         ──spawns──▶ swarm work (one a worker)  OUT/worker-K/
 
 The children are the very commands that people run. `--transport memory` runs all peers in one process instead, taking
 turns, which makes a run repeatable to the last digit.
@@ -20,9 +22,9 @@ from msgspec import Struct, structs
 from rich.console import Console
 
 from nodes import exits
-from nodes.bootstrap import ADDRESS_FILE
 from nodes.children import Child, stop_all
 from nodes.peer import policy_progress
+from nodes.run import ADDRESS_FILE
 from nodes.stop import StopRequest
 from nodes.training import versions
 from swarm.config import Values, load_config
@@ -39,6 +41,9 @@ MAX_RESTARTS = 5
 PLAIN_EVERY_ROUNDS = 20
 CONFIG_FILE = "demo.yaml"
 MAX_PEERS = 1_000
+LEARNER = "learner"
+LEARNER_MODE_QUESTIONS = 16
+GRACE_S = 5.0
 
 
 class DemoOptions(Struct, frozen=True):
@@ -52,6 +57,9 @@ class DemoOptions(Struct, frozen=True):
     out: Path
     live: bool
     transport: Literal["hivemind", "memory"]
+    mode: Literal["swarm", "learner"] = "swarm"
+    engine: str | None = None
+    """None: as configured by default."""
 
 
 def demo(options: DemoOptions, console: Console) -> int:
@@ -61,9 +69,11 @@ def demo(options: DemoOptions, console: Console) -> int:
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
     with policy_progress(console) as progress:
         ensure_tiny(progress)
-    names = [f"peer-{k + 1}" for k in range(options.peers)]
+    names = _names(options)
     histories = [PeerHistory(options.out / name / METRICS_FILE, name) for name in names]
     title = f"swarm demo: {options.peers} peers, {options.local} local + {options.external} external groups"
+    if options.mode == "learner":
+        title = f"swarm demo: a learner and {options.peers - 1} workers"
     view = LiveView(histories, title=title)
     live = options.live and console.is_terminal
     children: list[Child] = []
@@ -82,6 +92,13 @@ def demo(options: DemoOptions, console: Console) -> int:
     return exits.FAILED if any(child.given_up for child in children) else exits.DONE
 
 
+def _names(options: DemoOptions) -> list[str]:
+    """What the nodes are called, in the order in which they are shown."""
+    if options.mode == "learner":
+        return [LEARNER, *(f"worker-{k + 1}" for k in range(options.peers - 1))]
+    return [f"peer-{k + 1}" for k in range(options.peers)]
+
+
 def _write_config(options: DemoOptions) -> None:
     """The configuration that all peers share. A directory that holds it already is gone on with."""
     values: Values = {
@@ -92,6 +109,11 @@ def _write_config(options: DemoOptions) -> None:
         "evaluation": {"num_questions": 360},
         "network": {"listen": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "announce_every_s": 5.0},
     }
+    if options.mode == "learner":
+        del values["rounds"]  # workers go on until the learner has made its steps
+        values["follow"] = {"questions": LEARNER_MODE_QUESTIONS}
+    if options.engine is not None:
+        values["generation"] = {"engine": options.engine}
     text = yaml.safe_dump(values, sort_keys=False)
     path = options.out / CONFIG_FILE
     if path.exists() and path.read_text() != text:
@@ -111,10 +133,16 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
         peers = Child("all peers", arguments, options.out / "process")
         peers.start()
         return [peers]
-    home = options.out / "bootstrap"
+    if options.mode == "learner":
+        first, *names = names
+        arguments = ["learn", config, "--name", first, "--rounds", str(options.rounds), "--no-report"]
+        command = "work"
+    else:
+        first, arguments, command = "bootstrap", ["bootstrap", config], "join"
+    home = options.out / first
     address_file = home / ADDRESS_FILE
     address_file.unlink(missing_ok=True)
-    bootstrap = Child("bootstrap", ["bootstrap", config, "--out", str(home)], home)
+    bootstrap = Child(first, [*arguments, "--out", str(home)], home)
     bootstrap.start()
     children = [bootstrap]
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -122,8 +150,8 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
         if stop() or not bootstrap.running or time.monotonic() > deadline:
             stop_all(children)
             if stop():
-                raise Interrupted("stopped before the bootstrap had an address")
-            raise TransportError(f"the bootstrap did not come up; the end of its log:\n{bootstrap.last_words()}")
+                raise Interrupted(f"stopped before the {first} had an address")
+            raise TransportError(f"the {first} did not come up; the end of its log:\n{bootstrap.last_words()}")
         time.sleep(POLL_S)
     address = address_file.read_text().split()[0]
     for k, name in enumerate(names):
@@ -131,7 +159,7 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
         seed = str(options.seed * MAX_PEERS + k)
         peer = Child(
             name,
-            ["join", config, "--name", name, "--out", str(out), "--seed", seed, "--bootstrap", address, "--no-report"],
+            [command, config, "--name", name, "--out", str(out), "--seed", seed, "--bootstrap", address, "--no-report"],
             out,
         )
         peer.start()
@@ -149,13 +177,18 @@ class _Watch:
         self._printed = dict.fromkeys((history.name for history in histories), 0)
 
     def until_done(self, children: Sequence[Child], stop: StopRequest) -> None:
-        """Return when every peer is done or given up, or someone asks to stop."""
+        """Return when every peer is done or given up, the learner long enough ago, or someone asks to stop."""
+        learner_seen = time.monotonic()
         while not stop():
             for child in children:
                 self._look_after(child)
             if self._plain is not None:
                 self._print_rounds(self._plain)
             if all(child.finished for child in children if child.name != "bootstrap"):
+                return
+            if children[0].name != LEARNER or not children[0].finished:
+                learner_seen = time.monotonic()
+            elif time.monotonic() - learner_seen > GRACE_S:  # a worker that was being restarted has missed its end
                 return
             time.sleep(POLL_S)
 

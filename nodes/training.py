@@ -7,20 +7,23 @@ import math
 import platform
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from nodes.crew import Crew
 from swarm.config import NodeConfig
-from swarm.errors import CheckpointError, ConfigError, Interrupted
+from swarm.errors import CheckpointError, ConfigError, Interrupted, SwarmError
 from swarm.evaluation import evaluate
 from swarm.net.census import take_census
+from swarm.net.config import NetworkSettings
 from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
 from swarm.net.roster import write_roster
 from swarm.net.wire import Limits
 from swarm.policy.checkpoint import CheckpointStore, TrainingState
+from swarm.policy.loading import Policy
 from swarm.policy.ranks import Ranks
 from swarm.pool import Pool
 from swarm.protocols import Transport, Verifier
@@ -75,18 +78,15 @@ class TrainingNode:
         self._sampling = config.generation.sampling()
         found = self._store.newest()
         self._crew = Crew(config, found, ranks or Ranks(), cancelled, progress)
+        self._open = ExitStack()
+        self._open.callback(self._crew.close)
         self._policy = self._crew.policy
         if config.generation.max_new_tokens >= self._policy.max_positions:
             raise ConfigError(
                 f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
             )
-        self._exchange = Exchange(
-            transport,
-            identity,
-            Limits(config.network.max_record_bytes, config.network.max_completion_chars),
-            config.network.safety,
-        )
+        self._exchange = open_exchange(config.network, transport, identity)
         self._node = self._make_node()
         self._resumed_from = self._resume(found, self._crew.resumed) if found and self._crew.resumed else None
         self._saved_round = self._resumed_from
@@ -111,6 +111,7 @@ class TrainingNode:
                 resumed_from=self._resumed_from,
             )
         )
+        self.note(str(self._crew.choice))
         if self._node.round == 0:
             self._evaluate()
         self._began = time.monotonic()
@@ -156,14 +157,31 @@ class TrainingNode:
         self._metrics.write(CheckpointEvent(time=time.time(), round=state.round, path=str(path)))
 
     def end(self, reason: EndReason) -> None:
-        """Final evaluation when all rounds are done, checkpoint, end event. `reason`: done, interrupted or error."""
+        """Checkpoint, final evaluation when all rounds are done, end event. `reason`: done, interrupted or error.
+
+        Raises what keeps the evaluation from being made.
+        """
+        self._node.close()
+        self._crew.close_beside()
+        self.save()
         try:
             if reason == "done":
                 self._evaluate()
-            self.save()
         except Interrupted:
             reason = "interrupted"
-            self.save()
+        except SwarmError as error:
+            self.note(f"the last evaluation failed: {error}", "error")
+            self._finish("error")
+            raise
+        self._finish(reason)
+
+    def close(self) -> None:
+        """Generate no more; what was begun ahead is lost, and begun again after a restart."""
+        self._node.close()
+        self._open.close()
+
+    def _finish(self, reason: EndReason) -> None:
+        self.close()
         self._metrics.write(EndEvent(time=time.time(), round=self._node.round, reason=reason))
         self._metrics.close()
 
@@ -185,14 +203,11 @@ class TrainingNode:
             exchange=self._exchange,
             pool=Pool(config.pool),
             ledger=Ledger(),
+            max_staleness=config.generation.max_staleness,
         )
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
-        if state.model != self._policy.name:
-            raise CheckpointError(
-                f"{checkpoint} is of model {state.model!r}, the configuration asks for {self._policy.name!r}; choose "
-                "another directory with --out, or the model the checkpoint has"
-            )
+        check_model(checkpoint, state, self._policy)
         if state.peer_id != self._identity.peer_id:
             self.note(f"the checkpoint was written as {state.peer_id}; this node is now another peer", "warning")
         node = self._node
@@ -248,6 +263,21 @@ class TrainingNode:
                 },
                 timings=report.timings,
             )
+        )
+
+
+def open_exchange(settings: NetworkSettings, transport: Transport, identity: Identity) -> Exchange:
+    """Signed groups in and out of a node."""
+    limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
+    return Exchange(transport, identity, limits, settings.safety)
+
+
+def check_model(checkpoint: Path, state: TrainingState, policy: Policy) -> None:
+    """Raises `CheckpointError` for a checkpoint of another model than the one configured."""
+    if state.model != policy.name:
+        raise CheckpointError(
+            f"{checkpoint} is of model {state.model!r}, the configuration asks for {policy.name!r}; choose another "
+            "directory with --out, or the model the checkpoint has"
         )
 
 

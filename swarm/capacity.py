@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+SEARCHED = 20_000
+"""Sets of workers looked at in search of the cheapest: a few hundredths of a second."""
 ROUNDING = 1e-9
 """Steps are counted up from a ratio of measured times: an exact multiple must not become one more."""
 
@@ -111,11 +113,18 @@ def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | Non
     """A cheap set of workers of at least this rate together, by unit price; None when all of them do not reach it.
 
     Workers are taken by rising price for each rollout. After each the set could also be completed by one single other
-    worker: of all such sets the cheapest is taken, without members it can spare. At most twice the least price.
+    worker: of all such sets the cheapest is taken, without members it can spare. At most twice the least price; then
+    cheaper sets are searched for, for a bounded time, which finds the cheapest of all in small pools.
 
     Source: arXiv:2602.02192, eq. 3, its greedy rule; completion: Csirik et al. 1991, for minimum knapsack.
     """
     ranked = sorted((each for each in workers if each.effective_rate > 0), key=_unit_price)
+    greedy = _greedy(ranked, rate)
+    return None if greedy is None else _cheaper(greedy, _search(ranked, rate, _hourly(greedy)) or greedy)
+
+
+def _greedy(ranked: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
+    """Whoever comes first, or that many less and one that completes them."""
     best: tuple[Worker, ...] | None = None
     for taken in range(len(ranked) + 1):
         missing = rate - pool_rate(ranked[:taken])
@@ -125,6 +134,29 @@ def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | Non
         if able:
             last = min(able, key=lambda each: (each.price, each.name))
             best = _cheaper(best, _without_spares([*ranked[:taken], last], rate))
+    return best
+
+
+def _search(ranked: Sequence[Worker], rate: float, price: float) -> tuple[Worker, ...] | None:
+    """The cheapest set of less than `price` found in `SEARCHED` looks; None when there is none among them.
+
+    Depth first by rising unit price, leaving out what could not become cheaper even if workers could be hired in part.
+    """
+    best: tuple[Worker, ...] | None = None
+    open_sets: list[tuple[int, float, float, tuple[Worker, ...]]] = [(0, 0.0, rate, ())]
+    for _ in range(SEARCHED):
+        if not open_sets:
+            break
+        index, spent, missing, taken = open_sets.pop()
+        if missing <= rate * ROUNDING:
+            if spent < price:
+                best, price = taken, spent
+            continue
+        if index == len(ranked) or spent + missing * _unit_price(ranked[index])[0] >= price:
+            continue
+        worker = ranked[index]
+        open_sets.append((index + 1, spent, missing, taken))
+        open_sets.append((index + 1, spent + worker.price, missing - worker.effective_rate, (*taken, worker)))
     return best
 
 

@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validat
 
 from swarm.engines.config import GenerationSettings
 from swarm.errors import ConfigError
+from swarm.follower import FollowSettings
+from swarm.learner import LearnerSettings
 from swarm.mixing import MixSettings
 from swarm.net.config import NetworkSettings
 from swarm.policy.config import TINY, PolicySettings, UpdateSettings
@@ -76,6 +78,8 @@ class NodeConfig(Settings):
     mix: MixSettings = MixSettings()
     pool: PoolSettings = PoolSettings()
     update: UpdateSettings = UpdateSettings()
+    learner: LearnerSettings = LearnerSettings()
+    follow: FollowSettings = FollowSettings()
     verification: VerificationSettings = VerificationSettings()
     network: NetworkSettings = NetworkSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()

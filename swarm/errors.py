@@ -61,6 +61,10 @@ class EngineError(SwarmError):
     """A model that an engine cannot generate with, or that gives no numbers to sample from; or too little memory."""
 
 
+class EngineCrashed(EngineError):
+    """The process that generates is gone, or has said nothing for too long; it can be started again."""
+
+
 class WeightsRefused(EngineError):
     """New weights that do not fit the policy; the old ones stay in use."""
 
@@ -75,6 +79,10 @@ class OutOfMemory(SwarmError):
 
 class SnapshotError(SwarmError):
     """Weights from elsewhere that cannot be what they are said to be."""
+
+
+class CorruptChunk(SnapshotError):
+    """A chunk that is not the one that the learner signed for."""
 
 
 class CheckpointError(SwarmError):

@@ -47,7 +47,7 @@ class Pool:
         """Groups available, used ones included."""
         return len(self._groups)
 
-    def __contains__(self, content_id: str) -> bool:
+    def __contains__(self, content_id: object) -> bool:
         """Whether a group is available."""
         return content_id in self._groups
 

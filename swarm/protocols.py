@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from swarm.types import (
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
 
-StreamHandler = Callable[[str, bytes], Iterator[bytes]]
-"""(remote peer id, request) -> chunks of the answer. Advanced on the network thread: must not block."""
+StreamHandler = Callable[[str, bytes], Iterator[bytes | None]]
+"""(remote peer id, request) -> chunks of the answer. Advanced on the network thread: must not block.
+
+None: the next chunk is not there yet; the iterator is advanced again a little later.
+"""
 
 
 class TaskSource(Protocol):
@@ -59,6 +63,10 @@ class Verifier(Protocol):
         """Grade groups and wait: one result a job, in order."""
         ...
 
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        """Grade one of this node's own groups without waiting; it goes before what `submit` queued."""
+        ...
+
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
         """Queue a group for grading; never blocks."""
         ...
@@ -77,7 +85,7 @@ class Verifier(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Generates completions with the node's current policy."""
+    """Generates completions with the node's policy."""
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """G completions for each of P prompts, [P][G], or why a prompt has none: the others go on.
@@ -87,9 +95,15 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
+        ...
+
 
 class StreamingEngine(RolloutEngine, Protocol):
-    """Also gives out groups one by one, and takes other weights at any time.
+    """Also takes other weights at any time.
 
     Tokens sampled from then on are theirs; a completion says which version sampled which of its tokens.
     """
@@ -98,17 +112,15 @@ class StreamingEngine(RolloutEngine, Protocol):
         """Raises `SamplingError` for settings that cannot be used with this policy."""
         ...
 
-    def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> Iterator[tuple[int, Answers]]:
-        """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
-        ...
-
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample from other weights from the next decode step on; any thread may call.
 
         Raises `WeightsRefused` with the old ones in use.
         """
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds; it cannot be used afterwards."""
         ...
 
 
@@ -126,6 +138,45 @@ class Updater(Protocol):
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One policy-gradient update on whole groups."""
+        ...
+
+
+class StreamingUpdater(Updater, Protocol):
+    """Also takes an update's groups as they come, sampled by other nodes with this very policy's snapshots."""
+
+    def refusal(self, group: GradedGroup) -> str | None:
+        """Why this policy cannot have sampled the group as it says; None when it can.
+
+        `other_policy`, `no_tokens`, `wrong_tokens` (they do not mean the text that was graded) or `too_long`.
+        """
+        ...
+
+    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
+        """Add groups to the update that is open; the policy does not change."""
+        ...
+
+    def apply(self) -> UpdateReport:
+        """Make the update of all groups accumulated: the same as if they had come at once."""
+        ...
+
+    def abandon(self) -> None:
+        """Forget the update that is open."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """The policy as it is now, packed."""
+        ...
+
+
+class Auditor(Protocol):
+    """Knows what each snapshot would have sampled."""
+
+    def keep(self, version: int, snapshot: bytes) -> None:
+        """Remember a published snapshot, and forget those that no admissible group can name any more."""
+        ...
+
+    def verdict(self, group: GradedGroup) -> str | None:
+        """`wrong_logprobs` when the snapshots a group names did not give them, `wrong_version` when there are none."""
         ...
 
 
@@ -189,7 +240,9 @@ class Transport(Protocol):
         """Answer requests for `protocol` with as many bytes as it takes; each chunk is sent before the next is made."""
         ...
 
-    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
         """Ask one peer; chunks of its answer as they arrive, not as its handler cut them. Not from a handler.
 
         A peer that is known but not connected is dialled first. `timeout_s` is the longest silence; closing the
@@ -242,6 +295,10 @@ class GroupExchange(Protocol):
         """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
         ...
 
+    def wait(self, timeout_s: float) -> bool:
+        """Block until records have arrived; whether they have."""
+        ...
+
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         """Tell what became of a received group: `informative`, `used`, or the reason it was dropped for.
 
@@ -251,4 +308,30 @@ class GroupExchange(Protocol):
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""
+        ...
+
+
+class SnapshotPublisher(Protocol):
+    """Where a learner puts its weights."""
+
+    def publish(self, version: int, snapshot: bytes) -> None:
+        """Make a snapshot (whole, packed weights) known to the run and serve it; returns at once. Versions only rise.
+
+        Raises `SnapshotError` for a version that is not above every earlier one, those before a restart included.
+        """
+        ...
+
+
+class SnapshotFeed(Protocol):
+    """Where a worker gets its learner's weights from."""
+
+    def newest(self) -> tuple[int, bytes] | None:
+        """Version and whole packed bytes of the newest complete, verified snapshot; never blocks.
+
+        None when there is none newer than the last one returned here.
+        """
+        ...
+
+    def announced(self) -> int | None:
+        """The newest version known to exist by the learner's signature, complete here or not."""
         ...

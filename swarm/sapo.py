@@ -10,7 +10,9 @@
                                              ▼
                                            update
 
-There is no global round and no barrier: a node takes what has arrived and trains even if nothing has. What waits where:
+There is no global round and no barrier: a node takes what has arrived and trains even if nothing has. What comes before
+`share` is `rollouts.py`, which may be some rounds ahead. What waits where:
+  batches ahead    own groups not yet taken, at most `max_staleness` batches
   exchange inbox   raw records, filled by the network thread, emptied by `receive`, bounded by the network settings
   verifier queue   received groups being regraded, emptied by `collect`, bounded by the verification settings
   pool             regraded groups with signal, sampled by `mix`, bounded by the pool settings
@@ -18,10 +20,9 @@ There is no global round and no barrier: a node takes what has arrived and train
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -30,22 +31,15 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from swarm.expectation import log_group_expectation
+from swarm.intake import Intake
 from swarm.mixing import Mix, MixSettings, has_signal, mix
 from swarm.pool import Pool
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
+from swarm.rollouts import Answered, Batch, Rollouts
 from swarm.settings import Settings
+from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
-from swarm.types import (
-    Completion,
-    Grade,
-    GradedGroup,
-    PolicyId,
-    Rejection,
-    RolloutGroup,
-    Sampling,
-    TaskRef,
-    UpdateReport,
-)
+from swarm.types import Grade, GradedGroup, PolicyId, Rejection, RolloutGroup, Sampling, UpdateReport
 
 
 class ShareSettings(Settings):
@@ -94,9 +88,10 @@ class SapoNode:
         exchange: GroupExchange,
         pool: Pool,
         ledger: Ledger,
+        max_staleness: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has done nothing yet. `policy_id.version` is taken from the updater each round."""
+        """A node that has done nothing yet. Each group says for itself which `policy_id.version` it is of."""
         self.round = 0
         """Rounds finished."""
         self.position = 0
@@ -107,24 +102,23 @@ class SapoNode:
         self._policy_id = policy_id
         self._seed = seed
         self._questions_per_round = questions_per_round
-        self._group_size = group_size
-        self._max_pending_per_peer = max_pending_per_peer
+        self._max_staleness = max_staleness
         self._sampling = sampling
         self._share_settings = share
         self._mix_settings = mix
-        self._engine = engine
-        self._verifier = verifier
         self._updater = updater
         self._exchange = exchange
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer)
         self._clock = clock
+        self._rollouts = Rollouts(engine, verifier, seed, questions_per_round, group_size, sampling, max_staleness)
         self._sequence = int(clock() * 1000)  # milliseconds: increases across restarts without being stored
-        self._pending: dict[str, RolloutGroup] = {}
 
     def run_round(self) -> RoundReport:
-        """Generate, share, receive, mix, update: the whole of SAPO."""
-        stages = _Stopwatch()
+        """Take own groups, share, receive, mix, update: the whole of SAPO."""
+        stages = Stopwatch()
         rng = np.random.default_rng([self._seed, self.round])
-        local, failed = self._generate(stages)
+        batch = self._rollouts.take(self.position, stages)
+        local, failed = self._graded(batch)
         informative = [group for group in local if has_signal(group.rewards)]
         with stages("share"):
             self._share(informative if self._share_settings.groups == "informative" else local, rng)
@@ -147,35 +141,24 @@ class SapoNode:
             timings=stages.seconds,
         )
 
+    def close(self) -> None:
+        """Generate no more."""
+        self._rollouts.close()
+
     @property
     def num_pending(self) -> int:
         """Received groups that are being regraded."""
-        return len(self._pending)
+        return len(self._intake)
 
     def receive(self) -> None:
         """Take what has arrived: envelope checks are done, regrading is started, what is regraded enters the pool."""
-        arrived, refused = self._exchange.receive()
-        self.ledger.received(len(arrived) + sum(refused.values()))
-        for reason, count in refused.items():
-            self.ledger.dropped(reason, count)
-        for content_id, group in arrived:
-            # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
-            if content_id in self._pending or content_id in self.pool:
-                self.ledger.dropped("duplicate")
-                continue
-            if sum(other.peer_id == group.peer_id for other in self._pending.values()) >= self._max_pending_per_peer:
-                self.ledger.dropped("peer_quota")
-                continue
-            self._pending[content_id] = group
-            self._verifier.submit(content_id, group.question, [c.text for c in group.completions])
-        for content_id, verdict in self._verifier.collect():
-            self._admit(content_id, verdict)
+        for content_id, group, verdict in self._intake.receive(self.pool):
+            self._admit(content_id, group, verdict)
         for reason, count in self.pool.expire(self._clock()).items():
             self.ledger.dropped(reason, count)
 
-    def _admit(self, content_id: str, verdict: Grade | Rejection) -> None:
+    def _admit(self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection) -> None:
         """Put a regraded group into the pool, or count why not."""
-        group = self._pending.pop(content_id)
         refusal = self._refusal(group, verdict)
         self._exchange.report(group.peer_id, refusal or "informative", verdict.seconds)
         if refusal is not None:
@@ -194,50 +177,33 @@ class SapoNode:
         fits = self._updater.fits(GradedGroup(group, verdict.prompt, verdict.rewards))
         return None if fits else "too_long"
 
-    def _generate(self, stages: _Stopwatch) -> tuple[list[GradedGroup], Counter[str]]:
-        """P questions of this node's stream, answered G times each and graded by its own verifier.
-
-        Also returns how many did not become a group, by reason.
-        """
-        with stages("draw"):
-            questions = self._verifier.draw(self._seed, self.position, self._questions_per_round)
-        with stages("generate"):
-            prompts = [question.prompt for question in questions]
-            sampling_seed = int(np.random.SeedSequence([self._seed, self.position]).generate_state(1)[0])
-            answers = self._engine.generate(prompts, self._group_size, self._sampling, sampling_seed)
-        with stages("grade"):
-            verdicts = self._verifier.grade(
-                [
-                    (q.ref, [] if isinstance(a, Rejection) else [c.text for c in a])
-                    for q, a in zip(questions, answers, strict=True)
-                ]
-            )
+    def _graded(self, batch: Batch) -> tuple[list[GradedGroup], Counter[str]]:
+        """Own groups that may be trained on, and how many questions did not come to one, by reason."""
         groups = []
-        failed: Counter[str] = Counter()
-        for question, completions, verdict in zip(questions, answers, verdicts, strict=True):
-            if isinstance(completions, Rejection):
-                failed[completions.reason] += 1
-            elif isinstance(verdict, Rejection):
-                failed[verdict.reason] += 1
+        failed = Counter(batch.failed)
+        for answered in batch.answered:
+            group = self._group(answered)
+            lag = self._updater.version - group.policy.version
+            if self._max_staleness and lag > self._max_staleness:  # at 0 nothing is generated ahead
+                failed["stale"] += 1
             else:
-                groups.append(
-                    GradedGroup(self._group(question.ref, completions, verdict), verdict.prompt, verdict.rewards)
-                )
+                groups.append(GradedGroup(group, answered.grade.prompt, answered.grade.rewards))
         return groups, failed
 
-    def _group(self, ref: TaskRef, completions: tuple[Completion, ...], grade: Grade) -> RolloutGroup:
+    def _group(self, answered: Answered) -> RolloutGroup:
         self._sequence += 1
+        versions = [span.version for completion in answered.completions for span in completion.versions]
         return RolloutGroup(
             run_id="",
             peer_id=self._peer_id,
             sequence=self._sequence,
             created_at=self._clock(),
-            policy=replace(self._policy_id, version=self._updater.version),
+            policy=replace(self._policy_id, version=min(versions, default=self._updater.version)),
             sampling=self._sampling,
-            question=ref,
-            completions=completions,
-            rewards=grade.rewards,
-            log_expectation=log_group_expectation(completions),
+            question=answered.question,
+            completions=answered.completions,
+            rewards=answered.grade.rewards,
+            log_expectation=log_group_expectation(answered.completions),
         )
 
     def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:
@@ -247,7 +213,7 @@ class SapoNode:
         if limit is not None and len(groups) > limit:
             groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]
         for graded in groups:
-            group = graded.group if self._share_settings.token_ids else _text_only(graded.group)
+            group = _to_share(graded.group, self._share_settings.token_ids)
             if self._exchange.share(group) is not None:
                 self.ledger.shared(1)
 
@@ -271,20 +237,9 @@ class SapoNode:
             self.ledger.used_external(first, again=len(mixed.external_ids) - first)
 
 
-def _text_only(group: RolloutGroup) -> RolloutGroup:
-    """The SAPO medium: what any model with any tokenizer can read."""
-    texts = tuple(replace(c, token_ids=(), logprobs=(), versions=()) for c in group.completions)
-    return replace(group, completions=texts)
-
-
-class _Stopwatch:
-    """Seconds spent in each stage of one round."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[stage] = time.perf_counter() - started
+def _to_share(group: RolloutGroup, token_ids: bool) -> RolloutGroup:
+    """The SAPO medium is text, which any model with any tokenizer can read; `token_ids` serve those with the same."""
+    completions = [replace(c, routing=b"") for c in group.completions]
+    if not token_ids:
+        completions = [replace(c, token_ids=(), logprobs=(), versions=()) for c in completions]
+    return replace(group, completions=tuple(completions))

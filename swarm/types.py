@@ -92,6 +92,9 @@ class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
     versions: tuple[VersionSpan, ...] = ()
     """Which policy version sampled which of the T tokens, in order; new weights may enter in the middle."""
+    routing: bytes = b""
+    """The experts that prompt and completion but the last token met, as `swarm/policy/routing.py` stores them; never
+    shared."""
 
 
 class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,6 +187,35 @@ class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
     schema_version: int = SCHEMA_VERSION
 
 
+class ChunkList(Struct, frozen=True, forbid_unknown_fields=True):
+    """What bytes look like when they travel in chunks of one size; the last may be shorter."""
+
+    num_bytes: int
+    chunk_bytes: int
+    chunk_ids: tuple[bytes, ...]
+    """Digest of each chunk, 16 bytes."""
+
+    def size(self, index: int) -> int:
+        """Bytes of chunk `index`."""
+        return min(self.chunk_bytes, self.num_bytes - index * self.chunk_bytes)
+
+
+class SnapshotManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A learner's weights at one version, signed by its key: whoever holds some of them can prove that they are its."""
+
+    run_id: str
+    learner: str
+    """Peer id of the key that signed it."""
+    version: int
+    digest: bytes
+    """Of the whole, 32 bytes."""
+    whole: ChunkList
+    parent: int | None = None
+    """The version that `change` is to be applied to."""
+    change: ChunkList | None = None
+    """The lossless delta from the parent; None where the whole is no larger."""
+
+
 class PeerRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """A peer's entry in the DHT, signed by its key and short-lived."""
 
@@ -233,7 +265,36 @@ class UpdateReport(Struct, frozen=True):
     """Divergence from the reference policy, nats a token; 0 where there is none."""
     importance_cap_fraction: float = 0.0
     """Part of the tokens whose importance weight was truncated or masked."""
+    mismatch: float = 0.0
+    """Mean |log-probability here - the engine's| over own tokens; with a lag of 0, at the first step, that is how far
+    engine and trainer are apart."""
     lag: float = 0.0
     """Updates between the policy that sampled a token and the one that trains on it, mean over own groups' tokens."""
     max_lag: int = 0
     """The largest of these lags."""
+
+
+class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker tells its learner about itself; counts are cumulative since its process began."""
+
+    started_at: float
+    """Unix seconds on the worker's clock: another value means another process, whose counts begin at 0."""
+    version: int | None
+    """The snapshot it samples from; None before the first."""
+    num_completions: int
+    reward: float
+    """Sum of the rewards of these completions under its own verifier: telemetry only."""
+    price: float
+    """What it costs an hour, in the run's currency."""
+
+
+class Orders(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a learner answers a worker."""
+
+    version: int
+    """The learner's own."""
+    max_staleness: int
+    active: bool
+    """Whether its rollouts are wanted now."""
+    finished: bool = False
+    """The learner has made all its steps: there is nothing more to do."""

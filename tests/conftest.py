@@ -12,17 +12,21 @@ def _one_thread() -> None:
 @pytest.fixture
 def policy():
     """A small random policy with the embedded tokenizer: real architecture, nothing learned."""
-    from transformers import Qwen3ForCausalLM
+    from tests.engines.models import random_policy
 
-    from swarm.policy.loading import Policy
-    from swarm.policy.tiny import tiny_config, tiny_tokenizer
-
-    torch.manual_seed(0)
-    return Policy("random", Qwen3ForCausalLM(tiny_config()), tiny_tokenizer(), system_prompt=None)
+    return random_policy()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first: a mistake shows within seconds."""
+    """Fast tests first: a mistake shows within seconds. Those of a file stay together on one of several processes, for
+    what they share; those that start processes of their own are spread.
+    """
+    for item in items:
+        if item.get_closest_marker("libp2p"):
+            item.add_marker(pytest.mark.xdist_group("libp2p"))
+        elif not item.get_closest_marker("network"):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
 
     def cost(item: pytest.Item) -> int:
         return 2 * (item.get_closest_marker("network") is not None) + (item.get_closest_marker("slow") is not None)

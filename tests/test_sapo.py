@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
 
 import pytest
 
@@ -52,6 +53,11 @@ class FakeVerifier:
             for ref, texts in jobs
         ]
 
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        verdict: Future[Grade | Rejection] = Future()
+        verdict.set_result(self.grade([(ref, texts)])[0])
+        return verdict
+
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
         self.done.append((key, self.grade([(ref, texts)])[0]))
 
@@ -74,12 +80,16 @@ class FakeEngine:
         self.seeds: list[int] = []
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        return [answers for _, answers in self.stream(prompts, num_completions, sampling, seed)]
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
         self.seeds.append(seed)
         bad = Completion("bad", "stop", (5,), (-1.0,))
-        return [
-            (Completion(self.good, "stop", (4,), (-1.0,)) if k % 2 else bad, *[bad] * (num_completions - 1))
-            for k in range(len(prompts))
-        ]
+        for k in range(len(prompts)):
+            good = Completion(self.good, "stop", (4,), (-1.0,))
+            yield k, (good if k % 2 else bad, *[bad] * (num_completions - 1))
 
 
 class FakeUpdater:

@@ -16,8 +16,10 @@ PACKET_OVERHEAD = 1 + 52 / SEGMENT_BYTES + 52 / (2 * SEGMENT_BYTES)
 """IP and TCP headers of a segment, and an acknowledgement for every second one. Not measured."""
 INITIAL_WINDOW_BYTES = 10 * SEGMENT_BYTES
 """What TCP sends over a connection that has been idle before it waits for an answer (RFC 6928)."""
+DIRECTORY_PARTS = 16
+"""`PARTS` in `swarm/net/dht.py`, which imports hivemind."""
 DIRECTORY_REPLICAS = 5
-"""Nodes that hold the run's directory: hivemind's default number of replicas of a key."""
+"""Nodes that hold a part of the run's directory: hivemind's default number of replicas of a key."""
 MAX_REPLY_BYTES = 4 * 2**20
 """The daemon's limit for an answer to hivemind."""
 
@@ -40,7 +42,7 @@ class Gossip:
     """That may wait for one peer; further ones are dropped."""
     repair_every_s: float = 5.0
     """Of the swarm's own repair, which is no part of gossipsub; 0 switches it off."""
-    announce_every_s: float = 20.0
+    announce_every_s: float = 60.0
 
 
 @dataclass(frozen=True)

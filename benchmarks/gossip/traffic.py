@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from benchmarks.gossip.parameters import (
+    DIRECTORY_PARTS,
     DIRECTORY_REPLICAS,
     MAX_REPLY_BYTES,
     PACKET_OVERHEAD,
@@ -85,13 +86,13 @@ class Discovery:
 
 
 def discovery(gossip: Gossip, costs: Costs, num_nodes: int) -> Discovery:
-    """All nodes read one key of the DHT that has an entry for each of them, from each of its holders."""
+    """All nodes renew their entry in a part of the directory, whose holders answer with all of it."""
     every_s = gossip.announce_every_s
     others = num_nodes - 1
     exchange = PEERS_ASKED * min(MAX_PEERS, others) * costs.peer_record_bytes / every_s
-    reply_bytes = others * costs.directory_bytes / DIRECTORY_REPLICAS
+    reply_bytes = others / DIRECTORY_PARTS * costs.directory_bytes / DIRECTORY_REPLICAS
     reading = min(DIRECTORY_REPLICAS, others) * reply_bytes / every_s
-    holders = min(DIRECTORY_REPLICAS, num_nodes)
+    holders = min(DIRECTORY_PARTS * DIRECTORY_REPLICAS, num_nodes)
     return Discovery(
         exchange * PACKET_OVERHEAD, reading * PACKET_OVERHEAD, num_nodes * reading / holders * PACKET_OVERHEAD,
         reply_bytes,

@@ -79,7 +79,8 @@ class Batch:
         self._cache.arrange(plan)
         if plan.admitted:
             self._fill(plan)
-        logits = self._decoder.step(self._cache, [row.last for row in rows], [row.num_tokens - 1 for row in rows])
+        newest, positions = [row.last for row in rows], [row.num_tokens - 1 for row in rows]
+        logits, routing = self._decoder.step(self._cache, newest, positions)
         uniform = uniforms([row.seed for row in rows], [len(row.ids) for row in rows])
         tokens, logprobs = (values.tolist() for values in sample(logits, self._sampling, uniform))
         if math.isnan(sum(logprobs)):
@@ -87,6 +88,9 @@ class Batch:
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.append(token, logprob, self._policy.version)
             row.finish_reason = self._stops.reason(row.ids)
+        if routing is not None:
+            for row, experts in zip(rows, routing[:, None], strict=True):
+                row.routing.append(experts)
         return [row for row in rows if row.finish_reason is not None]
 
     def _fill(self, plan: Plan) -> None:
@@ -99,6 +103,7 @@ class Batch:
         for place, row in enumerate(plan.admitted, start=plan.num_kept):
             prefix = own[id(row)] if row.ids else self._prompts[row.question]
             places.setdefault(id(prefix), (prefix, []))[1].append(place)
+            row.routing = [prefix.routing] if prefix.routing is not None else []
         for prefix, rows in places.values():
             self._cache.fill(rows, prefix)
         open_questions = {row.question for row in self._scheduler.upcoming()}

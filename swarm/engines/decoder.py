@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from swarm.engines.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import pad
+from swarm.policy.routing import Routing, together
 
 FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 ATTENTION = ("sdpa", "eager")
@@ -45,12 +47,12 @@ class Decoder:
                 prefixes[i] = prefix
         return prefixes
 
-    def step(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Feed one token a row, row 0 first; logits [B, V] of what follows."""
+    def step(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Routing | None]:
+        """Feed one token a row, row 0 first; logits [B, V] of what follows, and the experts that the tokens met."""
         device = self._policy.device
         where = torch.tensor(positions, device=device)
         width = max(positions) + 1
-        with self._policy.compute():
+        with self._policy.compute(), self._recorded() as chosen:
             output = self._policy.model(
                 input_ids=torch.tensor(tokens, device=device)[:, None],
                 attention_mask=self._mask(where, width),
@@ -59,7 +61,10 @@ class Decoder:
                 use_cache=True,
             )
         logits: Tensor = output.logits[:, -1]
-        return logits
+        return logits, together(chosen) if chosen else None
+
+    def _recorded(self) -> AbstractContextManager[list[Tensor]]:
+        return self._policy.routers.recorded() if self._policy.routers is not None else nullcontext([])
 
     def _mask(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
         """What each row attends to: 0 there, minus infinity elsewhere, [B, 1, 1, width]; by layer type if several."""
@@ -76,10 +81,16 @@ class Decoder:
     def _read_together(self, pasts: list[list[int]]) -> list[Prefix]:
         """One pass, padded on the right: causal attention never looks there, so there is nothing to mask."""
         ids, _ = pad(pasts, pasts[0][0])  # transformers warns of pad tokens without a mask
-        cache = self._read_padded(ids.to(self._policy.device))
+        with self._recorded() as chosen:
+            cache = self._read_padded(ids.to(self._policy.device))
         layers = [(layer.keys, layer.values) for layer in cache.layers]
+        routing = together(chosen).reshape(*ids.shape, len(chosen), -1) if chosen else None
         return [
-            Prefix([(keys[row, :, : len(past)], values[row, :, : len(past)]) for keys, values in layers], len(past))
+            Prefix(
+                [(keys[row, :, : len(past)], values[row, :, : len(past)]) for keys, values in layers],
+                len(past),
+                routing[row, : len(past)] if routing is not None else None,
+            )
             for row, past in enumerate(pasts)
         ]
 

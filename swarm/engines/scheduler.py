@@ -13,8 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from swarm.types import FinishReason, VersionSpan
+
+if TYPE_CHECKING:
+    from swarm.policy.routing import Routing
 
 BLOCK = 64
 """Widths are counted in blocks of so many tokens: the cache grows a block at a time."""
@@ -47,6 +51,8 @@ class Draft:
     """Tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    routing: list[Routing] = field(default_factory=list)
+    """The experts met so far: by its past when it was last read, then token by token."""
     _versions: list[tuple[int, int]] = field(default_factory=list)
     """(policy version, index of its first token)"""
 

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
+from swarm.engines.base import PolicyEngine
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine
 from swarm.types import Answers, Sampling
 
 
-class SharedEngine:
+class SharedEngine(PolicyEngine):
     """A `RolloutEngine` that every rank calls with the same arguments; every rank gets all answers."""
 
     def __init__(self, engine: RolloutEngine, policy: Policy) -> None:
         """`engine` generates with `policy`, on this rank."""
+        super().__init__(policy)
         self._engine = engine
-        self._policy = policy
 
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """[P][G]. Raises `Interrupted` on every rank when one was. Samples depend on the number of ranks."""
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        """This rank's own groups as soon as it has them, then those of the others. See `RolloutEngine`.
+
+        Raises `Interrupted` on every rank when one was. Samples depend on the number of ranks.
+        """
         ranks = self._policy.ranks
         mine = range(ranks.rank, len(prompts), ranks.size)
-        answers: list[Answers] | None = None
+        own: dict[int, Answers] = {}
+        parts: list[dict[int, Answers] | None]
         with ranks.gathered():
             try:
-                own = [prompts[i] for i in mine]
-                answers = self._engine.generate(own, num_completions, sampling, seed + ranks.rank)
-            except Interrupted:
-                pass  # the others have to learn of it
-        parts = ranks.gather(answers)
-        results: list[Answers] = [()] * len(prompts)
+                asked = [prompts[i] for i in mine]
+                for i, answers in self._engine.stream(asked, num_completions, sampling, seed + ranks.rank):
+                    own[mine[i]] = answers
+                    yield mine[i], answers
+            except (Interrupted, GeneratorExit):
+                ranks.gather(None)  # the others have to learn of it
+                raise
+        parts = [*ranks.gather(own)]
         for rank, part in enumerate(parts):
             if part is None:
                 raise Interrupted("generation was cancelled")
-            results[rank :: ranks.size] = part
-        return results
+            if rank != ranks.rank:
+                yield from part.items()

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from swarm.engines.scheduler import Plan, Room, blocks
+from swarm.policy.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Prefix:
     layers: list[tuple[Tensor, Tensor]]
     """(keys, values) a layer, each [heads, L, dim]."""
     length: int
+    routing: Routing | None = None
+    """Of its tokens, where experts are recorded."""
 
 
 @dataclass

@@ -21,6 +21,8 @@ class Stops:
         for name in sampling.stop_tokens:
             if name not in vocabulary:
                 raise SamplingError(f"stop_tokens: the tokenizer of {policy.name} has no token {name!r}")
+        self.token_ids = policy.stop_ids | {vocabulary[name] for name in sampling.stop_tokens}
+        """Every token that ends a completion."""
         self._tokens = frozenset(vocabulary[name] for name in sampling.stop_tokens)
         self._last_characters = {text[-1] for text in self._texts}
         self._suspicious: dict[int, bool] = {}

@@ -7,24 +7,24 @@ prompts ─▶ drafts ─▶ scheduler ─▶ rows of the slot cache ─▶ a st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from torch import Tensor
 
+from swarm.engines.base import PolicyEngine
 from swarm.engines.batch import Batch
 from swarm.engines.config import GenerationSettings
 from swarm.engines.decoder import Decoder
 from swarm.engines.memory import find_room
-from swarm.engines.sampling import check_sampling, completion_seed
+from swarm.engines.sampling import completion_seed
 from swarm.engines.scheduler import BLOCK, Draft, Room
-from swarm.engines.stopping import Stops
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.types import Answers, Completion, Rejection, Sampling
 
 
-class TransformersEngine:
+class TransformersEngine(PolicyEngine):
     """Continuous batching: a prompt is read once for all its completions, a finished row's place is filled at once."""
 
     def __init__(
@@ -34,27 +34,16 @@ class TransformersEngine:
 
         Raises `EngineError` when the model's architecture is not one this engine can serve.
         """
-        self._policy = policy
+        super().__init__(policy)
         self._settings = settings
         self._cancelled = cancelled
         self._decoder = Decoder(policy)
 
-    def check(self, sampling: Sampling) -> None:
-        """Raises `SamplingError` for settings that cannot be used with this policy."""
-        check_sampling(sampling)
-        Stops(self._policy, sampling)
-
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or why a prompt has none. See `RolloutEngine`."""
-        answers = dict(self.stream(prompts, num_completions, sampling, seed))
-        return [answers[i] for i in range(len(prompts))]
-
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> Iterator[tuple[int, Answers]]:
+    ) -> Generator[tuple[int, Answers]]:
         """Each prompt's index and its G completions as soon as it has them all. See `RolloutEngine`."""
-        check_sampling(sampling)
-        stops = Stops(self._policy, sampling)
+        stops = self._stops(sampling)
         room = find_room(self._settings, self._decoder, self._policy.device, len(prompts) * num_completions)
         encoded = [self._policy.encode_prompt(prompt) for prompt in prompts]
         refused = {i: r for i, ids in enumerate(encoded) if (r := self._refusal(i, ids, sampling, room))}
@@ -80,6 +69,9 @@ class TransformersEngine:
         """Go on with other weights from the next decode step; any thread may call. See `swap_weights`."""
         swap_weights(self._policy, weights, version)
 
+    def close(self) -> None:
+        """Nothing to do: model and memory are the policy's."""
+
     def _refusal(self, index: int, ids: list[int], sampling: Sampling, room: Room) -> Rejection | None:
         if not ids:
             return Rejection("prompt_empty", f"prompt {index} has no tokens")
@@ -100,6 +92,7 @@ class TransformersEngine:
                 token_ids=tuple(draft.ids),
                 logprobs=tuple(draft.logprobs),
                 versions=draft.spans(),
+                routing=b"".join(experts.tobytes() for experts in draft.routing),
             )
             for draft in sorted(group, key=lambda draft: draft.completion)
         )

@@ -35,10 +35,17 @@ OFFENCES: dict[str, float] = {
     "verifier_crash": 4.0,
     "rate": 0.05,
     "slow_holder": 0.2,
+    "corrupt_chunk": 4.0,
+    "wrong_tokens": 2.0,
+    "wrong_version": 5.0,
+    "wrong_logprobs": 5.0,
 }
 """Weight of each outcome that speaks against its sender: by what it cost here, and how well it is explained by
 mistakes. A question that does not match may come from another library version; a grading that hangs costs seconds; a
-slow download may be this node's own link's fault."""
+slow download may be this node's own link's fault; nobody hands a wrong chunk on who has checked it."""
+
+FRAUDS = frozenset({"wrong_version", "wrong_logprobs"})
+"""What no mistake explains: with it a peer's merits are forgotten, or a long honest life would pay for many lies."""
 
 MERITS: dict[str, float] = {"informative": 1.0, "used": 1.0}
 
@@ -131,7 +138,7 @@ class PeerBook:
         elif outcome not in MERITS:
             stats.dropped[outcome] += 1
         self._weigh(stats, now)
-        stats.merit += MERITS.get(outcome, 0.0)
+        stats.merit = 0.0 if outcome in FRAUDS else stats.merit + MERITS.get(outcome, 0.0)
         stats.offence += OFFENCES.get(outcome, 0.0)
         if stats.offence - stats.merit >= self._settings.quarantine_at and not self._is_quarantined(stats, now):
             self._quarantine(stats, now)

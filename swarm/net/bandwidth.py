@@ -26,10 +26,13 @@ class SlowHolder(PeerUnreachable):
 class TokenBucket:
     """Bytes a second in one direction. Pure but for the clock."""
 
-    def __init__(self, bytes_per_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Without `bytes_per_s` nothing ever waits."""
+    def __init__(
+        self, bytes_per_s: float | None, clock: Callable[[], float] = time.monotonic, burst_s: float = BURST_S
+    ) -> None:
+        """Without `bytes_per_s` nothing ever waits; `burst_s` of a second's bytes may go at once."""
         self._rate = bytes_per_s
         self._clock = clock
+        self._burst_s = burst_s
         self._settled_at = clock()
         """When all bytes booked so far are paid for; in the past by no more than a burst."""
 
@@ -38,7 +41,7 @@ class TokenBucket:
         if self._rate is None:
             return 0.0
         now = self._clock()
-        began = max(self._settled_at, now - BURST_S)
+        began = max(self._settled_at, now - self._burst_s)
         self._settled_at = began + num_bytes / self._rate
         return 0.0 if num_bytes <= SHORT_BYTES else max(0.0, began - now)
 

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from swarm.net.accounts import SafetySettings
+from swarm.net.snapshots.config import SnapshotSettings
 from swarm.settings import Settings
 
 
@@ -61,6 +62,7 @@ class NetworkSettings(Settings):
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)
     """Received records waiting for the round, bounded both ways; the oldest is dropped and counted."""
     safety: SafetySettings = SafetySettings()
+    snapshots: SnapshotSettings = SnapshotSettings()
     shelf_records: int = Field(8_192, ge=1)
     shelf_bytes: int = Field(128 * 2**20, ge=1_000)
     """Recent records kept for others who missed them, bounded both ways and by `backfill_s`."""
@@ -68,8 +70,11 @@ class NetworkSettings(Settings):
     """How old a record may be that a peer who comes late, or comes back, still gets."""
     repair_every_s: float = Field(5.0, gt=0)
     """How often one random peer is asked for what gossip has lost."""
-    announce_every_s: float = Field(20.0, gt=0)
+    announce_every_s: float = Field(60.0, gt=0)
     """How often this peer's record in the DHT is renewed and others' are read."""
+    daemon_processors: int = Field(2, ge=1)
+    """Processors that the network daemon uses at a time; what connects hundreds of nodes may want more. A relay's uses
+    one."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; doubles up to a minute."""
 

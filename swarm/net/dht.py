@@ -1,13 +1,18 @@
 """The run's directory of peers: one signed, short-lived record a peer in hivemind's DHT.
 
-Importing this imports hivemind; see `daemon`.
+It is kept in parts, each under a key of its own and so with other nodes: whoever stores a record is sent all that are
+under its key. Importing this imports hivemind; see `daemon`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import math
+import random
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.node import DHTNode
@@ -24,6 +29,9 @@ RPC_TIMEOUT_S = 3.0
 EXPIRY_GRACE_S = 60.0
 """One entry found invalid voids a whole reply: an entry just expired, or so by another clock, must not be that one."""
 PARALLEL_RPC = 16
+BEAM = 8
+"""Nodes asked for a part; its entries are at the five nearest to its key, as far as all know each other."""
+PARTS = 16
 
 
 class PeerRecordValidator(RecordValidatorBase):  # type: ignore[misc]
@@ -36,11 +44,12 @@ class PeerRecordValidator(RecordValidatorBase):  # type: ignore[misc]
         """A validator for the directory of one run."""
         self._run_id = run_id
         self._clock = clock
-        self._key = DHTID.generate(source=_key(run_id)).to_bytes()
+        self._parts = {DHTID.generate(source=key_of(run_id, part)).to_bytes(): part for part in range(PARTS)}
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether the record is one of this directory's and its owner's."""
-        if record.key != self._key:
+        """Whether the record is its owner's, in the part where it belongs."""
+        part = self._parts.get(record.key)
+        if part is None:
             return False
         try:
             sealed, subkey = MSGPackSerializer.loads(record.value), MSGPackSerializer.loads(record.subkey)
@@ -50,7 +59,8 @@ class PeerRecordValidator(RecordValidatorBase):  # type: ignore[misc]
         except Exception:
             # A stranger's bytes in hivemind's serializer: whatever goes wrong there, the record is not valid.
             return False
-        return bool(subkey == peer.peer_id and record.expiration_time == peer.expires_at)
+        named = subkey == peer.peer_id and part == part_of(peer.peer_id)
+        return bool(named and record.expiration_time == peer.expires_at)
 
 
 class PeerDirectory:
@@ -79,28 +89,30 @@ class PeerDirectory:
         )
         return cls(node, run_id, clock)
 
-    async def meet(self, peer_ids: Iterable[str]) -> frozenset[str]:
-        """Make connected peers part of the DHT; those that answered."""
+    async def meet(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
+        """Make connected peers part of the DHT; those that answered. The `first` ones are asked whom they know."""
         targets = list(peer_ids)
         pings = (self._node.protocol.call_ping(PeerID.from_base58(peer_id)) for peer_id in targets)
         answers = await asyncio.gather(*pings)
         met = frozenset(peer_id for peer_id, node_id in zip(targets, answers, strict=True) if node_id is not None)
-        if met:
+        if met and first:
             await self._node.find_nearest_nodes([self._node.node_id])
         return met
 
     async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
         """Store our own signed record; whether some node took it."""
-        stored = await self._node.store(_key(self._run_id), sealed, expires_at, subkey=peer_id)
-        return bool(stored)
+        key = key_of(self._run_id, part_of(peer_id))
+        return bool(await self._node.store(key, sealed, expires_at, subkey=peer_id, beam_size=BEAM))
 
-    async def read(self) -> list[tuple[PeerRecord, bytes]]:
-        """Every valid record in the directory: opened, and as its peer signed it."""
-        found = await self._node.get(_key(self._run_id), latest=True)
-        if found is None or not isinstance(found.value, dict):
-            return []
+    async def read(self, *, everything: bool) -> list[tuple[PeerRecord, bytes]]:
+        """Valid records in one part or in all of them: opened, and as their peers signed them."""
+        parts = range(PARTS) if everything else [random.randrange(PARTS)]
+        keys = [key_of(self._run_id, part) for part in parts]
+        found = await self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=BEAM)
         records = []
-        for entry in found.value.values():
+        for entry in chain.from_iterable(
+            part.value.values() for part in found.values() if part is not None and isinstance(part.value, dict)
+        ):
             try:
                 records.append((open_peer_record(entry.value, self._run_id, now=self._clock()), entry.value))
             except RejectedGroup:
@@ -108,5 +120,11 @@ class PeerDirectory:
         return records
 
 
-def _key(run_id: str) -> str:
-    return f"{run_id}/peers"
+def key_of(run_id: str, part: int) -> str:
+    """The key of a part of a run's directory."""
+    return f"{run_id}/peers/{part}"
+
+
+def part_of(peer_id: str) -> int:
+    """Where a peer's record belongs, in [0, PARTS)."""
+    return hashlib.blake2b(peer_id.encode(), digest_size=1).digest()[0] % PARTS

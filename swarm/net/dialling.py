@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -23,6 +24,9 @@ FEW_PEERS = 3
 STEADY_AFTER_S = 10.0
 HUNG_UP_PAUSE_S = 1.0
 """A peer that hangs up within the former is left alone for the latter, twice as long each time."""
+
+UNHEARD_S = 6.0
+"""A member that is connected directly, and yet not heard of in gossip for so long to twice that, is hung up on."""
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
 """Dials a peer under any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
@@ -157,3 +161,28 @@ class Dialling:
         if len(state.in_run) < FEW_PEERS:
             wanted += reversed(state.remembered)
         return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected]
+
+
+class Unheard:
+    """Connections that gossip does not use: when two nodes dial each other at once, the daemons may each keep gossip on
+    the connection that the other has dropped. Made anew they are used. Pure: the session hangs up.
+    """
+
+    def __init__(self) -> None:
+        """None known yet."""
+        self._since: dict[str, float] = {}
+        self._patience_s = random.uniform(UNHEARD_S, 2 * UNHEARD_S)
+        self._tried = Backoff(UNHEARD_S)
+
+    def due(self, direct: Iterable[str], in_run: Collection[str], members: Collection[str], now: float) -> list[str]:
+        """Peers to hang up on now: `members` that are connected directly, and not among those heard of, `in_run`."""
+        silent = [peer_id for peer_id in direct if peer_id in members and peer_id not in in_run]
+        self._since = {peer_id: self._since.get(peer_id, now) for peer_id in silent}
+        found = [
+            peer_id
+            for peer_id, since in self._since.items()
+            if now - since >= self._patience_s and self._tried.wait_s(peer_id, now) <= 0
+        ]
+        for peer_id in found:
+            self._tried.failed(peer_id, now)
+        return found

@@ -25,6 +25,8 @@ MAX_STREAMS_PER_PEER = 16
 REQUEST_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 30.0
 """A peer that takes no byte of its answer for so long is hung up on."""
+NOT_YET_S = 0.02
+"""A handler that has its next chunk not yet is asked again so much later."""
 LENGTH_BYTES = 4
 END = bytes(LENGTH_BYTES)
 ERROR_LENGTH = 0xFFFFFFFF
@@ -40,9 +42,15 @@ def encode_request(request: bytes) -> bytes:
     return _length(len(request)) + request
 
 
-def encode_answer(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The frames of an answer, one at a time; larger chunks are cut, empty ones left out."""
+def encode_answer(chunks: Iterable[bytes | None]) -> Iterator[bytes]:
+    """The frames of an answer, one at a time; larger chunks are cut, empty ones left out.
+
+    An empty frame stands for a chunk that is not there yet.
+    """
     for chunk in chunks:
+        if chunk is None:
+            yield b""
+            continue
         for start in range(0, len(chunk), MAX_CHUNK_BYTES):
             piece = chunk[start : start + MAX_CHUNK_BYTES]
             yield _length(len(piece)) + piece

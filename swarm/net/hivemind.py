@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
@@ -109,7 +109,9 @@ class HivemindTransport(StateTransport):
             answer.cancel()
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
 
-    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
         """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
         self._require_running()
         session, loop = self._session, self._loop
@@ -205,8 +207,10 @@ class HivemindTransport(StateTransport):
                 nat=nat_arguments(self._settings),
                 timeout_s=timeout_s,
             )
-            relaying = self._settings.serve_relay
-            self._daemon = await (start_relay(start, self._listen, self._settings) if relaying else start())
+            if self._settings.serve_relay:
+                self._daemon = await start_relay(start, self._listen, self._settings)
+            else:
+                self._daemon = await start(processors=self._settings.daemon_processors)
         except TransportError as error:
             self._listen = ()
             return str(error)
@@ -231,7 +235,9 @@ class HivemindTransport(StateTransport):
             self._daemon = None
 
 
-def _taken(chunks: AsyncGenerator[bytes, None], loop: asyncio.AbstractEventLoop, timeout_s: float) -> Iterator[bytes]:
+def _taken(
+    chunks: AsyncGenerator[bytes, None], loop: asyncio.AbstractEventLoop, timeout_s: float
+) -> Generator[bytes, None, None]:
     """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
 
     async def following() -> bytes | None:

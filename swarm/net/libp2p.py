@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -105,7 +105,9 @@ class Libp2pTransport(StateTransport):
         question = partial(session.call, peer_id, protocol, payload, timeout_s)
         return self._done(session, question, timeout_s + CLOSE_TIMEOUT_S)
 
-    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
         """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
         self._require_running()
         session = self._session
@@ -114,7 +116,9 @@ class Libp2pTransport(StateTransport):
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
         return self._taken(session, chunks, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
-    def _taken(self, session: Session, chunks: AsyncGenerator[bytes, None], timeout_s: float) -> Iterator[bytes]:
+    def _taken(
+        self, session: Session, chunks: AsyncGenerator[bytes, None], timeout_s: float
+    ) -> Generator[bytes, None, None]:
         """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
 
         async def following() -> bytes | None:

@@ -46,6 +46,7 @@ from swarm.net.framing import (
     MAX_REPLY_BYTES,
     MAX_STREAMS,
     MAX_STREAMS_PER_PEER,
+    NOT_YET_S,
     REQUEST_TIMEOUT_S,
     STALL_TIMEOUT_S,
     encode_answer,
@@ -241,8 +242,9 @@ class Host:
         else:
             frames = encode_answer(handler(remote, request))
             while (frame := _next_frame(frames, protocol)) is not None:
-                await trio.sleep(self.pace(len(frame)))
-                await _send(stream, frame)
+                await trio.sleep(self.pace(len(frame)) if frame else NOT_YET_S)
+                if frame:
+                    await _send(stream, frame)
         await stream.close()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
 
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
-from swarm.net.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES
+from swarm.net.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
 from swarm.net.mailbox import Mailbox
 from swarm.net.repair import MAX_LISTED
 from swarm.net.shelf import Shelf, record_id
@@ -197,12 +197,16 @@ class MemoryTransport:
         """Call another peer's handler. Raises `PeerUnreachable` when the peer or handler is missing or fails."""
         return b"".join(self.stream(peer_id, protocol, payload, timeout_s, MAX_ANSWER_BYTES))
 
-    def stream(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int) -> Iterator[bytes]:
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
         """Chunks of another peer's answer. Raises `PeerUnreachable`."""
         self._require_open()
-        return self._ask(peer_id, protocol, payload, max_bytes)
+        return self._ask(peer_id, protocol, payload, timeout_s, max_bytes)
 
-    def _ask(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> Iterator[bytes]:
+    def _ask(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
         if len(payload) > MAX_REQUEST_BYTES:
             raise PeerUnreachable(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(payload)}")
         if peer_id in self._banned:
@@ -215,13 +219,23 @@ class MemoryTransport:
             member._counts["banned_streams"] += 1
             raise PeerUnreachable(f"{member.peer_id} does not serve this peer")
         room = max_bytes
+        silent_s = 0.0
         try:
             for chunk in member._handlers[protocol](self.peer_id, payload):
+                if chunk is None:
+                    if silent_s >= timeout_s or not member._open:
+                        raise PeerUnreachable(f"nothing for {timeout_s:g} s")
+                    time.sleep(NOT_YET_S)
+                    silent_s += NOT_YET_S
+                    continue
+                silent_s = 0.0
                 room -= len(chunk)
                 if room < 0:
                     break
                 for start in range(0, len(chunk), MAX_CHUNK_BYTES):
                     yield chunk[start : start + MAX_CHUNK_BYTES]
+        except PeerUnreachable:
+            raise
         except Exception as error:
             member._counts["handler_errors"] += 1
             raise PeerUnreachable(f"{member.peer_id} failed to answer {protocol}: {error}") from error

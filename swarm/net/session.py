@@ -6,7 +6,7 @@ observe   the daemon's connections                  -> state, wakes the rest (ev
 join      manifest from a connected peer            -> the run              (until there is one)
 hear      gossip on the run's topic                 -> inbox
 tell      outbox                                    -> gossip               (paced; waits while nobody hears)
-discover  own record -> the DHT -> records of others                        (every `announce_every_s`)
+discover  own record -> the DHT -> records of others, for who has few peers (every `announce_every_s`)
 
 and those of `upkeep`: repair, download, acquaint.
 """
@@ -17,7 +17,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -25,15 +25,19 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.asyncio_waits import AsyncioSignal, AsyncioWaits
 from swarm.net.daemon import Daemon
 from swarm.net.dht import PeerDirectory
-from swarm.net.dialling import Dialling
+from swarm.net.dialling import ENOUGH_PEERS, FEW_PEERS, Dialling, Unheard
 from swarm.net.joining import Joining
-from swarm.net.nat import Detours, Places
+from swarm.net.nat import Detours, Places, relay_of
 from swarm.net.state import NodeState
 from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 
 logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
+FIRST_LOOK_PAUSE_S = 4.0
+"""Pauses between looks at the directory grow fourfold from here: records of others that have just come appear soon."""
+APART = (0.7, 1.3)
+"""Pauses differ by so much: a look is work for all who are asked, and nodes that start together shall not go on so."""
 RECORDS_PER_S = 200.0
 BYTES_PER_S = 6e6
 """Gossip is lossless to twice this rate; unpaced bursts lose up to a sixth of their messages."""
@@ -54,6 +58,7 @@ class Session:
         self._upkeep = Upkeep(state, daemon.stream, AsyncioWaits())
         self._places = Places(state.relays)
         self._detours = Detours()
+        self._unheard = Unheard()
         self._dialling = Dialling(state, daemon.connect, AsyncioWaits(), relays=state.relays)
         self._run_known = asyncio.Event()
         self._peers_changed = AsyncioSignal()
@@ -168,6 +173,7 @@ class Session:
     async def _dial(self) -> None:
         while True:
             await self._shorten()
+            await self._renew()
             due = self._dialling.due(self._state.connected)
             results = await asyncio.gather(*map(self._dialling.dial, due, due.values()))
             if any(results):
@@ -176,8 +182,21 @@ class Session:
 
     async def _shorten(self) -> None:
         state = self._state
-        for peer_id in self._detours.due(state.observed, state.addresses, self._dialling.addresses, time.monotonic()):
-            state.counters.add("detours_left")
+        detours = self._detours.due(state.observed, state.addresses, self._dialling.addresses, time.monotonic())
+        await self._hang_up(detours, "detours_left")
+
+    async def _renew(self) -> None:
+        state = self._state
+        if state.manifest is None or not state.profile.listed:
+            return
+        direct = [peer_id for peer_id, ends in state.observed.items() if ends and not all(map(relay_of, ends))]
+        now = state.clock()
+        members = {peer_id for peer_id, (record, _) in state.known.items() if record.expires_at > now}
+        await self._hang_up(self._unheard.due(direct, state.in_run, members, time.monotonic()), "unheard_left")
+
+    async def _hang_up(self, peer_ids: Iterable[str], counter: str) -> None:
+        for peer_id in peer_ids:
+            self._state.counters.add(counter)
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
                 await self.look()
@@ -235,7 +254,8 @@ class Session:
         assert state.manifest is not None
         directory: PeerDirectory | None = None
         met: frozenset[str] = frozenset()
-        pause_s = OBSERVE_EVERY_S
+        told: tuple[str, ...] = ()
+        look_at, renew_at, pause_s = 0.0, 0.0, FIRST_LOOK_PAUSE_S
         while True:
             self._peers_changed.clear()
             try:
@@ -243,19 +263,35 @@ class Session:
                     directory = await PeerDirectory.create(
                         self._daemon.p2p, state.manifest.run_id, state.clock, keeps=state.profile.listed
                     )
-                met = (met & state.in_run) | await directory.meet(state.in_run - met)
-                record = state.sealed_own_record()
-                if state.profile.listed and not await directory.announce(state.identity.peer_id, *record):
-                    state.counters.add("announcements_refused")
-                state.learn(await directory.read())
+                alone = not met
+                met = (met & state.in_run) | await directory.meet(state.in_run - met, first=alone)
+                now = time.monotonic()
+                if met and (alone or told != state.addresses or now >= renew_at):
+                    told = state.addresses
+                    await self._announce(directory)
+                    renew_at = now + state.settings.announce_every_s * random.uniform(*APART)
+                if met and (alone or now >= look_at):
+                    await self._look_up(directory)
+                    pause_s = FIRST_LOOK_PAUSE_S if alone else min(4 * pause_s, state.settings.announce_every_s)
+                    look_at = now + pause_s * random.uniform(*APART)
             except Exception:
                 # hivemind's DHT raises whatever its peers' answers make of it; the next round starts afresh.
                 state.counters.add("dht_errors")
                 logger.debug("a discovery round failed", exc_info=True)
-            # A peer's DHT comes up a little after its connection, and its record later still: look again soon at first.
-            # A round is work for all who are asked: nodes that started together shall not go on together.
-            if await self._peers_changed.happens(pause_s * random.uniform(0.8, 1.2)):
-                pause_s = OBSERVE_EVERY_S
-                await asyncio.sleep(OBSERVE_EVERY_S)
-            else:
-                pause_s = min(4 * pause_s, state.settings.announce_every_s)
+            # A peer's DHT comes up a little after its connection.
+            unmet = not met or bool(state.in_run - met)
+            wait_s = OBSERVE_EVERY_S if unmet else max(0.0, min(look_at, renew_at) - time.monotonic())
+            await self._peers_changed.happens(wait_s)
+            await asyncio.sleep(OBSERVE_EVERY_S)
+
+    async def _look_up(self, directory: PeerDirectory) -> None:
+        state = self._state
+        if len(state.in_run) < ENOUGH_PEERS:
+            # Who has peers is told of others by them.
+            everything = len(state.in_run) < FEW_PEERS or not state.profile.listed
+            state.learn(await directory.read(everything=everything))
+
+    async def _announce(self, directory: PeerDirectory) -> None:
+        state = self._state
+        if state.profile.listed and not await directory.announce(state.identity.peer_id, *state.sealed_own_record()):
+            state.counters.add("announcements_refused")

@@ -252,7 +252,7 @@ class NodeState:
         """(peer id, reason) of what was noted since the last call."""
         return [self._complaints.popleft() for _ in range(len(self._complaints))]
 
-    def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes]:
+    def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes | None]:
         """Answer a peer's request; a failing handler is counted, and the peer told."""
         try:
             yield from self.handlers[protocol](remote, request)

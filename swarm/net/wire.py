@@ -22,7 +22,7 @@ from swarm.errors import RejectedGroup
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.identity import MAX_PEER_ID_CHARS, Identity, verify
 from swarm.net.shelf import RECORD_ID_BYTES
-from swarm.types import SCHEMA_VERSION, PeerRecord, RolloutGroup, RunManifest
+from swarm.types import SCHEMA_VERSION, ChunkList, PeerRecord, RolloutGroup, RunManifest, SnapshotManifest
 
 
 class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,8 +37,8 @@ class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
     """Digest of each 256 KiB of it, the last may be shorter."""
 
 
-Kind = Literal["group", "manifest", "peer", "large"]
-Record = TypeVar("Record", RolloutGroup, RunManifest, PeerRecord, Announcement)
+Kind = Literal["group", "manifest", "peer", "large", "snapshot"]
+Record = TypeVar("Record", RolloutGroup, RunManifest, PeerRecord, Announcement, SnapshotManifest)
 
 SIGNATURE_DOMAIN = b"swarm envelope\0"
 MAX_EXPANSION = 8
@@ -56,6 +56,12 @@ MAX_PEER_RECORD_LIFE_S = 300.0
 REMEMBERED_PEER_RECORDS = 4_096
 MAX_MULTIADDRS = 16
 MAX_ANNOUNCEMENT_BYTES = 16_384
+MAX_SNAPSHOT_MANIFEST_BYTES = 640 * 2**10
+"""Fits into a request, and holds the digests of two times so many chunks:"""
+MAX_SNAPSHOT_CHUNKS = 16_384
+MIN_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNK_BYTES = 2**15, 2**22
+"""The former is above the size up to which answers are not paced."""
+SNAPSHOT_DIGEST_BYTES = 32
 MAX_INTEGER = 2**63 - 1
 COMPRESSION_LEVEL = 3
 
@@ -137,6 +143,11 @@ def seal_peer_record(identity: Identity, record: PeerRecord) -> bytes:
 def seal_announcement(identity: Identity, announcement: Announcement) -> bytes:
     """The announcement of a record too large for gossip."""
     return seal(identity, announcement.run_id, "large", announcement)
+
+
+def seal_snapshot(identity: Identity, manifest: SnapshotManifest) -> bytes:
+    """A snapshot's manifest signed by its learner."""
+    return seal(identity, manifest.run_id, "snapshot", manifest)
 
 
 def check_seal(record: bytes, run_id: str, max_bytes: int) -> SignedRecord:
@@ -252,6 +263,47 @@ def open_announcement(record: bytes, run_id: str, max_record_bytes: int) -> Anno
     return announced
 
 
+def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
+    """The manifest of a snapshot in an envelope, signed by the run's learner. Raises `RejectedGroup`."""
+    envelope = _open_envelope(record, ["snapshot"], MAX_SNAPSHOT_MANIFEST_BYTES)
+    if envelope.peer_id != learner:
+        raise RejectedGroup("wrong_peer", f"the learner is {learner}, but it is signed by {envelope.peer_id}")
+    _check_signature(record, envelope)
+    manifest = _open_payload(envelope, SnapshotManifest, MAX_EXPANSION * MAX_SNAPSHOT_MANIFEST_BYTES)
+    if not manifest.run_id == envelope.run_id == run_id:
+        raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {manifest.run_id!r}")
+    if manifest.learner != envelope.peer_id:
+        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {manifest.learner!r}")
+    for problem in _snapshot_problems(manifest):
+        raise RejectedGroup("limits", problem)
+    return manifest
+
+
+def _snapshot_problems(manifest: SnapshotManifest) -> Iterator[str]:
+    if not 0 <= manifest.version <= MAX_INTEGER:
+        yield f"a version must be 63-bit and not negative, got {manifest.version}"
+    if len(manifest.digest) != SNAPSHOT_DIGEST_BYTES:
+        yield f"a digest must have {SNAPSHOT_DIGEST_BYTES} bytes, got {len(manifest.digest)}"
+    if (manifest.parent is None) != (manifest.change is None):
+        yield "a change and its parent go together"
+    if manifest.parent is not None and not 0 <= manifest.parent < manifest.version:
+        yield f"the parent must be older than {manifest.version}, got {manifest.parent}"
+    yield from _chunk_problems(manifest.whole)
+    if manifest.change is not None:
+        yield from _chunk_problems(manifest.change)
+
+
+def _chunk_problems(chunks: ChunkList) -> Iterator[str]:
+    if not 0 < chunks.chunk_bytes <= MAX_SNAPSHOT_CHUNK_BYTES:
+        yield f"chunks must have 1 to {MAX_SNAPSHOT_CHUNK_BYTES} bytes, got {chunks.chunk_bytes}"
+    elif not 0 < chunks.num_bytes <= chunks.chunk_bytes * MAX_SNAPSHOT_CHUNKS:
+        yield f"must be 1 byte to {MAX_SNAPSHOT_CHUNKS} chunks, got {chunks.num_bytes} bytes"
+    elif len(chunks.chunk_ids) != -(-chunks.num_bytes // chunks.chunk_bytes) or any(
+        len(digest) != RECORD_ID_BYTES for digest in chunks.chunk_ids
+    ):
+        yield f"the digests do not fit {chunks.num_bytes} bytes"
+
+
 def outside(record: bytes) -> tuple[str, str] | None:
     """Kind and peer id that an envelope claims, unverified and cheaply had; None for anything else."""
     try:
@@ -339,6 +391,8 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield "token ids must not be negative"
         if not all(math.isfinite(logprob) and logprob <= 0 for logprob in completion.logprobs):
             yield "logprobs must be finite and at most 0"
+    if any(completion.routing for completion in group.completions):
+        yield "expert ids are no one else's business"
     if group.log_expectation is not None and not (math.isfinite(group.log_expectation) and group.log_expectation <= 0):
         yield "the group expectation's log must be finite and at most 0"
     sampling = group.sampling

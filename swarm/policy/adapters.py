@@ -35,6 +35,7 @@ class Adapters:
         check_peft(settings)
         from peft import LoraConfig, get_peft_model
 
+        self.rank = settings.rank
         self._base = _fingerprint(model)
         config = LoraConfig(
             r=settings.rank,

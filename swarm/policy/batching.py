@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarm.policy.attention import Packing, packed_attention
+from swarm.policy.routing import Piece
 
 
 class Tokens(Protocol):
@@ -44,6 +45,8 @@ class Layout:
     """[N] completion tokens."""
     predictors: Tensor
     """[N] where in the flattened [B * L] the output lies that predicts each of them."""
+    pieces: list[Piece]
+    """Which tokens of which row the flattened [B * L] is made of."""
     positions: Tensor | None = None
     """[B, L]; None counts from 0 in each row."""
     packing: Packing | None = None
@@ -93,6 +96,7 @@ class Padded:
             lengths=completions,
             targets=torch.tensor(list(chain.from_iterable(row.completion for row in rows))),
             predictors=_ranges(torch.arange(len(rows)) * width + prompts - 1, completions),
+            pieces=[Piece(i, 0, _length(row), width - _length(row)) for i, row in enumerate(rows)],
         )
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -124,15 +128,18 @@ class Packed:
         """Ids [1, tokens of all segments]."""
         segments: list[Sequence[int]] = []
         prefixes: list[int | None] = []
+        pieces: list[Piece] = []
         known: dict[tuple[int, ...], int] = {}
-        for row in rows:
+        for i, row in enumerate(rows):
             prompt = tuple(row.prompt)
             if prompt not in known:
                 known[prompt] = len(segments)
                 segments.append(prompt)
                 prefixes.append(None)
+                pieces.append(Piece(i, 0, len(prompt)))
             segments.append(row.completion)
             prefixes.append(known[prompt])
+            pieces.append(Piece(i, len(prompt), len(row.completion)))
         lengths = torch.tensor([len(segment) for segment in segments])
         ends = lengths.cumsum(0)
         before = torch.tensor([0 if prefix is None else len(segments[prefix]) for prefix in prefixes])
@@ -147,6 +154,7 @@ class Packed:
             lengths=own,
             targets=torch.tensor(list(chain.from_iterable(row.completion for row in rows))),
             predictors=predictors,
+            pieces=pieces,
             positions=_ranges(before, lengths)[None],
             packing=Packing(
                 lengths=lengths.tolist(),

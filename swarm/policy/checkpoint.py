@@ -48,7 +48,7 @@ class TrainingState(Struct):
     round: int
     """Rounds finished."""
     version: int
-    """Updates applied."""
+    """Of the policy."""
     position: int
     """Questions drawn so far from the node's stream."""
     pool: list[PooledGroup]
@@ -56,6 +56,8 @@ class TrainingState(Struct):
     tokens_generated: int
     sequences: dict[str, int] = {}
     """Highest sequence number seen of each peer: what was received before a restart is not received again."""
+    num_passed_over: int = 0
+    """Of the versions up to this one, those that stand for no update."""
 
 
 class CheckpointStore:
@@ -84,7 +86,7 @@ class CheckpointStore:
         if final.exists():  # the same round again, after a resume
             shutil.rmtree(final)
         staging.rename(final)
-        _sync(self.root)
+        sync(self.root)
         self._prune()
         return final
 
@@ -135,7 +137,7 @@ def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
         state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=TrainingState)
     except (ValueError, RuntimeError, IndexError, msgspec.DecodeError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
-    updater.version = state.version
+    updater.version, updater.num_passed_over = state.version, state.num_passed_over
     return state
 
 
@@ -170,15 +172,16 @@ def _seal(directory: Path) -> None:
     """Flush every file, then write and flush the manifest that vouches for them."""
     files = sorted(p for p in directory.rglob("*") if p.is_file())
     for file in files:
-        _sync(file)
+        sync(file)
     manifest = {"format": FORMAT, "files": {str(f.relative_to(directory)): _digest(f) for f in files}}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    _sync(directory / MANIFEST)
+    sync(directory / MANIFEST)
     for folder in (directory, *(p for p in directory.rglob("*") if p.is_dir())):
-        _sync(folder)
+        sync(folder)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have what was written to a file or directory on disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

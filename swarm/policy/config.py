@@ -53,6 +53,9 @@ class PolicySettings(Settings):
     """Run Python code that a model repository brings along."""
     threads: int | None = Field(None, ge=1)
     """CPU threads for torch; default: torch's own choice."""
+    routing_replay: bool = False
+    """For mixture-of-experts models: train every token with the experts that it met when it was generated. Brings
+    engine and trainer closer together (`mismatch` in the update's figures). Source: arXiv:2510.11370."""
     lora: LoraSettings = LoraSettings()
 
 

@@ -20,6 +20,7 @@ class StepTotals:
 
     num_sequences: int
     num_tokens: int
+    num_own_tokens: int = 0
     lag: float = 0.0
     """Updates since own tokens were sampled, mean over them."""
     max_lag: int = 0
@@ -27,6 +28,7 @@ class StepTotals:
     clipped: float = 0.0
     capped: float = 0.0
     behaviour_kl: float = 0.0
+    mismatch: float = 0.0
     reference_kl: float = 0.0
     entropy: float = 0.0
     ratios: float = 0.0
@@ -36,6 +38,8 @@ class StepTotals:
     sequence_ratios: float = 0.0
     """Sum of the completions' importance ratios."""
     squared_sequence_ratios: float = 0.0
+    per_token: bool = False
+    """What divides the loss; see `Share`."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> StepTotals:
@@ -44,6 +48,7 @@ class StepTotals:
         return cls(
             num_sequences=len(rows),
             num_tokens=sum(len(row.completion) for row in rows),
+            num_own_tokens=sum(len(row.completion) for row in rows if not row.external),
             lag=sum(lag * tokens for lag, tokens in lags) / max(1, sum(tokens for _, tokens in lags)),
             max_lag=max((lag for lag, _ in lags), default=0),
         )
@@ -54,6 +59,7 @@ class StepTotals:
         self.clipped += float(share.clipped)
         self.capped += float(share.capped)
         self.behaviour_kl += float(share.behaviour_kl)
+        self.mismatch += float(share.mismatch)
         self.reference_kl += float(share.reference_kl)
         self.entropy += float(share.entropy)
         ratios = share.ratios.double()
@@ -63,6 +69,7 @@ class StepTotals:
         sequence_ratios = share.sequence_ratios.double()
         self.sequence_ratios += float(sequence_ratios.sum())
         self.squared_sequence_ratios += float(sequence_ratios.square().sum())
+        self.per_token = share.per_token
 
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
@@ -79,6 +86,7 @@ class StepTotals:
             entropy=self.entropy / tokens,
             max_ratio=self.max_ratio,
             behaviour_kl=self.behaviour_kl / tokens,
+            mismatch=self.mismatch / max(1, self.num_own_tokens),
             reference_kl=self.reference_kl / tokens,
             importance_cap_fraction=self.capped / tokens,
             lag=self.lag,
@@ -94,6 +102,7 @@ def merge(parts: Sequence[StepTotals]) -> StepTotals:
         clipped=sum(part.clipped for part in parts),
         capped=sum(part.capped for part in parts),
         behaviour_kl=sum(part.behaviour_kl for part in parts),
+        mismatch=sum(part.mismatch for part in parts),
         reference_kl=sum(part.reference_kl for part in parts),
         entropy=sum(part.entropy for part in parts),
         ratios=sum(part.ratios for part in parts),
@@ -101,6 +110,7 @@ def merge(parts: Sequence[StepTotals]) -> StepTotals:
         max_ratio=max(part.max_ratio for part in parts),
         sequence_ratios=sum(part.sequence_ratios for part in parts),
         squared_sequence_ratios=sum(part.squared_sequence_ratios for part in parts),
+        per_token=any(part.per_token for part in parts),
     )
 
 
@@ -124,6 +134,7 @@ def summarise(reports: Sequence[UpdateReport]) -> UpdateReport:
         entropy=a_token([report.entropy for report in taken]),
         max_ratio=max((report.max_ratio for report in taken), default=1.0),
         behaviour_kl=a_token([report.behaviour_kl for report in taken]),
+        mismatch=a_token([report.mismatch for report in taken]),
         reference_kl=a_token([report.reference_kl for report in taken]),
         importance_cap_fraction=a_token([report.importance_cap_fraction for report in taken]),
         lag=a_token([report.lag for report in taken]),

@@ -19,6 +19,7 @@ from swarm.policy.config import TINY, PolicySettings
 from swarm.policy.gate import WeightGate
 from swarm.policy.ranks import Ranks
 from swarm.policy.reading import read_model
+from swarm.policy.routing import Routers
 from swarm.policy.tiny import ensure_tiny
 from swarm.types import Completion
 
@@ -42,6 +43,7 @@ class Policy:
         dtype: torch.dtype = torch.float32,
         adapters: Adapters | None = None,
         ranks: Ranks | None = None,
+        routing_replay: bool = False,
     ) -> None:
         """`adapters` are those in `model`, if any; `ranks` the processes that hold it, of which this is one.
 
@@ -64,6 +66,10 @@ class Policy:
         self.gate = WeightGate()
         self.adapters = adapters
         self.ranks = ranks or Ranks()
+        if routing_replay and self.ranks.size > 1:
+            raise PolicyError("policy.routing_replay must be false with several processes")
+        self.routers = Routers(model) if routing_replay else None
+        """What chooses experts, where these choices are recorded and replayed."""
         self.tokenizer_hash = _tokenizer_hash(tokenizer)
         self.stop_ids = _stop_ids(model, tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -185,6 +191,7 @@ def load_policy(
         dtype=dtype,
         adapters=adapters,
         ranks=ranks,
+        routing_replay=settings.routing_replay,
     )
 
 

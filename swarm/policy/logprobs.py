@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from swarm.policy.batching import Batching, Layout, Packed, Padded, Tokens
 from swarm.policy.config import BatchingName
 from swarm.policy.head import OutputHead
 from swarm.policy.loading import Policy
+from swarm.policy.routing import Routing
 
 PROBE_TOLERANCE = 1e-4
 """Largest difference of float32 hidden states, as a part of the largest of them, that is only rounding."""
@@ -31,6 +32,15 @@ class Scores:
     """True on a row's tokens."""
 
 
+class Routed(Tokens, Protocol):
+    """Tokens that may have met experts before."""
+
+    @property
+    def routing(self) -> Routing | None:
+        """Of prompt and completion but the last token; None where it is not known."""
+        ...
+
+
 class Scorer:
     """Log-probabilities at the sampling temperature, the softmax at least float32."""
 
@@ -41,13 +51,15 @@ class Scorer:
         self._batching = batching
         self._head = policy.ranks.forward(lambda: OutputHead(policy.model))
 
-    def __call__(self, rows: Sequence[Tokens]) -> Scores:
+    def __call__(self, rows: Sequence[Routed]) -> Scores:
         """One forward pass; the output head runs on positions that predict completion tokens only.
 
         The batching's `attention` must be in effect, in training until the gradient is there.
         """
         layout = self._batching.lay_out(rows)
         device = self._policy.device
+        if self._policy.routers is not None:
+            self._policy.routers.replay([row.routing for row in rows], layout.pieces, device)
         with self._policy.compute():
             flat = self._policy.ranks.forward(
                 lambda: self._head.logprobs(
@@ -106,6 +118,7 @@ def can_pack(model: PreTrainedModel) -> bool:
 class _Pair(NamedTuple):
     prompt: Sequence[int]
     completion: Sequence[int]
+    routing: None = None
 
 
 def completion_logprobs(

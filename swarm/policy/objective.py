@@ -12,6 +12,7 @@ from swarm.algorithms.importance import TREATMENTS
 from swarm.algorithms.kl import KL_ESTIMATORS, cppo_kl, k3
 from swarm.algorithms.losses import LOSSES, Groups, LossConfig
 from swarm.algorithms.losses.base import log_ratio
+from swarm.policy.behaviour import LOG_MAX_CLAIMED_RATIO
 from swarm.policy.config import UpdateSettings
 from swarm.policy.logprobs import Scores
 from swarm.policy.rows import Row
@@ -29,6 +30,8 @@ class Share:
     """Tokens whose importance weight was truncated or masked."""
     behaviour_kl: Tensor
     """Divergence of the behaviour policy from the trained one, summed over tokens."""
+    mismatch: Tensor
+    """|Log-probability - the engine's|, summed over own tokens."""
     reference_kl: Tensor
     """Divergence from the reference policy, summed over tokens; 0 without one."""
     entropy: Tensor
@@ -37,6 +40,8 @@ class Share:
     """[N] ratios to the behaviour policy of the N tokens."""
     sequence_ratios: Tensor
     """[B] of whole completions: the product over their tokens."""
+    per_token: bool
+    """Whether the step's number of tokens divides the loss, or else that of its rows."""
 
 
 class Objective:
@@ -63,8 +68,8 @@ class Objective:
         """
         new, mask = scores.logprobs, scores.mask.to(scores.logprobs.dtype)  # [B, T]
         current = new.detach()
-        old = _filled(current, [row.old for row in rows], scores.mask)
-        behaviour = _filled(old, [row.behaviour for row in rows], scores.mask)
+        old = _bounded(_filled(current, [row.old for row in rows], scores.mask), current, rows)
+        behaviour = _bounded(_filled(old, [row.behaviour for row in rows], scores.mask), current, rows)
         weights, capped = self._treatment(old, behaviour, mask, self._settings.importance_cap)
         advantages = _column([row.advantage for row in rows], new) * weights  # [B, T]
         groups = Groups(
@@ -85,11 +90,19 @@ class Objective:
             clipped=output.metrics["clipped"],
             capped=(capped * mask).sum(),
             behaviour_kl=(k3(behaviour, current) * mask).sum(),  # its tokens: this way round the mean has small spread
+            mismatch=((current - behaviour).abs() * mask * _column([not row.external for row in rows], new)).sum(),
             reference_kl=(k3(current, reference) * mask).sum(),
             entropy=scores.entropies.sum(),
             ratios=log_ratio(current, behaviour).exp()[scores.mask],
             sequence_ratios=log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp(),
+            per_token=output.per_token,
         )
+
+
+def _bounded(logprobs: Tensor, current: Tensor, rows: Sequence[Row]) -> Tensor:
+    """What followers claim, believed as far as the ratio stays bounded."""
+    claimed = torch.tensor([row.claimed for row in rows], device=current.device)[:, None]
+    return torch.where(claimed, logprobs.maximum(current - LOG_MAX_CLAIMED_RATIO), logprobs)
 
 
 def _filled(otherwise: Tensor, rows: Sequence[Sequence[float] | None], mask: Tensor) -> Tensor:

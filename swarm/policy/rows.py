@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from swarm.expectation import log_group_expectation
 from swarm.mixing import MixSettings
 from swarm.policy.loading import Policy
+from swarm.policy.routing import Routing
 from swarm.types import Completion, GradedGroup, RolloutGroup, VersionSpan
 
 
@@ -24,14 +25,19 @@ class Row:
     advantage: float
     behaviour: Sequence[float] | None
     """The sampler's log-probabilities; None where they are not known."""
+    _: KW_ONLY
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are a stranger's word."""
+    claimed: bool = False
+    """Sampled by a follower with this policy's snapshots: `behaviour` is its word, bounded when the loss is taken."""
     wants_receiver: bool = False
     """Without `behaviour`, `old` becomes this node's log-probabilities at batch time if more than one step is taken."""
     log_expectation: float = math.nan
     """Log of the whole group's expectation of the sampler, for objectives that need it; NaN where it is not known."""
     lags: Sequence[tuple[int, int]] = ()
     """(updates since sampled, number of tokens) of its parts; none for another node, which counts its own updates."""
+    routing: Routing | None = None
+    """The experts that its tokens met at generation, where they are to meet them again."""
     receiver: Sequence[float] | None = None
     """This node's log-probabilities at batch time, where something needs them."""
     reference: Sequence[float] | None = None
@@ -66,6 +72,7 @@ class RowReader:
                 completion.logprobs,
                 log_expectation=expectation,
                 lags=_lags(completion, group.group.policy.version, version),
+                routing=self._routing(prompt, completion),
             )
             for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True)
             if completion.token_ids
@@ -82,12 +89,14 @@ class RowReader:
         for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True):
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
-            if believed and self._same_tokens(completion):
+            if believed and self.same_tokens(completion):
                 ids, claims = list(completion.token_ids), list(completion.logprobs)
                 rows.append(Row(prompt, ids, advantage, claims, external=True, log_expectation=expectation))
             elif ids := self._policy.encode_completion(completion):
                 wants = choice != "none"
-                rows.append(Row(prompt, ids, advantage, None, True, wants, log_expectation=expectation))
+                rows.append(
+                    Row(prompt, ids, advantage, None, external=True, wants_receiver=wants, log_expectation=expectation)
+                )
         return rows
 
     def longest(self, group: GradedGroup) -> int:
@@ -99,7 +108,11 @@ class RowReader:
     def _advantages_of(self, rewards: Sequence[float]) -> list[float]:
         return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
 
-    def _same_tokens(self, completion: Completion) -> bool:
+    def _routing(self, prompt: Sequence[int], completion: Completion) -> Routing | None:
+        num_fed = len(prompt) + len(completion.token_ids) - 1
+        return self._policy.routers.read(completion.routing, num_fed) if self._policy.routers is not None else None
+
+    def same_tokens(self, completion: Completion) -> bool:
         """Whether ids of an equal tokenizer mean the very text that was graded, and nothing besides."""
         ids = list(completion.token_ids)
         text_ids = ids[:-1] if ids and ids[-1] in self._policy.stop_ids else ids

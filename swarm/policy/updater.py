@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -55,6 +56,8 @@ class PolicyUpdater:
         Raises `PolicyError`.
         """
         self.nonfinite_in_a_row = 0
+        self.num_passed_over = 0
+        """Versions that stand for no update."""
         self.ranks = policy.ranks
         self._policy = policy
         self._settings = settings
@@ -80,12 +83,22 @@ class PolicyUpdater:
 
     @property
     def version(self) -> int:
-        """Updates applied to the policy."""
+        """The policy's: one higher with each update."""
         return self._policy.version
 
     @version.setter
     def version(self, version: int) -> None:
         self._policy.version = version
+
+    @property
+    def num_updates(self) -> int:
+        """Updates applied to the policy, which the learning rate goes by."""
+        return self.version - self.num_passed_over
+
+    def rise_to(self, version: int) -> None:
+        """Give the policy a higher version without an update."""
+        self.num_passed_over += version - self.version
+        self.version = version
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has positions for the prompt with each completion."""
@@ -99,8 +112,8 @@ class PolicyUpdater:
         if not groups:
             return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
         for parameters in self.optimizer.param_groups:
-            parameters["lr"] = learning_rate(self._settings, self.version)
-        with self._layers.active(), self._batching.attention(self._policy.model):
+            parameters["lr"] = learning_rate(self._settings, self.num_updates)
+        with self._layers.active(), self._batching.attention(self._policy.model), self._replaying():
             self._settle(groups)
             reports = [
                 self._step(rows)
@@ -109,6 +122,9 @@ class PolicyUpdater:
             ]
         self.version += any(not report.skipped for report in reports)
         return summarise(reports)
+
+    def _replaying(self) -> AbstractContextManager[None]:
+        return self._policy.routers.replaying() if self._policy.routers is not None else nullcontext()
 
     def _settle(self, groups: Sequence[list[Row]]) -> None:
         """Everything about the rows that other log-probabilities than those of the step at hand decide."""

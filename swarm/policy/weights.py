@@ -26,12 +26,16 @@ def swap_weights(policy: Policy, weights: Mapping[str, Tensor], version: int) ->
     Every parameter that a checkpoint holds must be there: all, or the adapters'. Without adapters, buffers and the
     other names of tied parameters may be there too. Tensors of another dtype or device are converted.
     """
-    own = policy.weights
-    _check(own, set(own) if policy.adapters else set(policy.model.state_dict()), weights)
+    check_weights(policy, weights)
     with policy.gate.change(), torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in policy.weights.items():
             parameter.copy_(policy.ranks.cut(weights[name], parameter))
         policy.version = version
+
+
+def whole_weights(policy: Policy) -> dict[str, Tensor]:
+    """The policy's weights as `swap_weights` takes them; every rank has to call it, the leader gets them."""
+    return {name: policy.ranks.whole(value.detach()) for name, value in policy.weights.items()}
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
@@ -46,7 +50,10 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
         raise WeightsRefused(f"the weights in {directory} cannot be read: {error}") from error
 
 
-def _check(own: Mapping[str, Tensor], known: set[str], weights: Mapping[str, Tensor]) -> None:
+def check_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
+    """Raises `WeightsRefused` for what cannot take the place of the policy's weights."""
+    own = policy.weights
+    known = set(own) if policy.adapters else set(policy.model.state_dict())
     if missing := [name for name in own if name not in weights]:
         raise WeightsRefused(f"the new weights lack {_list(missing)}: they are of another model")
     if unknown := [name for name in weights if name not in known]:

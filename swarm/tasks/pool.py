@@ -5,12 +5,14 @@
     submit ──▶ external jobs (bounded) ─▶┘                          killed when late, replaced
 
 The node's process imports neither ReasoningGYM nor `datasets`. A scorer may hang, hold the interpreter or take the
-process down: it costs one job and one worker, never the node. Own jobs are always taken first.
+process down: it costs one job and one worker, never the node. Own jobs are always taken first; once they had to wait
+for strangers' all the same, one further worker takes nothing else.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 START_LIMIT_S = 900.0
 """A first start may download and convert data sets."""
+PATIENCE_S = 1.0
+"""So long an own job waits while every worker is on others' groups before a worker is started for own ones alone."""
 
 _WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -62,11 +66,13 @@ _WORKER_ENVIRONMENT = {
 class _Job:
     """One request and where its outcome goes."""
 
-    def __init__(self, request: Draw | GradeGroup, finish: Callable[[Reply], None]) -> None:
+    def __init__(self, request: Draw | GradeGroup, finish: Callable[[Reply], None], own: bool) -> None:
         # encoded here, in the caller's thread: what cannot be encoded is the caller's error
         self.message = encode(request)
         self.what = f"a group of {request.ref.task}" if isinstance(request, GradeGroup) else str(request)
         self.finish = finish
+        self.own = own
+        self.queued_at = time.monotonic()
 
 
 class _Worker:
@@ -132,6 +138,8 @@ class VerificationPool:
         self._was_ready = False
         self._wake_reader, self._wake_writer = Pipe(duplex=False)
         self._workers = [_Worker(self._setup) for _ in range(settings.workers)]
+        self._reserved: _Worker | None = None
+        """That of them which takes own jobs only."""
         self._thread = threading.Thread(target=self._run, name="verification", daemon=True)
         self._thread.start()
 
@@ -151,8 +159,21 @@ class VerificationPool:
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
         """Grade groups and wait: one result a job, in order. Raises `TaskError` when the tasks cannot be set up."""
-        pending = [self._ask(GradeGroup(ref, tuple(texts))) for ref, texts in jobs]
-        return [_outcome(reply.result()) for reply in pending]
+        pending = [self.begin(ref, texts) for ref, texts in jobs]
+        return [verdict.result() for verdict in pending]
+
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        """Grade one of this node's own groups; call or result raise `TaskError` when the tasks cannot be set up."""
+        verdict: Future[Grade | Rejection] = Future()
+
+        def finish(reply: Future[Reply]) -> None:
+            try:
+                verdict.set_result(_outcome(reply.result()))
+            except TaskError as error:
+                verdict.set_exception(error)
+
+        self._ask(GradeGroup(ref, tuple(texts))).add_done_callback(finish)
+        return verdict
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
         """Queue a group for grading; never blocks. A full queue gives its oldest group `verifier_overflow`."""
@@ -162,7 +183,7 @@ class VerificationPool:
                 with self._lock:
                     self._done.append((key, _outcome(reply)))
 
-        job = _Job(GradeGroup(ref, tuple(texts)), finish)
+        job = _Job(GradeGroup(ref, tuple(texts)), finish, own=False)
         with self._lock:
             self._raise_failure()
             if len(self._external) == self._settings.queue_groups:
@@ -198,7 +219,7 @@ class VerificationPool:
 
     def _ask(self, request: Draw | GradeGroup) -> Future[Reply]:
         reply: Future[Reply] = Future()
-        job = _Job(request, reply.set_result)
+        job = _Job(request, reply.set_result, own=True)
         with self._lock:
             self._raise_failure()
             self._own.append(job)
@@ -242,22 +263,35 @@ class VerificationPool:
 
     def _hand_out(self) -> None:
         for worker in self._workers:
-            if not worker.busy and (job := self._next_job()) is not None:
+            if not worker.busy and (job := self._next_job(own_only=worker is self._reserved)) is not None:
                 try:
                     worker.give(job, self._settings.time_limit_s)
                 except ConnectionError:
                     self._lost(worker, late=False)
+        if self._patience_ends() <= time.monotonic():
+            self._reserved = _Worker(self._setup)
+            with self._lock:
+                self._workers = [*self._workers, self._reserved]
 
-    def _next_job(self) -> _Job | None:
+    def _next_job(self, own_only: bool) -> _Job | None:
         with self._lock:
             if self._own:
                 return self._own.popleft()
-            return self._external.popleft()[1] if self._external else None
+            return self._external.popleft()[1] if self._external and not own_only else None
+
+    def _patience_ends(self) -> float:
+        """When a worker must be started for own jobs, on the clock of deadlines; infinity when none has to."""
+        with self._lock:
+            oldest = self._own[0].queued_at if self._own else math.inf
+        jobs = [worker.job for worker in self._workers]
+        taken = self._reserved is None and all(job is not None and not job.own for job in jobs)
+        return oldest + PATIENCE_S if taken else math.inf
 
     def _listen(self) -> None:
         """Wait for a wake-up, a reply or a deadline, and deal with each."""
-        deadlines = [worker.deadline for worker in self._workers if worker.busy]
-        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        deadline = min([worker.deadline for worker in self._workers if worker.busy], default=math.inf)
+        deadline = min(deadline, self._patience_ends())
+        timeout = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
         awake = wait([self._wake_reader, *(worker.connection for worker in self._workers)], timeout)
         while self._wake_reader.poll():
             self._wake_reader.recv_bytes()
@@ -305,6 +339,8 @@ class VerificationPool:
                 return
         self._count("restarts")
         replacement = _Worker(self._setup)
+        if worker is self._reserved:
+            self._reserved = replacement
         with self._lock:
             self._workers[self._workers.index(worker)] = replacement
 

@@ -22,6 +22,7 @@ from swarm.telemetry.records import (
 )
 
 Phase = Literal["waiting", "running", "done", "interrupted", "error"]
+Role = Literal["peer", "learner", "worker"]
 
 REWARD_SHARE = 0.1
 """`reward_first` and `reward_last` are means over this share of the rounds, and over at least one."""
@@ -31,6 +32,7 @@ class PeerSummary(TypedDict):
     """One peer of `summary.json`. None is what is not known."""
 
     name: str
+    role: Role
     peer_id: str | None
     rounds: int
     """Rounds trained, each counted once."""
@@ -51,7 +53,7 @@ class PeerSummary(TypedDict):
 
 
 class SwarmSummary(TypedDict):
-    """`summary.json`. Means are over the peers that know the figure."""
+    """`summary.json`. Means are over the peers that train and know the figure."""
 
     peers: list[PeerSummary]
     mean_reward_first: float | None
@@ -131,6 +133,13 @@ class PeerHistory:
     def name(self) -> str:
         """What people call this peer."""
         return (self.start.name if self.start else "") or self._fallback_name
+
+    @property
+    def role(self) -> Role:
+        """What the rounds are of: a peer's, steps of a learner, or a worker's batches."""
+        if self.latest is not None and self.latest.following is not None:
+            return "worker"
+        return "learner" if self.latest is not None and self.latest.learning is not None else "peer"
 
     @property
     def phase(self) -> Phase:
@@ -215,6 +224,7 @@ class PeerHistory:
         before, after = self.evaluation_before(), self.evaluation_after()
         return PeerSummary(
             name=self.name,
+            role=self.role,
             peer_id=self.start.peer_id if self.start else None,
             rounds=len(self.rounds),
             reward_first=self.reward_first(),
@@ -297,12 +307,13 @@ def swarm_summary(
 ) -> SwarmSummary:
     """What `summary.json` holds."""
     peers = [history.peer_summary() for history in histories]
+    trained = [peer for peer in peers if peer["role"] != "worker"]
     return SwarmSummary(
         peers=peers,
-        mean_reward_first=mean(peer["reward_first"] for peer in peers),
-        mean_reward_last=mean(peer["reward_last"] for peer in peers),
-        mean_eval_before=mean(peer["eval_before"] for peer in peers),
-        mean_eval_after=mean(peer["eval_after"] for peer in peers),
+        mean_reward_first=mean(peer["reward_first"] for peer in trained),
+        mean_reward_last=mean(peer["reward_last"] for peer in trained),
+        mean_eval_before=mean(peer["eval_before"] for peer in trained),
+        mean_eval_after=mean(peer["eval_after"] for peer in trained),
         config=config,
         versions=versions,
     )

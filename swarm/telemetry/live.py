@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from swarm.telemetry.history import Moment, PeerHistory, SwarmSummary, drop_reasons, mean, num_dropped
+from swarm.telemetry.records import LearningFigures, UpdateFigures
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -192,7 +193,24 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         ]
         if event.tokens_per_s is not None:
             parts.append(f"{_compact(event.tokens_per_s)} tokens/s")
+        if event.learning is not None:
+            parts += _learning(event.learning, event.update)
+        if event.following is not None:
+            parts.append(f"version {event.following.version} of {event.following.announced}")
     return " | ".join(parts)
+
+
+def _learning(figures: LearningFigures, update: UpdateFigures | None) -> list[str]:
+    """A learner's version and staleness; what is measured of its workers beside what the model says."""
+    oldest = update.max_lag if update else None
+    waits = "-" if figures.bubble is None else f"{figures.bubble:.0%}"
+    predicted = "-" if figures.predicted_bubble is None else f"{figures.predicted_bubble:.0%}"
+    return [
+        f"version {figures.version}, lag {oldest} of {figures.max_staleness}",
+        f"{figures.active} of {figures.workers} workers, {figures.rate:.1f} rollouts/s, needed "
+        + _figure(figures.required_rate),
+        f"waits {waits} (predicted {predicted})",
+    ]
 
 
 def summary_table(summary: SwarmSummary) -> Table:

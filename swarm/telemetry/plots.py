@@ -121,7 +121,7 @@ def draw_mix(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
             axes.stairs(bottom + heights, edges, baseline=bottom, fill=True, color=colour, label=label, linewidth=0)
             bottom = bottom + heights
     per_bar = f", {step} rounds a bar" if step > 1 else ""
-    _finish(axes, ink, "Mix", f"groups in an update, mean over peers{per_bar}", empty=not mixtures)
+    _finish(axes, ink, "Mix", f"groups in an update, mean over peers{per_bar}", empty=not bottom.any())
     _round_axis(axes, ink, histories)
     axes.set_ylim(0, max(1.0, float(bottom.max(initial=0)) * 1.02))
 
@@ -157,6 +157,53 @@ def draw_ledger(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
     axes.grid(visible=True, axis="x", color=ink.faint, alpha=0.25, linewidth=0.7)
 
 
+def draw_versions(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
+    """Which version the learner is at, and which each worker has installed, over time."""
+    started = min((event.time for history in histories for event in history.series()), default=0.0)
+    workers = [history for history in histories if history.role == "worker"]
+    for index, history in enumerate(workers):
+        points = [(event.time, event.following.version) for event in history.series() if event.following]
+        known = [((at - started) / 60, version) for at, version in points if version is not None]
+        axes.step(
+            [at for at, _ in known],
+            [version for _, version in known],
+            where="post",
+            color=PEER_COLOURS[index % len(PEER_COLOURS)],
+            linewidth=1.2,
+            alpha=0.8,
+            label=history.name if len(workers) <= MAX_NAMED_PEERS else ("workers" if index == 0 else None),
+        )
+    for history in histories:
+        learned = [(event.time, event.learning.version) for event in history.series() if event.learning]
+        if learned:
+            axes.step(
+                [(at - started) / 60 for at, _ in learned],
+                [version for _, version in learned],
+                where="post",
+                color=ink.text,
+                linewidth=2.2,
+                label=history.name,
+            )
+    _finish(axes, ink, "Versions", "the learner's, and what workers have installed", empty=not histories)
+    axes.set_xlabel("minutes", color=ink.faint)
+    axes.set_ylim(bottom=0)
+
+
+def draw_staleness(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
+    """How old the tokens of each step were, against the budget."""
+    steps = [event for history in histories for event in history.series() if event.learning and event.update]
+    rounds = [event.round for event in steps]
+    oldest = [event.update.max_lag for event in steps if event.update]
+    means = [event.update.lag for event in steps if event.update]
+    budget = [event.learning.max_staleness for event in steps if event.learning]
+    axes.step(rounds, budget, where="mid", color=ink.faint, linewidth=1.2, linestyle="--", label="budget")
+    axes.step(rounds, oldest, where="mid", color=VERMILION, linewidth=1.2, label="oldest token")
+    axes.plot(rounds, means, color=BLUE, linewidth=1.6, label="mean")
+    _finish(axes, ink, "Staleness", "versions between sampling and learning, by step", empty=not steps)
+    axes.set_xlabel("step", color=ink.faint)
+    axes.set_ylim(bottom=0)
+
+
 def as_svg(draw: Draw, histories: Sequence[PeerHistory], height_in: float, label: str) -> str:
     """A picture for the page: text stays text, and takes the page's colours in light and dark."""
     import matplotlib
@@ -179,17 +226,30 @@ def as_svg(draw: Draw, histories: Sequence[PeerHistory], height_in: float, label
 
 
 def write_png(path: Path, histories: Sequence[PeerHistory]) -> None:
-    """All three pictures in one PNG."""
+    """All pictures in one PNG."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"font.family": "sans-serif"}):
-        heights = (3.2, 2.4, ledger_height_in(histories))
+        trained = training(histories)
+        pictures: list[tuple[Draw, float, Sequence[PeerHistory]]] = [
+            (draw_rewards, 3.2, trained),
+            (draw_mix, 2.4, trained),
+            (draw_ledger, ledger_height_in(trained), trained),
+        ]
+        if len(trained) < len(histories):
+            pictures[1:1] = [(draw_versions, 2.8, histories), (draw_staleness, 2.4, histories)]
+        heights = [height for _, height, _ in pictures]
         figure = Figure(figsize=(9, sum(heights)), dpi=120, layout="constrained", facecolor="white")
-        subplots = figure.subplots(3, 1, gridspec_kw={"height_ratios": heights})
-        for axes, draw in zip(subplots, (draw_rewards, draw_mix, draw_ledger), strict=True):
-            draw(axes, histories, PAPER)
+        subplots = figure.subplots(len(pictures), 1, gridspec_kw={"height_ratios": heights})
+        for axes, (draw, _, drawn) in zip(subplots, pictures, strict=True):
+            draw(axes, drawn, PAPER)
         figure.savefig(path, format="png")
+
+
+def training(histories: Sequence[PeerHistory]) -> list[PeerHistory]:
+    """Those that train, or everyone where nobody does; workers only sample."""
+    return [history for history in histories if history.role != "worker"] or list(histories)
 
 
 def ledger_height_in(histories: Sequence[PeerHistory]) -> float:

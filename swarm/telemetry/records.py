@@ -55,6 +55,8 @@ class UpdateFigures(Struct, frozen=True):
     max_ratio: float | None = None
     behaviour_kl: float | None = None
     """Nats a token."""
+    mismatch: float | None = None
+    """Mean |log-probability - the engine's| over own tokens."""
     reference_kl: float | None = None
     """Nats a token."""
     importance_cap_fraction: float | None = None
@@ -77,11 +79,49 @@ class UpdateFigures(Struct, frozen=True):
             entropy=_finite(report.entropy),
             max_ratio=_finite(report.max_ratio),
             behaviour_kl=_finite(report.behaviour_kl),
+            mismatch=_finite(report.mismatch),
             reference_kl=_finite(report.reference_kl),
             importance_cap_fraction=_finite(report.importance_cap_fraction),
             lag=_finite(report.lag),
             max_lag=report.max_lag,
         )
+
+
+class LearningFigures(Struct, frozen=True):
+    """A learner after a step: what it has, and what the overlap model says beside what is measured."""
+
+    version: int
+    max_staleness: int
+    """The budget; what was seen is `UpdateFigures.max_lag`."""
+    wait_s: float
+    """Of this step, for rollouts."""
+    train_s: float
+    workers: int
+    """Present."""
+    active: int
+    rate: float
+    """Rollouts a second to count on from the active ones."""
+    required_rate: float | None = None
+    """The least that keeps the learner busy, by the measured times; None where it is not known, or nothing would."""
+    broadcast_s: float | None = None
+    bubble: float | None = None
+    """Part of its time that it waited, over the last steps."""
+    predicted_bubble: float | None = None
+
+
+class FollowingFigures(Struct, frozen=True):
+    """A worker after a batch."""
+
+    version: int | None
+    """The snapshot installed."""
+    announced: int | None
+    """The newest that it knows of."""
+    installed: int
+    """Snapshots so far."""
+    refused: int
+    """Snapshots that could not be used."""
+    paused_s: float
+    """In this process so far: lagging, not wanted, or without its learner."""
 
 
 class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):
@@ -144,6 +184,10 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     """Cumulative in this process: what network and verifier did and dropped, e.g. `network/drop_inbox`."""
     timings: dict[str, float] = {}
     """Seconds of this round by stage."""
+    learning: LearningFigures | None = None
+    """Of a learner, whose rounds are its steps."""
+    following: FollowingFigures | None = None
+    """Of a worker, whose rounds are its batches of questions."""
 
 
 class CheckpointEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="checkpoint"):

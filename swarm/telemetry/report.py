@@ -43,20 +43,22 @@ def write_report(out_dir: Path, histories: Sequence[PeerHistory], summary: Swarm
 def page(histories: Sequence[PeerHistory], summary: SwarmSummary) -> str:
     """The whole page."""
     peers = summary["peers"]
+    trained = plots.training(histories)
     sections = [
         _incomplete(peers),
         _headlines(peers, summary),
-        _picture(plots.draw_rewards, histories, 3.3, "Reward per peer and mean, by round"),
+        _picture(plots.draw_rewards, trained, 3.3, "Reward per peer and mean, by round"),
+        _section("The learner and its workers", _following(histories) if len(trained) < len(histories) else ""),
         _section("Peers", _peer_table(peers)),
         _section("Held-out questions by task", _task_table(histories)),
         _section(
             "What updates were made of",
-            _picture(plots.draw_mix, histories, 2.6, "Groups in an update by origin, by round"),
+            _picture(plots.draw_mix, trained, 2.6, "Groups in an update by origin, by round"),
         ),
         _section(
             "What became of every shared group",
-            _picture(plots.draw_ledger, histories, plots.ledger_height_in(histories), "Received groups by outcome")
-            + _ledger_table(peers),
+            _picture(plots.draw_ledger, trained, plots.ledger_height_in(trained), "Received groups by outcome")
+            + _ledger_table([peer for peer in peers if peer["role"] != "worker"]),
         ),
         _section("What happened", _moments(histories)),
         _section("Configuration", _pairs(_flattened(summary["config"]))),
@@ -167,6 +169,34 @@ def _task_table(histories: Sequence[PeerHistory]) -> str:
     ]
     note = f"Answers of {_plural(len(both), 'peer')} together, with 95% intervals (Wilson)."
     return _table(("task", "before", "after"), rows, text_columns=1) + f'<p class="note">{note}</p>'
+
+
+def _following(histories: Sequence[PeerHistory]) -> str:
+    """Versions and staleness, and what the overlap model says beside what was measured."""
+    rows = []
+    for history in plots.training(histories):
+        steps = [event for event in history.series() if event.learning is not None]
+        if not steps or steps[-1].learning is None:
+            continue
+        last = steps[-1].learning
+        oldest = max((event.update.max_lag or 0 for event in steps if event.update), default=0)
+        rows += [
+            ("staleness, versions", str(oldest), f"at most {last.max_staleness}"),
+            ("learner waited", _percent(last.bubble), _percent(last.predicted_bubble)),
+            ("rollouts a second", _figure(last.rate), f"{_figure(last.required_rate)} needed"),
+            ("seconds a step trains", _figure(last.train_s), ""),
+            ("seconds a broadcast takes", _figure(last.broadcast_s), ""),
+            ("workers active", f"{last.active} of {last.workers}", ""),
+        ]
+    if not rows:
+        return ""
+    note = "At the end of the run. The model: arXiv:2602.02192, eq. 1 and 2; it lets nothing be sampled in a broadcast."
+    return (
+        _picture(plots.draw_versions, histories, 2.8, "Versions of learner and workers, over time")
+        + _picture(plots.draw_staleness, histories, 2.4, "Age of the tokens trained on, by step")
+        + _table(("", "measured", "predicted or allowed"), rows, text_columns=1)
+        + f'<p class="note">{note}</p>'
+    )
 
 
 def _ledger_table(peers: Sequence[PeerSummary]) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from msgspec import structs
+
 from swarm.errors import ConfigError
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, Event, RoundEvent, StartEvent, encode
@@ -354,6 +356,7 @@ def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
                 "update/entropy": event.update.entropy,
                 "update/max_ratio": event.update.max_ratio,
                 "update/behaviour_kl": event.update.behaviour_kl,
+                "update/mismatch": event.update.mismatch,
                 "update/reference_kl": event.update.reference_kl,
                 "update/lag": event.update.lag,
                 "update/max_lag": event.update.max_lag,
@@ -361,4 +364,8 @@ def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
                 "update/num_tokens": event.update.num_tokens,
                 "update/skipped": event.update.skipped,
             }
+        if event.learning is not None:
+            figures |= {f"learn/{name}": value for name, value in structs.asdict(event.learning).items()}
+        if event.following is not None:
+            figures |= {f"follow/{name}": value for name, value in structs.asdict(event.following).items()}
     return {name: float(value) for name, value in figures.items() if value is not None}

@@ -26,10 +26,15 @@ def test_a_quick_run_prints_a_table_and_writes_the_json_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "engine.json"
-    assert main(["--quick", "--only", "tiny", "swaps", "--out", str(out)]) == 0
+    assert main(["--quick", "--only", "tiny", "swaps", "routing", "--out", str(out)]) == 0
     assert "against the better of the two" in capsys.readouterr().out
     rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
     assert all(row["value"] is not None and row["met"] is None for row in rows.values())
     errors = {what: row["value"] for what, row in rows.items() if "10 AdamW steps" in what and "largest" in what}
     recomputed, kept = (next(v for what, v in errors.items() if f"kv {kv}" in what) for kv in ("recompute", "keep"))
     assert recomputed < 1e-4 < kept
+
+
+def test_vllm_is_measured_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--only", "vllm"]) == 0
+    assert "vLLM was not measured" in capsys.readouterr().out

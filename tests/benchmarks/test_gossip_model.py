@@ -169,7 +169,7 @@ def test_the_directory_is_read_by_all_and_held_by_few() -> None:
     assert two.reading == pytest.approx(2 * thousand.reading, rel=0.01)
     assert two.holding == pytest.approx(4 * thousand.holding, rel=0.01)
     assert two.exchange == thousand.exchange
-    assert thousand.readable and not discovery(Gossip(), FREE, 100_000).readable
+    assert thousand.readable and not discovery(Gossip(), FREE, 1_000_000).readable
     most = largest_directory(Gossip(), FREE, 10e6)
     assert discovery(Gossip(), FREE, most).holding <= USABLE * 10e6 / 8 < discovery(Gossip(), FREE, most + 1).holding
 

@@ -15,16 +15,25 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
 
 from swarm.policy.loading import Policy
-from swarm.policy.tiny import tiny_tokenizer
+from swarm.policy.tiny import tiny_config, tiny_tokenizer
 
 ARCHITECTURES = ("qwen2", "llama", "gpt2", "mistral", "gemma3", "qwen3_moe")
 """Grouped heads, no bias, learned positions, a sliding window, windows on some layers, experts."""
 WINDOW = 16
+
+
+def random_policy(head_dim: int = 16) -> Policy:
+    """The embedded policy's architecture, nothing learned."""
+    torch.manual_seed(0)
+    config = tiny_config()
+    config.head_dim = head_dim
+    return Policy("random", Qwen3ForCausalLM(config), tiny_tokenizer(), system_prompt=None)
 
 
 def make(architecture: str, attention: str = "sdpa") -> Policy:

@@ -2,29 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
-from swarm.engines.config import GenerationSettings
+from swarm.engines.choice import EngineChoice, open_engine
+from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.transformers import TransformersEngine
-from swarm.errors import Interrupted, SamplingError
+from swarm.engines.vllm.engine import VllmEngine
+from swarm.engines.vllm.service import VllmService
+from swarm.errors import Interrupted, SamplingError, WeightsRefused
+from swarm.policy.adapters import Adapters
+from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
+from swarm.policy.weights import swap_weights
 from swarm.protocols import StreamingEngine
 from swarm.types import Answers, Completion, Rejection, Sampling
+from tests.engines.models import random_policy
 from tests.engines.reference import teacher_forced
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt than the others, in single letters"]
 MakeEngine = Callable[..., StreamingEngine]
 
 
-@pytest.fixture(params=["transformers"])
-def make_engine(policy: Policy) -> MakeEngine:
+VLLM_PYTHON = os.environ.get("SWARM_TEST_VLLM_PYTHON")
+VLLM = pytest.param(
+    "vllm",
+    marks=[
+        pytest.mark.vllm,
+        pytest.mark.skipif(not VLLM_PYTHON, reason="SWARM_TEST_VLLM_PYTHON names no Python with vLLM: make test-vllm"),
+    ],
+)
+PATIENT = VllmSettings(
+    python=Path(VLLM_PYTHON or ""), cpu_cache_bytes=2**28, start_timeout_s=3600, silence_timeout_s=3600
+)
+
+
+@pytest.fixture(params=["transformers", VLLM])
+def engine_name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[tuple[Policy, VllmService]]:
+    """One process for all tests: it takes a while to start."""
+    policy = random_policy(head_dim=32)  # the smallest that vLLM has a kernel for
+    service = VllmService(policy, GenerationSettings(vllm=PATIENT))
+    yield policy, service
+    service.close()
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest, engine_name: str) -> Policy:
+    """The same weights for every test."""
+    if engine_name == "transformers":
+        return random_policy()
+    shared, _ = request.getfixturevalue("vllm")
+    fresh = random_policy(head_dim=32)
+    swap_weights(shared, fresh.weights, version=0)
+    return shared
+
+
+@pytest.fixture
+def make_engine(request: pytest.FixtureRequest, engine_name: str, policy: Policy) -> MakeEngine:
     """An engine of each kind for the same policy; keyword arguments are generation settings."""
 
     def make(cancelled: Callable[[], bool] = lambda: False, **settings: object) -> StreamingEngine:
-        return TransformersEngine(policy, GenerationSettings(**settings), cancelled)
+        if engine_name == "transformers":
+            return TransformersEngine(policy, GenerationSettings(**settings), cancelled)
+        _, service = request.getfixturevalue("vllm")
+        return VllmEngine(policy, GenerationSettings(**settings), service, cancelled)
 
     return make
 
@@ -140,3 +193,105 @@ def test_a_closed_stream_leaves_the_engine_usable(make_engine: MakeEngine) -> No
     index, first = next(stream)
     stream.close()
     assert engine.generate(PROMPTS, 2, sampling, 0)[index] == first
+
+
+def _other_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {name: value + 0.05 * torch.randn_like(value) for name, value in policy.model.state_dict().items()}
+
+
+def _swapping_engine(make_engine: MakeEngine, policy: Policy, turn: int, **settings: object) -> StreamingEngine:
+    """An engine that gets other weights, version 1, while it generates."""
+    new, count = _other_weights(policy), iter(range(10**6))
+
+    def between_steps() -> bool:
+        if next(count) == turn:
+            engine.swap(new, version=1)
+        return False
+
+    engine = make_engine(between_steps, **settings)
+    return engine
+
+
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_new_weights_enter_in_the_middle_and_every_token_says_whose_it_is(
+    make_engine: MakeEngine, policy: Policy, kv: Literal["keep", "recompute"]
+) -> None:
+    # Long enough for weights that are handed to another process to arrive before the last completion ends.
+    old, sampling = copy.deepcopy(policy), Sampling(max_new_tokens=160)
+    engine = make_engine(kv=kv, max_batch_sequences=5)
+    answers: dict[int, Answers] = {}
+    for index, group in engine.stream(PROMPTS, 4, sampling, seed=3):
+        if not answers:
+            engine.swap(_other_weights(policy), version=1)
+        answers[index] = group
+    mixed, worst = 0, 0.0
+    for index, prompt in enumerate(PROMPTS):
+        completions = answers[index]
+        assert isinstance(completions, tuple)
+        for completion in completions:
+            spans = completion.versions
+            assert [span.version for span in spans] == sorted({span.version for span in spans})
+            assert sum(span.num_tokens for span in spans) == len(completion.token_ids)
+            mixed += len(spans) == 2
+            num_old = spans[0].num_tokens if spans[0].version == 0 else 0
+            before = teacher_forced(old, prompt, completion, sampling)[:num_old]
+            after = teacher_forced(policy, prompt, completion, sampling)[num_old:]
+            assert completion.logprobs[:num_old] == pytest.approx(before, abs=1e-4)
+            worst = max([worst, *(abs(a - b) for a, b in zip(completion.logprobs[num_old:], after, strict=True))])
+    assert mixed > 0 and policy.version == 1
+    if kv == "recompute":
+        assert worst < 1e-4
+    else:
+        assert worst > 1e-3, "kept keys and values are those of the old weights"
+
+
+def test_after_a_swap_everything_is_of_the_new_weights(make_engine: MakeEngine, policy: Policy) -> None:
+    engine, sampling = make_engine(), Sampling(max_new_tokens=12)
+    for version in (1, 2):
+        engine.swap(_other_weights(policy), version)
+        for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, sampling, seed=3), strict=True):
+            for completion in group:
+                assert completion.logprobs == pytest.approx(
+                    teacher_forced(policy, prompt, completion, sampling), abs=1e-4
+                )
+                assert [span.version for span in completion.versions] == [version]
+
+
+@pytest.mark.parametrize("wrong", ["shape", "missing", "unknown", "not finite"])
+def test_refused_weights_leave_the_old_ones_in_use(make_engine: MakeEngine, policy: Policy, wrong: str) -> None:
+    engine, sampling = make_engine(), Sampling(max_new_tokens=6)
+    expected = engine.generate(PROMPTS, 2, sampling, 0)
+    weights = _other_weights(policy)
+    name = "model.layers.1.mlp.up_proj.weight"  # the last checked would be the last changed
+    if wrong == "shape":
+        weights[name] = weights[name][:-1]
+    elif wrong == "missing":
+        del weights[name]
+    elif wrong == "unknown":
+        name = "model.layers.2.mlp.up_proj.weight"
+        weights[name] = torch.zeros(3)
+    else:
+        weights[name][0, 0] = math.nan
+    with pytest.raises(WeightsRefused, match=name):
+        engine.swap(weights, version=1)
+    assert engine.generate(PROMPTS, 2, sampling, 0) == expected
+    assert policy.version == 0
+
+
+def test_adapters_are_sampled_from_and_replaced_in_place(engine_name: str) -> None:
+    policy = random_policy(head_dim=32)
+    policy.adapters = Adapters(policy.model, LoraSettings(rank=4))
+    settings, sampling = GenerationSettings(engine=engine_name, vllm=PATIENT), Sampling(max_new_tokens=12)
+    engine = open_engine(EngineChoice(engine_name, ""), policy, PolicySettings(), settings)
+    for version in (1, 2):
+        with policy.gate.change(), torch.no_grad():
+            for parameter in policy.trained:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+            policy.version = version
+        for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 2, sampling, seed=1), strict=True):
+            for completion in group:
+                expected = teacher_forced(policy, prompt, completion, sampling)
+                assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+                assert [span.version for span in completion.versions] == [version]
+    engine.close()

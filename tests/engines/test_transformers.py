@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import TransformersEngine
-from swarm.errors import EngineError, OutOfMemory, WeightsRefused
+from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Completion, Rejection, Sampling
@@ -109,71 +107,6 @@ def test_no_memory_for_a_single_sequence_is_an_error_in_words(policy: Policy) ->
     _watch_forward(policy, fail)
     with pytest.raises(OutOfMemory, match="not even one sequence"):
         engine.generate(PROMPTS, 4, Sampling(max_new_tokens=4), 0)
-
-
-def _other_weights(policy: Policy) -> dict[str, torch.Tensor]:
-    torch.manual_seed(1)
-    return {name: value + 0.05 * torch.randn_like(value) for name, value in policy.model.state_dict().items()}
-
-
-def _swapping_engine(policy: Policy, step: int, **settings: object) -> TransformersEngine:
-    """An engine that gets other weights, version 1, before decode step `step`."""
-    new, count = _other_weights(policy), iter(range(10**6))
-
-    def between_steps() -> bool:
-        if next(count) == step:
-            engine.swap(new, version=1)
-        return False
-
-    engine = _engine(policy, between_steps, **settings)
-    return engine
-
-
-@pytest.mark.parametrize("kv", ["keep", "recompute"])
-def test_new_weights_enter_in_the_middle_and_every_token_says_whose_it_is(
-    policy: Policy, kv: Literal["keep", "recompute"]
-) -> None:
-    old, sampling = copy.deepcopy(policy), Sampling(max_new_tokens=24)
-    engine = _swapping_engine(policy, 8, kv=kv, max_batch_sequences=5)
-    answers = engine.generate(PROMPTS, 4, sampling, seed=3)
-    mixed, worst = 0, 0.0
-    for prompt, group in zip(PROMPTS, answers, strict=True):
-        for completion in group:
-            spans = completion.versions
-            assert [span.version for span in spans] == sorted({span.version for span in spans})
-            assert sum(span.num_tokens for span in spans) == len(completion.token_ids)
-            mixed += len(spans) == 2
-            num_old = spans[0].num_tokens if spans[0].version == 0 else 0
-            before = teacher_forced(old, prompt, completion, sampling)[:num_old]
-            after = teacher_forced(policy, prompt, completion, sampling)[num_old:]
-            assert completion.logprobs[:num_old] == pytest.approx(before, abs=1e-4)
-            worst = max([worst, *(abs(a - b) for a, b in zip(completion.logprobs[num_old:], after, strict=True))])
-    assert mixed > 0 and policy.version == 1
-    if kv == "recompute":
-        assert worst < 1e-4
-    else:
-        assert worst > 1e-3, "kept keys and values are those of the old weights"
-
-
-@pytest.mark.parametrize("wrong", ["shape", "missing", "unknown", "not finite"])
-def test_refused_weights_leave_the_old_ones_in_use(policy: Policy, wrong: str) -> None:
-    engine, sampling = _engine(policy), Sampling(max_new_tokens=6)
-    expected = engine.generate(PROMPTS, 2, sampling, 0)
-    weights = _other_weights(policy)
-    name = "model.layers.1.mlp.up_proj.weight"  # the last checked would be the last changed
-    if wrong == "shape":
-        weights[name] = weights[name][:-1]
-    elif wrong == "missing":
-        del weights[name]
-    elif wrong == "unknown":
-        name = "model.layers.2.mlp.up_proj.weight"
-        weights[name] = torch.zeros(3)
-    else:
-        weights[name][0, 0] = math.nan
-    with pytest.raises(WeightsRefused, match=name):
-        engine.swap(weights, version=1)
-    assert engine.generate(PROMPTS, 2, sampling, 0) == expected
-    assert policy.version == 0
 
 
 def test_broken_weights_are_an_error_in_words(policy: Policy) -> None:

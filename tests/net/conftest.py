@@ -131,10 +131,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     child = Child(config.rootpath)
     for item in marked:
         assert isinstance(item, pytest.Function)
-        child.node_ids.append(item.nodeid)
+        file, _, name = item.location
+        node_id = f"{file}::{name}"  # without what several processes add to it
+        child.node_ids.append(node_id)
         # Neither its fixtures nor the test itself may run here.
         item.setup = lambda: None  # type: ignore[method-assign]
-        item.runtest = lambda node_id=item.nodeid: child.run(node_id)  # type: ignore[method-assign,misc]
+        item.runtest = lambda node_id=node_id: child.run(node_id)  # type: ignore[method-assign,misc]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

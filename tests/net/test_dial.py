@@ -20,7 +20,9 @@ def test_multiaddrs_are_split_and_grouped_by_peer() -> None:
     }
 
 
-@pytest.mark.parametrize("address", ["", "host:1", "/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/Qm", f"/p2p/{PEER}"])
+@pytest.mark.parametrize(
+    "address", ["", "host:1", "/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/Qm", f"/p2p/{PEER}"], ids=range(5)
+)
 def test_addresses_that_name_no_peer_are_refused(address: str) -> None:
     with pytest.raises(ConfigError):
         split_multiaddr(address)

@@ -11,7 +11,7 @@ from swarm.errors import PeerUnreachable
 from swarm.net import dialling as dialling_module
 from swarm.net.asyncio_waits import AsyncioWaits
 from swarm.net.config import NetworkSettings
-from swarm.net.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, Dialling
+from swarm.net.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, UNHEARD_S, Dialling, Unheard
 from swarm.net.identity import Identity
 from swarm.net.state import NodeState, Profile
 from swarm.types import PeerRecord
@@ -148,3 +148,18 @@ def test_a_dial_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
     dialling = Dialling(node.state, hang, AsyncioWaits())
     with pytest.raises(PeerUnreachable, match="could not be dialled within 0.05 s"):
         asyncio.run(dialling.reach(BOOT, NOBODY, 0.05))
+
+
+def test_a_member_that_is_connected_but_unheard_is_hung_up_on_now_and_then() -> None:
+    unheard = Unheard()
+    everyone = ("heard", "silent", "stranger")
+
+    def due(now: float) -> list[str]:
+        return unheard.due(everyone, {"heard"}, {"heard", "silent", "away"}, now)
+
+    assert due(0.0) == due(UNHEARD_S - 0.1) == []
+    assert due(2 * UNHEARD_S) == ["silent"]
+    assert due(2 * UNHEARD_S + 0.1) == [], "it gets time"
+    assert unheard.due(everyone, {"heard", "silent"}, {"silent"}, 50.0) == []
+    assert due(60.0) == [], "heard in between: its time begins anew"
+    assert due(60.0 + 2 * UNHEARD_S) == ["silent"]

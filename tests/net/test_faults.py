@@ -77,7 +77,7 @@ def run_swarm(faults: set[Fault], seed: int, crashing: bool) -> list[Node]:
 
 
 @pytest.mark.parametrize(
-    "faults", [{fault} for fault in Fault] + [set(Fault)], ids=lambda faults: "+".join(map(str, faults))
+    "faults", [{fault} for fault in Fault] + [set(Fault)], ids=lambda faults: "+".join(sorted(map(str, faults)))
 )
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=15, deadline=None)

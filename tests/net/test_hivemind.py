@@ -102,6 +102,17 @@ def test_a_node_that_knows_one_finds_the_other_through_the_dht(start: Start) -> 
     exchange(c, b, b"back")
 
 
+def test_no_answer_is_lost_over_quic(start: Start) -> None:
+    quic = ("/ip4/127.0.0.1/udp/0/quic-v1",)
+    a = start("founder", listen=quic)
+    a.serve("/test/echo", lambda remote, request: request)
+    b = start("b", a.multiaddrs(), listen=quic)
+    until(lambda: b.status().connected == (a.peer_id,), "the two are connected")
+    assert "/quic-v1" in b.observed(a.peer_id)[0]
+    for num_bytes in (1, 1_000, 100_000) * 10:
+        assert b.request(a.peer_id, "/test/echo", bytes(num_bytes), 5.0) == bytes(num_bytes)
+
+
 def make_manifest_id(founder: HivemindTransport) -> str:
     manifest = founder.manifest()
     assert manifest is not None
@@ -245,35 +256,42 @@ def test_the_directory_refuses_what_is_not_its_owners(start: Start) -> None:
     b = start("b", a.multiaddrs())
     until(lambda: a.peers() and b.peers(), "the directory works")
     genuine = a.peers()[0]
-    key = f"{make_manifest_id(a)}/peers"
     mallory = Identity.generate()
     far = time.time() + 1_000_000
+    its_own = seal_peer_record(mallory, replace(genuine, peer_id=mallory.peer_id))
     forged = [
         (b.peer_id, b"junk", far),
         (b.peer_id, {"no": "bytes"}, far),
         (b.peer_id, seal_peer_record(mallory, replace(genuine, multiaddrs=())), genuine.expires_at),
-        (b.peer_id, seal_peer_record(mallory, replace(genuine, peer_id=mallory.peer_id)), genuine.expires_at),
+        (b.peer_id, its_own, genuine.expires_at),
         (mallory.peer_id, bytes(100_000), far),
     ]
 
-    async def attack() -> tuple[list[bool], bool, bool]:
+    async def attack() -> tuple[list[bool], bool, bool, bool]:
         from hivemind.dht.node import DHTNode
+
+        from swarm.net.dht import PARTS, key_of, part_of
+
+        def key(peer_id: str, away: int = 0) -> str:
+            return key_of(make_manifest_id(a), (part_of(peer_id) + away) % PARTS)
 
         node = await DHTNode.create(initial_peers=list(a.multiaddrs() + b.multiaddrs()), nat_port_map=False)
         try:
             stored = [
-                await node.store(key, value, expiry, subkey=subkey, exclude_self=True)
+                await node.store(key(subkey), value, expiry, subkey=subkey, exclude_self=True)
                 for subkey, value, expiry in forged
             ]
             other_key = await node.store("other key", b"x", time.time() + 30, exclude_self=True)
             own = replace(genuine, peer_id=mallory.peer_id, model="mallory")
             sealed = seal_peer_record(mallory, own)
-            honest = await node.store(key, sealed, own.expires_at, subkey=mallory.peer_id, exclude_self=True)
-            return stored, other_key, honest
+            mine = {"subkey": mallory.peer_id, "exclude_self": True}
+            misplaced = await node.store(key(mallory.peer_id, away=1), sealed, own.expires_at, **mine)
+            honest = await node.store(key(mallory.peer_id), sealed, own.expires_at, **mine)
+            return stored, other_key, misplaced, honest
         finally:
             await node.shutdown()
 
-    assert asyncio.run(attack()) == ([False] * len(forged), False, True)
+    assert asyncio.run(attack()) == ([False] * len(forged), False, False, True)
     c = start("c", a.multiaddrs())
     until(lambda: {record.model for record in c.peers()} >= {"founder", "b"}, "a newcomer reads the genuine records")
     assert all(record.multiaddrs for record in c.peers())

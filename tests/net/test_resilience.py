@@ -179,7 +179,7 @@ def test_a_partner_that_is_named_by_host_is_found(start: Start) -> None:
 def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from swarm.net.dht import PeerDirectory
 
-    async def nothing(self: PeerDirectory) -> list[object]:
+    async def nothing(self: PeerDirectory, *, everything: bool) -> list[object]:
         return []
 
     monkeypatch.setattr(PeerDirectory, "read", nothing)

@@ -190,6 +190,18 @@ def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> N
     for too_much in (ask(bytes((40,)), 1_000_000), ask(bytes(2**20 + 1))):
         with pytest.raises(PeerUnreachable, match="at most"):
             list(too_much)
+    late = [iter((None, b"a", None, None, b"b"))]
+    first.serve_stream("/test/late", lambda remote, request: late.pop() if late else iter(lambda: None, b""))
+
+    def ask_late() -> list[bytes] | None:
+        try:
+            return list(second.stream(first.peer_id, "/test/late", b"", 0.2, 10))
+        except PeerUnreachable as error:
+            assert late or "0.2 s" in str(error)
+            return None
+
+    assert until(ask_late, "a handler takes its time") == [b"a", b"b"]
+    assert ask_late() is None, "one that takes too much of it is given up"
     # Hanging up early, many times, costs neither side anything.
     for _ in range(40):
         assert next(ask(bytes((200,))))

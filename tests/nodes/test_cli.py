@@ -32,6 +32,8 @@ def _run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("join", "--mix.local=0", "--mix.external=0"), "nothing would ever be trained on"),
         (("join", "--mix.local"), "--mix.local needs a value"),
         (("join", "--model", "./nowhere"), "there is no directory ./nowhere"),
+        (("join", "--engine", "steam"), "generation.engine (from command line): Input should be"),
+        (("demo", "--engine", "steam"), "generation.engine"),
         (("join", "/ip4/127.0.0.1/tcp/1"), "/p2p/"),
         (("bootstrap", "--generation.group_size", "1"), "generation.group_size"),
         (("demo", "--local", "0", "--external", "0"), "nothing would ever be trained on"),

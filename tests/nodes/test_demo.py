@@ -97,3 +97,24 @@ def test_a_directory_with_another_demo_is_refused(tmp_path: Path) -> None:
         assert demo.wait() == 2
     assert "choose another --out" in demo.text()
     assert [p.name for p in out.iterdir()] == ["precious.txt"]
+
+
+def test_a_learner_teaches_workers_that_end_with_it(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    arguments = ["--mode", "learner", "--peers", "3", "--rounds", "8", "--out", str(out), "--no-live"]
+    with swarm(tmp_path, "demo", *arguments) as demo:
+        until(lambda: _peer_round(out / "worker-2") > 0, demo, "a batch", timeout_s=240.0)
+        victim = next(p for p in demo.tree() if str(out / "worker-1") in p.cmdline())
+        victim.send_signal(signal.SIGKILL)
+        everything = demo.tree()
+        assert demo.wait(300) == 0, demo.text()
+        assert gone(everything)
+    peers = {peer["name"]: peer for peer in summary(out)["peers"]}
+    assert sorted(peers) == ["learner", "worker-1", "worker-2"]
+    assert peers["learner"]["rounds"] == 8 and balanced(peers["learner"])
+    assert peers["learner"]["groups"]["used_external"] >= 64
+    assert peers["learner"]["state"] == peers["worker-2"]["state"] == "done", "it heard that the learner has finished"
+    steps = [json.loads(line) for line in (out / "learner" / "metrics.jsonl").read_text().splitlines()]
+    steps = [event for event in steps if event["event"] == "round"]
+    assert all(event["update"]["max_lag"] <= event["learning"]["max_staleness"] for event in steps)
+    assert "Versions: the" in (out / "report.html").read_text()

@@ -17,11 +17,15 @@ from nodes.cli import app
 from nodes.doctor import Finding, check_clock, check_gpu, check_nat, check_reachable, check_run, dial_back_ports
 from nodes.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Torch
 from swarm.config import NodeConfig
+from swarm.engines.choice import Vllm
+from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.errors import RejectedGroup
 from swarm.net.diagnosis import ClockReading, DialBackReply, serve_diagnosis
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.identity import Identity
 from swarm.net.state import Profile
+from swarm.policy.config import PolicySettings
+from tests.engines.stand_in import python_with_vllm
 from tests.net.records import fast_settings, make_identity, make_manifest, sealed_manifest
 
 GIB = 2**30
@@ -34,6 +38,15 @@ LOCAL = frozenset({"127.0.0.1", "192.168.1.5", "8.8.4.4"})
 def reply(observed: str, reached: bool) -> DialBackReply:
     return DialBackReply("done", "", observed, {4000: reached})
 
+
+def engine(device: str, found: Vllm, model: str = "some/model", **settings: object) -> Finding:
+    return doctor.check_engine(GenerationSettings(**settings), model, device, found, "==0.32.0")
+
+
+PYTHON = Path("/vllm/bin/python")
+NAMED = VllmSettings(python=PYTHON)
+VLLM = Vllm(PYTHON, "0.32.0+cpu")
+NO_VLLM = Vllm(PYTHON, problem="/vllm/bin/python has no vLLM")
 
 REFUSED = DialBackReply("refused", "busy with others; ask again later")
 MANIFEST = make_manifest(Identity.generate())
@@ -58,6 +71,24 @@ OUTCOMES = {
     "apple": (check_gpu(Torch("2.13.0", mps=True), None, "mps"), "ok", "Apple"),
     "no apple": (check_gpu(CPU_BUILD, None, "mps"), "fail", "policy.device is mps"),
     "no torch": (check_gpu(Torch(problem="No module named torch"), None, "auto"), "fail", "No module named torch"),
+    "engine without gpu": (engine("cpu", NO_VLLM), "ok", "transformers: the policy is on cpu, and vLLM is for GPUs"),
+    "engine of tiny": (
+        engine("cuda", NO_VLLM, "tiny"),
+        "ok",
+        "transformers: the embedded policy is too small for vLLM",
+    ),
+    "engine for a gpu": (
+        engine("cuda", VLLM),
+        "ok",
+        "vllm: there is a CUDA GPU, and vLLM; /vllm/bin/python has vLLM 0.32.0",
+    ),
+    "gpu without vllm": (engine("cuda", NO_VLLM), "warn", "the engine is transformers: /vllm/bin/python has no vLLM"),
+    "gpu, transformers asked for": (engine("cuda", NO_VLLM, engine="transformers"), "ok", "transformers: asked for"),
+    "vllm asked for": (engine("cpu", VLLM, engine="vllm"), "ok", "vllm: asked for; /vllm/bin/python has vLLM 0.32.0"),
+    "vllm asked for and not there": (engine("cuda", NO_VLLM, engine="vllm"), "fail", "generation.engine is vllm, but"),
+    "python without vllm": (engine("cpu", NO_VLLM, vllm=NAMED), "warn", "vLLM is for GPUs; /vllm/bin/python has no"),
+    "other vllm": (engine("cuda", Vllm(PYTHON, "0.31.2")), "warn", "/vllm/bin/python has vLLM 0.31.2"),
+    "unnamed vllm": (engine("cuda", Vllm(PYTHON)), "ok", "has vLLM of unknown version"),
     "disk": (doctor.check_disk(Disk("directory", "runs", 10 * GIB)), "ok", "10.0 GiB free"),
     "little disk": (doctor.check_disk(Disk("cache", "c", 2 * GIB)), "warn", "2.0 GiB"),
     "no disk": (doctor.check_disk(Disk("cache", "c", 1_000)), "fail", "0.0 GiB"),
@@ -130,6 +161,7 @@ def test_libraries_are_compared_with_their_ranges() -> None:
     assert probes.look_up(Requirement("no-such-library-anywhere>=1")).installed is None
     assert any(package.requirement.startswith("torch") for package in probes.packages())
     assert "3.11" in probes.required_python()
+    assert probes.supported_vllm().startswith("==")
 
 
 def test_a_taken_port_is_seen_with_its_owner_and_freed_ones_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +217,34 @@ def test_torch_that_breaks_its_process_is_a_finding(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(probes, "TORCH_TIMEOUT_S", 0.5)
     monkeypatch.setattr(probes, "ASK_TORCH", "import time; time.sleep(60)")
     assert "did not answer" in probes.torch().problem
+
+
+@pytest.mark.parametrize(
+    ("wanted", "torch", "device"),
+    [
+        ("auto", CPU_BUILD, "cpu"),
+        ("auto", Torch("2.13.0", "13.0", (H200,)), "cuda"),
+        ("auto", Torch("2.13.0", mps=True), "mps"),
+        ("cpu", Torch("2.13.0", "13.0", (H200,)), "cpu"),
+        ("cuda:1", Torch("2.13.0", "13.0", (H200, H200)), "cuda"),
+    ],
+)
+def test_the_device_of_the_policy_is_known_before_it_is_loaded(wanted: str, torch: Torch, device: str) -> None:
+    assert torch.device(wanted) == device
+
+
+def test_the_engine_is_looked_for_as_a_node_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**policy: str) -> Finding:
+        generation = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python_with_vllm(tmp_path)))
+        config = NodeConfig(generation=generation, policy=PolicySettings(**policy))
+        return next(finding for finding in doctor.diagnose(config) if finding.check == "engine")
+
+    monkeypatch.setattr(probes, "torch", lambda: CPU_BUILD)
+    monkeypatch.setattr(probes, "nvidia_driver", lambda: None)
+    stand_in = found()
+    assert stand_in.seen == f"vllm: asked for; {tmp_path / 'python'} has vLLM 0.0"
+    assert stand_in.level == "warn" and f"install vllm{probes.supported_vllm()} there" in stand_in.fix
+    assert found(device="cuda").seen == "not checked: the policy has no device"
 
 
 def diagnosed(*arguments: str) -> tuple[int, dict[str, Finding]]:

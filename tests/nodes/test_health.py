@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nodes.bootstrap import ADDRESS_FILE
 from nodes.cli import main
 from nodes.health import LOCK_FILE, TAIL_BYTES, check, report_health, running_nodes
-from nodes.run import IDENTITY_FILE
+from nodes.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
 from swarm.net.identity import Identity
 from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, NoteEvent, RoundEvent, StartEvent, encode

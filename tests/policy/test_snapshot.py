@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.delta import apply_delta, delta, digest
 from swarm.errors import SnapshotError
-from swarm.policy.snapshot import apply_delta, delta, digest, pack, unpack
+from swarm.policy.snapshot import pack, unpack
 
 
 def weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

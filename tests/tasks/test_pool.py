@@ -77,6 +77,16 @@ def test_a_hanging_group_costs_a_worker_and_nothing_else(
     assert not psutil.pid_exists(before[0]) and pool.worker_pids() != before
 
 
+def test_a_group_begun_before_the_pool_is_closed_is_an_error_for_whoever_waits(
+    hanging: tuple[DatasetTask, TaskRef],
+) -> None:
+    with closing(VerificationPool([GCD, rare(hanging[0])], VerificationSettings(time_limit_s=600))) as pool:
+        pool.draw(1, 0, 1)
+        verdict = pool.begin(hanging[1], ["x"])
+    with pytest.raises(TaskError, match="closed"):
+        verdict.result()
+
+
 def test_what_sources_count_reaches_the_node(tmp_path: Path) -> None:
     rows = [{"question": "?", "answer": str(n) if n else None} for n in range(2)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -130,6 +140,18 @@ def test_own_groups_go_before_submitted_ones_and_the_oldest_overflow() -> None:
         assert eventually(lambda: bool(rest.update(pool.collect()) or len(rest) + len(early) == 400))
         assert pool.counters()["overflows"] == len(dropped)
         assert isinstance(rest["399"], Grade)
+
+
+def test_own_questions_do_not_wait_for_a_stranger_that_hangs(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    with closing(VerificationPool([GCD, rare(hanging[0])], VerificationSettings(time_limit_s=600))) as pool:
+        first = pool.draw(1, 0, 1)
+        for name in ("poison", "more poison"):
+            pool.submit(name, hanging[1], ["x"])
+        assert pool.draw(1, 0, 1) == first and pool.draw(1, 0, 1) == first
+        assert pool.collect() == [] and len(pool.worker_pids()) == 2
+        os.kill(pool.worker_pids()[1], signal.SIGKILL)
+        assert pool.draw(1, 0, 1) == first, "the reserved worker comes back"
+        assert pool.collect() == [] and len(pool.worker_pids()) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from swarm.protocols import Verifier
 from swarm.tasks.config import VerificationSettings
@@ -49,6 +50,13 @@ def test_draws_are_a_pure_function_of_stream_and_index(verifier: Verifier) -> No
     assert verifier.draw(5, 10, 12) != questions
     assert questions == InlineVerifier(TINY_TASKS).draw(4, 10, 12)
     assert verifier.draw(4, 10, 0) == []
+
+
+def test_a_group_begun_gets_the_grade_it_would_get_with_others(verifier: Verifier) -> None:
+    questions = verifier.draw(1, 0, 6)
+    begun = [verifier.begin(question.ref, GUESSES) for question in questions]
+    waited = verifier.grade([(question.ref, GUESSES) for question in questions])
+    assert [replace(verdict.result(), seconds=0.0) for verdict in begun] == [replace(v, seconds=0.0) for v in waited]
 
 
 def test_grades_come_in_order_one_a_job_with_one_reward_a_completion(verifier: Verifier) -> None:

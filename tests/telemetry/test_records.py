@@ -60,5 +60,5 @@ def test_figures_that_are_not_finite_become_unknown() -> None:
         loss=math.nan, grad_norm=math.inf, num_sequences=1, num_tokens=2, clip_fraction=0.5, skipped=True
     )
     assert UpdateFigures.of(report) == UpdateFigures(
-        None, None, 0.5, 1, 2, True, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0
+        None, None, 0.5, 1, 2, True, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0
     )

@@ -12,7 +12,20 @@ import pytest
 
 from swarm.telemetry import plots
 from swarm.telemetry.history import PeerHistory, SwarmSummary, swarm_summary
-from swarm.telemetry.records import EndEvent, NoteEvent, StartEvent
+from swarm.telemetry.ledger import Ledger
+from swarm.telemetry.live import plain_line
+from swarm.telemetry.records import (
+    METRICS_FILE,
+    EndEvent,
+    Event,
+    FollowingFigures,
+    LearningFigures,
+    NoteEvent,
+    RoundEvent,
+    StartEvent,
+    UpdateFigures,
+    encode,
+)
 from swarm.telemetry.report import page, write_report
 
 from . import synthetic
@@ -179,3 +192,47 @@ def test_smoothing_is_a_centred_mean_of_what_is_known() -> None:
     assert plots.smoothed(values, 3) == pytest.approx(np.array([1.5, 1.5, 3.0, 5.0, 5.0]))
     assert plots.smoothed(values, 1)[[0, 1, 3, 4]] == pytest.approx([1, 2, 4, 6])
     assert np.isnan(plots.smoothed(values, 1)[2])
+
+
+def test_a_learner_and_its_workers_are_shown_with_what_the_model_says(tmp_path: Path) -> None:
+    histories = []
+    for index, name in enumerate(("learner", "worker-1", "worker-2")):
+        path = tmp_path / name / METRICS_FILE
+        path.parent.mkdir()
+        path.write_bytes(b"".join(encode(event) for event in follower_events(name, index)))
+        histories.append(PeerHistory.read(path, name))
+    assert [history.role for history in histories] == ["learner", "worker", "worker"]
+    summary = swarm_summary(histories, {}, {})
+    assert summary["mean_reward_last"] == histories[0].reward_last(), "workers do not train"
+    write_report(tmp_path, histories, summary)
+    text = (tmp_path / "report.html").read_text()
+    for expected in ("Versions: the learner", "Staleness:", "at most 3", "learner waited", "12.5%", "10.0%", "2 of 2"):
+        assert expected in text, expected
+    alone = swarm_summary(histories[1:2], {}, {})
+    write_report(tmp_path / "alone", histories[1:2], alone)
+    line = plain_line(histories[0], lambda: 0.0)
+    assert "version 10, lag 2 of 3" in line and "waits 12% (predicted 10%)" in line
+    assert "version 8 of 10" in plain_line(histories[1], lambda: 0.0)
+
+
+def follower_events(name: str, index: int) -> list[Event]:
+    """Ten steps of a learner, or as many batches of a worker."""
+    groups = Ledger()
+    events: list[Event] = [StartEvent(time=synthetic.EPOCH, peer_id=f"peer-{index}", name=name, rounds=10)]
+    for step in range(1, 11):
+        figures = UpdateFigures(0.1, 0.2, 0.0, 64, 640, lag=1.5, max_lag=2)
+        learning = LearningFigures(step, 3, 1.0, 7.0, 2, 2, 9.0, 8.0, 0.5, 0.125, 0.1)
+        following = FollowingFigures(step - 2, step, step, 0, 0.0)
+        events.append(
+            RoundEvent(
+                time=synthetic.EPOCH + step,
+                round=step,
+                wall_s=float(step),
+                reward=0.05 * step,
+                groups=groups.snapshot(),
+                update=figures if index == 0 else None,
+                learning=learning if index == 0 else None,
+                following=None if index == 0 else following,
+            )
+        )
+    return events

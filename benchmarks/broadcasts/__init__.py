@@ -1,0 +1,1 @@
+"""The processes of the broadcast benchmark, and the links between them."""

@@ -1,0 +1,38 @@
+"""What engines have in common, however they generate."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+
+from swarm.engines.sampling import check_sampling
+from swarm.engines.stopping import Stops
+from swarm.policy.loading import Policy
+from swarm.types import Answers, Sampling
+
+
+class PolicyEngine(ABC):
+    """A `RolloutEngine` for one policy, all but the generating."""
+
+    def __init__(self, policy: Policy) -> None:
+        """`policy` tells what can be asked for."""
+        self._policy = policy
+
+    def check(self, sampling: Sampling) -> None:
+        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        self._stops(sampling)
+
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or why a prompt has none. See `RolloutEngine`."""
+        answers = dict(self.stream(prompts, num_completions, sampling, seed))
+        return [answers[i] for i in range(len(prompts))]
+
+    @abstractmethod
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        """Each prompt's index and its G completions as soon as it has them all. See `RolloutEngine`."""
+
+    def _stops(self, sampling: Sampling) -> Stops:
+        check_sampling(sampling)
+        return Stops(self._policy, sampling)

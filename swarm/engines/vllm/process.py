@@ -1,0 +1,199 @@
+"""One vLLM process, as the node sees it: started, spoken to, found dead, ended with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from swarm.engines.vllm.messages import Answer, Beat, Broken, Request, Start, decode_reply, encode
+from swarm.errors import EngineCrashed, EngineError
+
+MODULE = "swarm.engines.vllm.server"
+LOG = "log.txt"
+POLL_S = 0.1
+STOP_S = 10.0
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores are not its own
+    "HF_HUB_OFFLINE": "1",  # all it needs is in a directory
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class VllmProcess:
+    """A server. Any thread may ask it for something; one thread of its own reads the answers."""
+
+    def __init__(self, python: Path, work: Path, environment: Mapping[str, str], start: Callable[[int], Start]) -> None:
+        """Start it, without waiting; `work` is for its log. Raises `EngineError` when `python` cannot be run."""
+        self.beats = 0
+        """Signs of life so far."""
+        self._log = work / LOG
+        self._sending = threading.Lock()
+        self._registry = threading.Lock()
+        self._inboxes: dict[int, queue.SimpleQueue[Answer | Broken]] = {}
+        self._num_calls = 0
+        self._problem: str | None = None
+        self._socket, theirs = socket.socketpair()
+        self._connection = Connection(os.dup(self._socket.fileno()))
+        with theirs, self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    [str(python), "-P", "-m", MODULE, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **ENVIRONMENT, **environment, "PYTHONPATH": str(_path_to_swarm(work))},
+                    start_new_session=True,  # Ctrl-C is for the node, and what vLLM starts can be ended with it
+                )
+            except OSError as error:
+                raise EngineError(
+                    f"generation.vllm.python: {python} cannot be run ({error.strerror}): name a Python that has vLLM"
+                ) from error
+        self._reader = threading.Thread(target=self._read, name="vllm", daemon=True)
+        self._reader.start()
+        self.starting = self.call(start)
+        """Receives `Ready`."""
+
+    @property
+    def pid(self) -> int:
+        """Process id, also of its session."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked for anything."""
+        return self._problem is None
+
+    def call(self, request: Callable[[int], Request]) -> Call:
+        """Ask for something; `request` is given the call's id, which its answers carry."""
+        inbox: queue.SimpleQueue[Answer | Broken] = queue.SimpleQueue()
+        with self._registry:
+            call = Call(self, self._num_calls, inbox)
+            self._num_calls += 1
+            self._inboxes[call.id] = inbox
+            if self._problem is not None:
+                inbox.put(Broken(self._problem))
+        self.tell(request(call.id))
+        return call
+
+    def tell(self, request: Request) -> None:
+        """Say something. When nobody is there to hear it, the reading thread finds that out."""
+        with self._sending, contextlib.suppress(OSError):
+            self._connection.send_bytes(encode(request))
+
+    def forget(self, call: int) -> None:
+        """Drop what else is answered to this call."""
+        with self._registry:
+            self._inboxes.pop(call, None)
+
+    def close(self) -> None:
+        """Ask it to end, wait a little, then kill it with whatever it started."""
+        self._hang_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it with whatever it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._hang_up()
+        self._reader.join()
+        with self._sending:
+            self._connection.close()
+        self._socket.close()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        """Give answers to those who wait for them, until there are no more."""
+        problem = ""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                reply = decode_reply(self._connection.recv_bytes())
+                self.beats += 1
+                if isinstance(reply, Broken):
+                    problem = reply.reason
+                elif not isinstance(reply, Beat):
+                    self._deliver(reply)
+        with self._registry:
+            self._problem = problem or f"it ended without a word; the end of its log: {self._last_line()}"
+            for inbox in self._inboxes.values():
+                inbox.put(Broken(self._problem))
+
+    def _deliver(self, reply: Answer) -> None:
+        with self._registry:
+            inbox = self._inboxes.get(reply.id)
+        if inbox is not None:
+            inbox.put(reply)
+
+    def _last_line(self) -> str:
+        with contextlib.suppress(OSError):
+            if lines := self._log.read_text(errors="replace").strip().splitlines():
+                return lines[-1]
+        return "there is none"
+
+
+class Call:
+    """Something that a process was asked for."""
+
+    def __init__(self, process: VllmProcess, id: int, inbox: queue.SimpleQueue[Answer | Broken]) -> None:
+        """Made by `VllmProcess.call`."""
+        self.id = id
+        self._process = process
+        self._inbox = inbox
+        self._beats = process.beats
+        self._silent_s = 0.0
+
+    def receive(self, silence_timeout_s: float) -> Answer | None:
+        """The next answer; None when there was none for a moment.
+
+        Raises `EngineCrashed` when the process is dead, or has been silent for too long. Silence is counted while this
+        end listens: a machine that was suspended has not been listening.
+        """
+        try:
+            reply = self._inbox.get(timeout=POLL_S)
+        except queue.Empty:
+            self._note_silence(silence_timeout_s)
+            return None
+        if isinstance(reply, Broken):
+            raise EngineCrashed(f"vLLM cannot go on: {reply.reason}")
+        return reply
+
+    def close(self) -> None:
+        """Nothing more is awaited."""
+        self._process.forget(self.id)
+
+    def _note_silence(self, timeout_s: float) -> None:
+        if self._beats != self._process.beats:
+            self._beats, self._silent_s = self._process.beats, 0.0
+        self._silent_s += POLL_S
+        if self._silent_s > timeout_s:
+            self._process.kill()
+            raise EngineCrashed(f"vLLM said nothing for {timeout_s:g} s, and was killed")
+
+
+def _path_to_swarm(work: Path) -> Path:
+    """A directory on which that Python finds this package, and nothing else of this one's."""
+    directory = work / "path"
+    directory.mkdir(exist_ok=True)
+    link = directory / "swarm"
+    if not link.is_symlink():
+        link.symlink_to(Path(__file__).parents[2], target_is_directory=True)
+    return directory

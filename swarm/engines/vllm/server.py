@@ -1,0 +1,285 @@
+"""The process that samples: `PYTHON -m swarm.engines.vllm.server FD`, started by `process.py` only, in vLLM's Python.
+
+requests ──▶ calls ──▶ vLLM, at most so many sequences a call ──▶ a step ──▶ completions, each when it is whole
+                 weights change here, between two steps ──▲
+
+One thread: what is read from the socket between two steps acts on a batch at rest. vLLM's engine core runs in this
+process too, without scheduling ahead of the device, so that every token is sampled from the weights it is booked under.
+It ends when its socket does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from swarm.engines.vllm.messages import (
+    Abort,
+    Beat,
+    Broken,
+    Done,
+    Generate,
+    Load,
+    Ready,
+    Refused,
+    Reply,
+    Request,
+    Sampled,
+    Sleep,
+    Start,
+    Unanswered,
+    Wake,
+    Wanted,
+    decode_request,
+    encode,
+)
+from swarm.types import VersionSpan
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from vllm import LLMEngine, RequestOutput, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+BEAT_S = 2.0
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM reserves room for."""
+ADAPTERS_ID = 1
+
+
+class Call:
+    """One `Generate`, as far as it has come."""
+
+    def __init__(self, request: Generate) -> None:
+        """Nothing is running yet."""
+        self.request = request
+        self.waiting = deque(request.wanted)
+        self.running: dict[str, Wanted] = {}
+        """By vLLM's request id."""
+
+
+class Server:
+    """Answers one node."""
+
+    def __init__(self, connection: Connection, start: Start) -> None:
+        """Load the model: takes a while, and raises whatever vLLM does."""
+        self._connection = connection
+        self._start = start
+        self._engine = open_engine(start)
+        self._engine.set_weight_version(str(start.version))
+        self._calls: dict[int, Call] = {}
+        self._adapters: LoRARequest | None = None
+        self._loads = 0
+        self._spoke_at = time.monotonic()
+
+    def serve(self) -> None:
+        """Until the node closes its end."""
+        self._say(self._ready())
+        while True:
+            idle = not self._engine.has_unfinished_requests()
+            if self._connection.poll(None if idle else 0):
+                self._obey(decode_request(self._connection.recv_bytes()))
+            else:
+                self._step()
+
+    def _obey(self, request: Request) -> None:
+        match request:
+            case Generate(id):
+                self._calls[id] = Call(request)
+                self._refill(self._calls[id])
+            case Abort(id):
+                if call := self._calls.pop(id, None):
+                    self._engine.abort_request(list(call.running))
+            case Load(id) | Sleep(id) | Wake(id):
+                try:
+                    self._change(request)
+                except Exception as error:  # whatever vLLM raises is the node's to judge
+                    self._say(Refused(id, describe(error)))
+                else:
+                    self._say(Done(id))
+            case Start():
+                raise AssertionError("a server is started once")
+
+    def _change(self, request: Load | Sleep | Wake) -> None:
+        match request:
+            case Sleep():
+                self._engine.sleep(level=1)
+            case Wake():
+                self._engine.wake_up()
+            case Load(_, path, version, recompute, adapters):
+                if adapters:
+                    self._load_adapters(path)
+                else:
+                    self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+                    if self._start.gpu_memory_fraction is None:
+                        self._engine.apply_model(pack_heads)
+                self._loads += 1
+                if recompute:
+                    self._engine.reset_prefix_cache(reset_running_requests=True)
+                self._engine.set_weight_version(str(version))
+
+    def _load_adapters(self, path: str) -> None:
+        from vllm.lora.request import LoRARequest
+
+        self._engine.add_lora(LoRARequest("policy", ADAPTERS_ID, path, load_inplace=True))
+        self._adapters = LoRARequest("policy", ADAPTERS_ID, path)
+
+    def _refill(self, call: Call) -> None:
+        """Hand as many completions to vLLM as may run at once."""
+        while call.waiting and len(call.running) < call.request.max_sequences:
+            wanted = call.waiting.popleft()
+            name = f"{call.request.id}/{wanted.prompt}/{wanted.completion}"
+            call.running[name] = wanted
+            # A prompt read with other weights must not serve what begins now, hence the salt.
+            prompt = {
+                "prompt_token_ids": list(call.request.prompts[wanted.prompt]),
+                "cache_salt": f"weights {self._loads}",
+            }
+            params = sampling_params(call.request, wanted)
+            try:
+                self._engine.add_request(name, prompt, params, lora_request=self._adapters)
+            except ValueError as error:  # of this prompt: the others go on
+                del call.running[name]
+                self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
+        if not call.running:
+            self._calls.pop(call.request.id, None)
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            if output.finished:
+                self._finish(output)
+        if time.monotonic() - self._spoke_at > BEAT_S:
+            self._say(Beat())
+
+    def _finish(self, output: RequestOutput) -> None:
+        call = self._calls.get(int(output.request_id.partition("/")[0]))
+        if call is None:
+            return
+        wanted = call.running.pop(output.request_id)
+        self._say(sampled(call.request.id, wanted, output))
+        self._refill(call)
+
+    def _ready(self) -> Ready:
+        import vllm
+
+        cache = self._engine.vllm_config.cache_config
+        room = (cache.num_gpu_blocks or 0) * cache.block_size
+        return Ready(self._start.id, self._engine.vllm_config.model_config.max_model_len, room, vllm.__version__)
+
+    def _say(self, reply: Reply) -> None:
+        self._connection.send_bytes(encode(reply))
+        self._spoke_at = time.monotonic()
+
+
+def open_engine(start: Start) -> LLMEngine:
+    """vLLM with the model loaded."""
+    from vllm import EngineArgs, LLMEngine
+
+    on_gpu = start.gpu_memory_fraction is not None
+    memory = (
+        {"gpu_memory_utilization": start.gpu_memory_fraction}
+        if on_gpu
+        else {"kv_cache_memory_bytes": start.cpu_cache_bytes}
+    )
+    lora = (
+        {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(r for r in LORA_RANKS if r >= start.lora_rank)}
+        if start.lora_rank
+        else {}
+    )
+    arguments = EngineArgs(
+        model=start.model,
+        dtype=start.dtype,
+        max_model_len=-1,  # as long as the model and the room for keys and values allow
+        max_num_seqs=start.max_sequences,
+        trust_remote_code=start.trust_remote_code,
+        enable_sleep_mode=start.sleep,
+        enforce_eager=not on_gpu,  # compiling for a CPU takes a C++ compiler
+        enable_chunked_prefill=on_gpu,  # with a part of a prompt it would wind back seeds, which fails on CPUs
+        logprobs_mode="processed_logprobs",  # of what was sampled from, temperature and filters included
+        async_scheduling=False,
+        generation_config="vllm",
+        disable_log_stats=True,
+        **memory,
+        **lora,
+    )
+    return LLMEngine.from_engine_args(arguments)
+
+
+def pack_heads(model: Module) -> None:
+    """On CPUs vLLM multiplies with packed copies; reloading leaves an old one with a head tied to the embeddings."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def sampling_params(request: Generate, wanted: Wanted) -> SamplingParams:
+    """What vLLM is asked for one completion."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_new_tokens,
+        seed=wanted.seed,
+        stop=list(sampling.stop),
+        include_stop_str_in_output=True,
+        detokenize=bool(sampling.stop),
+        stop_token_ids=list(request.stop_ids),
+        ignore_eos=True,  # end tokens are among the stop ids
+        logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def sampled(call: int, wanted: Wanted, output: RequestOutput) -> Sampled:
+    """A finished request as the node reads it."""
+    completion = output.outputs[0]
+    ids = tuple(completion.token_ids)
+    return Sampled(
+        id=call,
+        prompt=wanted.prompt,
+        completion=wanted.completion,
+        token_ids=ids,
+        logprobs=tuple(place[token].logprob for token, place in zip(ids, completion.logprobs, strict=True)),
+        versions=tuple(VersionSpan(int(span.version), span.end - span.start) for span in completion.weight_versions),
+    )
+
+
+def describe(error: BaseException) -> str:
+    """One line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def main() -> None:
+    """Serve on the socket whose file descriptor is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)  # a process of vLLM's own must not keep the socket open
+    connection = Connection(descriptor)
+    try:
+        start = decode_request(connection.recv_bytes())
+        assert isinstance(start, Start)
+    except (EOFError, ConnectionError):
+        return
+    try:
+        Server(connection, start).serve()
+    except (EOFError, ConnectionError):
+        shutil.rmtree(start.work, ignore_errors=True)  # the node may not have lived to do it
+    except BaseException as error:
+        connection.send_bytes(encode(Broken(describe(error))))
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A vLLM process that is kept running, awake when it is needed, and up to date with a policy's weights."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from swarm.engines.config import GenerationSettings
+from swarm.engines.vllm.handover import State, changed_files, make_work_directory, model_files, state_of
+from swarm.engines.vllm.messages import Done, Load, Ready, Refused, Request, Sleep, Start, Wake
+from swarm.engines.vllm.process import POLL_S, VllmProcess
+from swarm.errors import EngineCrashed, EngineError, Interrupted
+from swarm.policy.loading import Policy
+
+logger = logging.getLogger(__name__)
+
+MAX_CRASHES = 3
+"""So many in a row, without a completion between them, and it is given up."""
+BACKOFF_S = 1.0
+"""Before the second start; doubles with every further crash."""
+
+
+class VllmService:
+    """One process at a time, replaced when it dies."""
+
+    def __init__(self, policy: Policy, settings: GenerationSettings, trust_remote_code: bool = False) -> None:
+        """Nothing runs yet. Raises `EngineError` for what vLLM cannot do here."""
+        if settings.vllm.sleep and policy.device.type != "cuda":
+            raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {policy.device}: set it to false")
+        if policy.ranks.size > 1:
+            raise EngineError("generation.engine must be transformers where several processes share a policy")
+        self._policy = policy
+        self._settings = settings
+        self._trust_remote_code = trust_remote_code
+        self._lock = threading.RLock()
+        self.work = make_work_directory()
+        """Files for and of the process; gone when it has ended."""
+        self._process: VllmProcess | None = None
+        self._limits: Ready | None = None
+        self._state: State | None = None
+        """Of the policy when the process was given its weights."""
+        self._asleep = False
+        self._crashes = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of what runs now."""
+        return self._process.pid if self._process else None
+
+    def running(self, cancelled: Callable[[], bool]) -> tuple[VllmProcess, Ready]:
+        """The process, awake and with the policy's present weights, and what it can take.
+
+        Starts it if need be. Raises `EngineError` when it does not start, or has died too often, and `Interrupted`.
+        """
+        while True:
+            try:
+                with self._lock:
+                    if self._process is None or not self._process.alive:
+                        self._start(cancelled)
+                    if self._asleep:
+                        self._ask(Wake)
+                        self._asleep = False
+                    self.push()
+                    assert self._process is not None and self._limits is not None
+                    return self._process, self._limits
+            except EngineCrashed as crash:
+                if self._limits is None:  # it has never run: it would fail the same way again
+                    raise EngineError(str(crash)) from crash
+                self.crashed(crash)
+
+    def push(self, kv: Literal["keep", "recompute"] = "keep") -> None:
+        """Hand over the policy's weights if they have changed since the last time, between two decode steps.
+
+        `kv`: what becomes of the past of what is running. Raises `EngineError` when vLLM refuses them, `EngineCrashed`.
+        """
+        with self._lock:
+            if self._process is None or self._asleep or self._state == state_of(self._policy):
+                return
+            adapters = self._policy.adapters is not None
+            with changed_files(self._policy, self.work) as (directory, state):
+                self._ask(lambda call: Load(call, str(directory), state.version, kv == "recompute", adapters))
+            self._state = state
+
+    def rest(self) -> None:
+        """Give the GPU back to training, if that is wanted."""
+        with self._lock:
+            if self._settings.vllm.sleep and self._process is not None and not self._asleep:
+                with contextlib.suppress(EngineCrashed):  # who needs it next will find out
+                    self._ask(Sleep)
+                    self._asleep = True
+
+    def crashed(self, crash: EngineCrashed) -> None:
+        """Book a crash; the next start waits a while. Raises `EngineError` when there were too many in a row."""
+        self._crashes += 1
+        logger.warning("%s", crash)
+        if self._crashes >= MAX_CRASHES:
+            raise EngineError(f"vLLM died {self._crashes} times in a row, the last time because: {crash}") from crash
+
+    def worked(self) -> None:
+        """A completion has come: earlier crashes are forgiven."""
+        self._crashes = 0
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            if self._process is not None:
+                self._process.close()
+                self._process = None
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    def _start(self, cancelled: Callable[[], bool]) -> None:
+        if self._process is not None:
+            self._process.kill()
+        _pause(BACKOFF_S * 2 ** (self._crashes - 1) if self._crashes else 0.0, cancelled)
+        settings, policy = self._settings.vllm, self._policy
+        with model_files(policy, self.work) as (directory, state):
+            self._process = VllmProcess(
+                settings.python or Path(sys.executable),
+                self.work,
+                _environment(policy.device),
+                lambda call: self._order(call, directory, state.version),
+            )
+            self._state = None if policy.adapters else state
+            self._limits = self._wait_until_ready(cancelled)
+        self._asleep = False
+
+    def _order(self, call: int, directory: Path, version: int) -> Start:
+        policy, settings = self._policy, self._settings
+        return Start(
+            id=call,
+            work=str(self.work),
+            model=str(directory),
+            version=version,
+            dtype=str(policy.compute_dtype).removeprefix("torch."),
+            max_sequences=settings.max_batch_sequences,
+            gpu_memory_fraction=settings.vllm.gpu_memory_fraction if policy.device.type == "cuda" else None,
+            cpu_cache_bytes=settings.vllm.cpu_cache_bytes,
+            lora_rank=policy.adapters.rank if policy.adapters else 0,
+            sleep=settings.vllm.sleep,
+            trust_remote_code=self._trust_remote_code,
+        )
+
+    def _wait_until_ready(self, cancelled: Callable[[], bool]) -> Ready:
+        assert self._process is not None
+        while not cancelled():
+            if isinstance(reply := self._process.starting.receive(self._settings.vllm.start_timeout_s), Ready):
+                return reply
+        self._process.kill()
+        raise Interrupted("stopped while vLLM was starting")
+
+    def _ask(self, request: Callable[[int], Request]) -> None:
+        """Have something done that is not given up half-way. Raises `EngineError` when it is refused."""
+        assert self._process is not None
+        call = self._process.call(request)
+        try:
+            while not isinstance(reply := call.receive(self._settings.vllm.silence_timeout_s), Done):
+                if isinstance(reply, Refused):
+                    raise EngineError(f"vLLM refuses to go on: {reply.reason}")
+        finally:
+            call.close()
+
+
+def _pause(seconds: float, cancelled: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if cancelled():
+            raise Interrupted("stopped while vLLM was about to be started again")
+        time.sleep(POLL_S)
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    """Where vLLM computes: on the policy's device, with as many threads."""
+    if device.type != "cuda":
+        return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = device.index or 0
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[index] if visible else str(index)}

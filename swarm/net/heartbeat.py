@@ -1,0 +1,87 @@
+"""Workers report to their learner, and are told whether they are wanted: one small request each second.
+
+Both ends are known by their connection: the transport says whose request it is, and asks the learner by its peer id.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from swarm.errors import PeerUnreachable
+from swarm.protocols import Transport
+from swarm.types import Heartbeat, Orders
+
+HEARTBEAT_PROTOCOL = "/swarm/heartbeat/1"
+TIMEOUT_S = 5.0
+LONGEST_BACKOFF_S = 15.0
+GONE_AFTER = 3
+"""Heartbeats in a row without an answer after which the learner is taken to be away."""
+
+
+def serve_heartbeats(transport: Transport, beat: Callable[[str, Heartbeat], Orders]) -> None:
+    """Answer workers with what `beat` says, which must not block."""
+
+    def answer(peer_id: str, request: bytes) -> bytes:
+        return msgspec.msgpack.encode(beat(peer_id, msgspec.msgpack.decode(request, type=Heartbeat)))
+
+    transport.serve(HEARTBEAT_PROTOCOL, answer)
+
+
+class Heartbeats:
+    """A thread that reports to the learner, every so often, and more seldom while it does not answer."""
+
+    def __init__(
+        self, transport: Transport, learner: str, report: Callable[[], Heartbeat], every_s: float = 1.0
+    ) -> None:
+        """Begin. `report` is called on this thread."""
+        self._transport = transport
+        self._learner = learner
+        self._report = report
+        self._every_s = every_s
+        self._orders: Orders | None = None
+        self._failures = 0
+        self._closed = False
+        self._news = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
+        self._thread.start()
+
+    @property
+    def orders(self) -> Orders | None:
+        """The learner's last word; None before the first and while it is away."""
+        return self._orders
+
+    @property
+    def away(self) -> bool:
+        """Whether the learner has not answered for several heartbeats."""
+        return self._failures >= GONE_AFTER
+
+    def soon(self) -> None:
+        """Report now: there is news."""
+        self._news.set()
+
+    def close(self) -> None:
+        """Stop reporting."""
+        self._closed = True
+        self._news.set()
+        self._thread.join(TIMEOUT_S + 1)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._news.wait(min(LONGEST_BACKOFF_S, self._every_s * 2 ** max(0, self._failures - 1)))
+            self._news.clear()
+            if not self._closed:
+                self._beat()
+
+    def _beat(self) -> None:
+        try:
+            request = msgspec.msgpack.encode(self._report())
+            answer = self._transport.request(self._learner, HEARTBEAT_PROTOCOL, request, TIMEOUT_S)
+            self._orders = msgspec.msgpack.decode(answer, type=Orders)
+            self._failures = 0
+        except (PeerUnreachable, msgspec.MsgspecError):
+            self._failures += 1
+            if self.away:
+                self._orders = None

@@ -1,0 +1,51 @@
+"""A snapshot as its learner signs it: cut into chunks, whole and as the change from the one before."""
+
+from __future__ import annotations
+
+from swarm.delta import delta, digest
+from swarm.errors import SnapshotError
+from swarm.net.shelf import record_id
+from swarm.net.wire import MAX_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNKS, MIN_SNAPSHOT_CHUNK_BYTES
+from swarm.types import ChunkList, SnapshotManifest
+
+NUM_CHUNKS = 256
+"""A hop costs the time of one chunk: so many make it cheap, and more cost more to hand over."""
+
+
+def chunk_bytes_for(num_bytes: int) -> int:
+    """A chunk size for so many bytes."""
+    return min(max(-(-num_bytes // NUM_CHUNKS), MIN_SNAPSHOT_CHUNK_BYTES), MAX_SNAPSHOT_CHUNK_BYTES)
+
+
+def cut(content: bytes, chunk_bytes: int | None) -> ChunkList:
+    """What chunks of this size, or of a fitting one, look like. Raises `SnapshotError` for none or too many."""
+    size = chunk_bytes or chunk_bytes_for(len(content))
+    if not 0 < len(content) <= size * MAX_SNAPSHOT_CHUNKS:
+        raise SnapshotError(
+            f"a snapshot must have 1 to {size * MAX_SNAPSHOT_CHUNKS} bytes, got {len(content)}; "
+            "a larger chunk_bytes allows more"
+        )
+    view = memoryview(content)
+    ids = tuple(record_id(view[start : start + size]) for start in range(0, len(content), size))
+    return ChunkList(len(content), size, ids)
+
+
+def describe(
+    run_id: str, learner: str, version: int, snapshot: bytes, parent: tuple[int, bytes] | None, chunk_bytes: int | None
+) -> tuple[SnapshotManifest, bytes | None]:
+    """The manifest of a snapshot, and its change from the parent (version, bytes) if that is smaller.
+
+    Raises `SnapshotError` when it is empty or too large.
+    """
+    change = delta(snapshot, parent[1]) if parent is not None else None
+    if change is not None and len(change) >= len(snapshot):
+        change = None
+    return SnapshotManifest(
+        run_id=run_id,
+        learner=learner,
+        version=version,
+        digest=digest(snapshot),
+        whole=cut(snapshot, chunk_bytes),
+        parent=parent[0] if parent is not None and change is not None else None,
+        change=cut(change, chunk_bytes) if change is not None else None,
+    ), change

@@ -1,0 +1,247 @@
+"""One part of a snapshot, from whoever has it: the source that the plan says, and others when that one fails.
+
+One source at a time gives chunk after chunk from the first missing one on. It is left for another holder when it hangs
+up or is silent for `stall_s` and then does not answer, or gave less than half of what the plan promises since it was
+turned to; when it gives less than that while somebody else is well ahead and has a place free; and when it gives a
+wrong chunk, after which it is not asked again for this part. Whoever else is turned to holds more than this node: so
+two that wait never wait for each other. On a machine that is too busy all are late: who still answers is kept, and
+others are asked ever more seldom, so that looking for better sources does not make it worse.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, as_completed
+from contextlib import closing
+
+import msgspec
+
+from swarm.errors import CorruptChunk, PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
+from swarm.net.counters import Counters
+from swarm.net.framing import MAX_CHUNK_BYTES
+from swarm.net.snapshots.plan import Place
+from swarm.net.snapshots.serving import ASK_PROTOCOL, CHUNKS_PROTOCOL, Ask, News, Want
+from swarm.net.snapshots.store import PartName, Stored
+from swarm.protocols import Transport
+
+MAX_ASKED = 8
+STUCK_AFTER_STALLS = 3
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+MAX_WINDOWS = 8
+"""Of slowness, from one search that found nothing better to the next."""
+
+
+class Fetching:
+    """Gets one part."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        stored: Stored,
+        name: PartName,
+        place: Place,
+        *,
+        stall_s: float,
+        bucket: TokenBucket,
+        askers: Executor,
+        counters: Counters,
+        complain: Callable[[str], None],
+        stopped: Callable[[], bool],
+        pause: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`stopped` says when to give up; `complain` hears of a peer that gave a wrong chunk."""
+        part = stored.part(name)
+        assert part is not None
+        self._transport = transport
+        self._part = part
+        self._version = stored.manifest.version
+        self._name: PartName = name
+        self._place = place
+        self._stall_s = stall_s
+        self._bucket = bucket
+        self._askers = askers
+        self._counters = counters
+        self._complain = complain
+        self._stopped = stopped
+        self._pause = pause
+        self._clock = clock
+        self._pending = bytearray()
+        """Of the next chunk."""
+        self._liars: set[str] = set()
+        self._suspect: str | None = None
+        """Who failed after having given too little."""
+        self._moved_at = clock()
+        self.source: str | None = None
+        """Who gives just now."""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether no chunk has come for long: it may be that nobody has this version any more."""
+        return self._clock() - self._moved_at > STUCK_AFTER_STALLS * self._silence_s()
+
+    def run(self) -> bool:
+        """Fetch until the part is complete, or until stopped; whether it is. Raises `OSError`, `TransportError`."""
+        source: str | None = self._place.sources[0]
+        pause_s = FIRST_PAUSE_S
+        while not self._part.complete and not self._stopped():
+            before, began = self._part.num_held, self._clock()
+            better = self._take_from(source) if source is not None else None
+            self._suspect = source if self._gave_little(before, began) else None
+            source = better or self._find(1, keep=source)
+            if source is None and self._place.sources[0] not in self._liars:
+                source = self._place.sources[0]
+            if self._part.num_held > before:
+                pause_s = FIRST_PAUSE_S
+            else:
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        self.source = None
+        return self._part.complete
+
+    def _take_from(self, peer_id: str) -> str | None:
+        """Take chunks until complete, stopped, failed (None) or until there is a better source (which)."""
+        if self.source not in (None, peer_id):
+            self._counters.add("reroutes")
+        self.source = peer_id
+        try:
+            return self._take(peer_id)
+        except CorruptChunk:
+            self._counters.add("corrupt_chunks")
+            self._liars.add(peer_id)
+            self._complain(peer_id)
+        except PeerUnreachable:
+            self._counters.add("source_failures")
+        return None
+
+    def _take(self, peer_id: str) -> str | None:
+        part = self._part
+        room = part.chunks.num_bytes - part.num_bytes_held
+        want = msgspec.msgpack.encode(Want(self._version, self._name, part.num_held))
+        window = _Window(self._clock, self._stall_s)
+        self._pending.clear()
+        # Where nothing has come yet, a connection may have to be made first.
+        patience_s = self._silence_s() * (1 if part.num_held else 2)
+        pieces = self._transport.stream(peer_id, CHUNKS_PROTOCOL, want, patience_s, room)
+        with closing(pieces):
+            for piece in pieces:
+                self._pause(self._bucket.spend(len(piece)))
+                self._take_in(piece)
+                if self._stopped():
+                    return None
+                if window.is_slow(len(piece), self._expected() / 2):
+                    window.length_s = min(2 * window.length_s, MAX_WINDOWS * self._stall_s)
+                    better = self._find(self._lead(), but=peer_id)
+                    if better is not None:
+                        return better
+        if not part.complete:
+            raise PeerUnreachable(f"{peer_id} ended before the part did")
+        return None
+
+    def _take_in(self, piece: bytes) -> None:
+        """Put the bytes that arrived together to chunks as they were signed. Raises `CorruptChunk`."""
+        part, pending = self._part, self._pending
+        pending += piece
+        while not part.complete and len(pending) >= (size := part.chunks.size(part.num_held)):
+            chunk = bytes(memoryview(pending)[:size])
+            del pending[:size]
+            part.add(chunk)
+            self._moved_at = self._clock()
+            self._counters.add("chunks_received")
+
+    def _gave_little(self, before: int, began: float) -> bool:
+        """Whether fewer bytes than half of what the plan promises have come since there were `before` chunks."""
+        num_bytes = (self._part.num_held - before) * self._part.chunks.chunk_bytes
+        return num_bytes < self._expected() / 2 * (self._clock() - began)
+
+    def _expected(self) -> float:
+        return self._place.bytes_per_s or MIN_RATE_BYTES_PER_S
+
+    def _silence_s(self) -> float:
+        """As long as a link may need for a few pieces at its usual rate."""
+        piece_bytes = min(self._part.chunks.chunk_bytes, MAX_CHUNK_BYTES)
+        return max(self._stall_s, 4 * piece_bytes / self._expected())
+
+    def _lead(self) -> int:
+        """Chunks that another must be ahead to be worth changing to: what the link should bring in `stall_s`."""
+        return max(2, int(self._expected() * self._stall_s / self._part.chunks.chunk_bytes))
+
+    def _find(self, lead: int, *, but: str | None = None, keep: str | None = None) -> str | None:
+        """A peer that holds so many chunks more than this node and takes on others: the best, None if there is none.
+
+        Instead of `but`, which is slow, only one with a free place will do: one more at a full node would make all that
+        it feeds slow. `keep`, which has given until now, is the best one if it still answers, unless it is suspect.
+        """
+        asked = [peer for peer in self._candidates() if peer not in self._liars and peer != but][:MAX_ASKED]
+        answers = {self._askers.submit(self._ask, peer): peer for peer in asked}
+        held: list[tuple[bool, bool, int, int, str]] = []
+        try:
+            for answer in as_completed(answers, timeout=self._stall_s / 2):
+                peer, news = answers[answer], answer.result()
+                if news is None or news.num_free < (1 if but else 0):
+                    continue
+                count = news.whole if self._name == "whole" else news.change
+                known = peer == keep != self._suspect
+                # Who gives from a chain that is cut further up has nothing more just now: only its head has to move.
+                if known or count >= self._part.num_held + lead:
+                    held.append((not known, news.num_free == 0, self._distance(peer), -count, peer))
+                    if known:
+                        break
+        except TimeoutError:
+            pass  # who is that slow is no good source
+        for answer in answers:
+            answer.cancel()
+        return min(held)[-1] if held else None
+
+    def _distance(self, peer: str) -> int:
+        sources = self._place.sources
+        return sources.index(peer) if peer in sources else len(sources) - 1
+
+    def _candidates(self) -> list[str]:
+        others = {*self._transport.status().connected, *(peer.peer_id for peer in self._transport.peers())}
+        strangers = sorted(others - {*self._place.sources, self._transport.peer_id})
+        random.shuffle(strangers)
+        return list(dict.fromkeys([*filter(None, [self.source]), *self._place.sources, *strangers]))
+
+    def _ask(self, peer_id: str) -> News | None:
+        try:
+            return ask(self._transport, peer_id, Ask(self._version), self._stall_s / 2)
+        except (TransportError, RejectedGroup):
+            return None
+
+
+class _Window:
+    """Bytes over the last while."""
+
+    def __init__(self, clock: Callable[[], float], length_s: float) -> None:
+        self._clock = clock
+        self.length_s = length_s
+        self._began: float | None = None
+        self._num_bytes = 0
+
+    def is_slow(self, num_bytes: int, rate: float) -> bool:
+        """Add bytes; whether a window is over in which fewer came than at this rate. The first begins with the first
+        bytes: whoever gives them may have had to wait for them, too.
+        """
+        if self._began is None:
+            self._began = self._clock()
+            return False
+        self._num_bytes += num_bytes
+        past_s = self._clock() - self._began
+        if past_s < self.length_s:
+            return False
+        slow = self._num_bytes < rate * past_s
+        self._began, self._num_bytes = self._clock(), 0
+        return slow
+
+
+def ask(transport: Transport, peer_id: str, question: Ask, timeout_s: float) -> News:
+    """A peer's answer. Raises `PeerUnreachable`, `RejectedGroup` when it cannot be read."""
+    answer = transport.request(peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(question), timeout_s)
+    try:
+        return msgspec.msgpack.decode(answer, type=News)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RejectedGroup("malformed", str(error)) from error

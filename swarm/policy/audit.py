@@ -1,0 +1,109 @@
+"""Spot checks: what a follower says it sampled is compared with what the snapshots it names would have given."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+
+from swarm.policy.loading import Policy
+from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.snapshot import unpack
+from swarm.policy.weights import swap_weights
+from swarm.types import GradedGroup, RolloutGroup, VersionSpan
+
+MAX_REMEMBERED = 1_024
+
+
+class SnapshotAuditor:
+    """Computes log-probabilities again, under snapshots it keeps, with a policy of its own.
+
+    Wherever new weights came into a completion its later tokens were sampled over an older past, unless it was
+    recomputed: that difference is small, and `tolerance` has to allow for it.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Policy],
+        temperature: float,
+        *,
+        fraction: float,
+        tolerance: float,
+        num_kept: int,
+        seed: int = 0,
+    ) -> None:
+        """`load` makes a policy whose weights may be replaced, at the first check.
+
+        `fraction` of the groups is checked, none if it is 0; a worker's first always is, and after a lie all until one
+        is true.
+        `tolerance` is in nats, mean over a completion's tokens. The newest `num_kept` snapshots are kept.
+        """
+        self.num_checked = 0
+        self._load = load
+        self._policy: Policy | None = None
+        self._temperature = temperature
+        self._fraction = fraction
+        self._tolerance = tolerance
+        self._num_kept = num_kept
+        self._random = random.Random(seed)
+        self._snapshots: OrderedDict[int, bytes] = OrderedDict()
+        self._truthful: dict[str, bool] = {}
+        """Of each worker that was checked, the last time."""
+
+    def keep(self, version: int, snapshot: bytes) -> None:
+        """Remember a published snapshot. See `Auditor`."""
+        self._snapshots[version] = snapshot
+        while len(self._snapshots) > self._num_kept:
+            self._snapshots.popitem(last=False)
+
+    def verdict(self, group: GradedGroup) -> str | None:
+        """What speaks against a group. See `Auditor`."""
+        missing = {span.version for spans in _spans(group.group) for span in spans} - self._snapshots.keys()
+        if missing:
+            # Of those published before the ones kept nothing is known; of later ones, that they were never published.
+            return "wrong_version" if max(missing) > min(self._snapshots, default=max(missing)) else None
+        peer_id = group.group.peer_id
+        if self._fraction == 0:
+            return None
+        if self._truthful.get(peer_id, False) and self._random.random() >= self._fraction:
+            return None
+        self.num_checked += 1
+        if len(self._truthful) >= MAX_REMEMBERED:
+            self._truthful.clear()
+        self._truthful[peer_id] = self._difference(group) <= self._tolerance
+        return None if self._truthful[peer_id] else "wrong_logprobs"
+
+    @torch.no_grad()
+    def _difference(self, graded: GradedGroup) -> float:
+        """Nats a token by which the least truthful completion is off, mean over its tokens."""
+        completions, spans = graded.group.completions, _spans(graded.group)
+        off = [0.0] * len(completions)
+        for version in sorted({span.version for parts in spans for span in parts}):
+            policy = self._at(version)
+            prompts = [policy.encode_prompt(graded.prompt)] * len(completions)
+            ids = [completion.token_ids for completion in completions]
+            own = completion_logprobs(policy, prompts, ids, self._temperature).tolist()
+            for i, completion in enumerate(completions):
+                start = 0
+                for span in spans[i]:
+                    part = slice(start, start := start + span.num_tokens)
+                    if span.version == version:
+                        off[i] += sum(abs(x - y) for x, y in zip(own[i][part], completion.logprobs[part], strict=False))
+        return max(total / len(completion.token_ids) for total, completion in zip(off, completions, strict=True))
+
+    def _at(self, version: int) -> Policy:
+        """The auditor's policy with the weights of a snapshot."""
+        if self._policy is None:
+            self._policy = self._load()
+            self._policy.version = -1
+        if self._policy.version != version:
+            swap_weights(self._policy, unpack(self._snapshots[version]), version)
+        return self._policy
+
+
+def _spans(group: RolloutGroup) -> list[tuple[VersionSpan, ...]]:
+    """[G] which version sampled which tokens of each completion."""
+    whole = group.policy.version
+    return [c.versions or (VersionSpan(whole, len(c.token_ids)),) for c in group.completions]

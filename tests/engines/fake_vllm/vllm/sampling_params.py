@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from enum import Enum
+
+
+class RequestOutputKind(Enum):
+    FINAL_ONLY = 2

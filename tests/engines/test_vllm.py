@@ -1,0 +1,204 @@
+"""The process around vLLM and its faults, with a stand-in for vLLM; `test_contract.py` has the real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
+from swarm.engines.config import GenerationSettings, VllmSettings
+from swarm.engines.vllm import handover
+from swarm.engines.vllm.engine import VllmEngine
+from swarm.engines.vllm.service import VllmService
+from swarm.errors import ConfigError, EngineError, Interrupted
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import Policy
+from swarm.types import Rejection, Sampling
+from tests.engines.stand_in import python_with_vllm, script_for_vllm
+
+SAMPLING = Sampling(max_new_tokens=12)
+PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4"]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return script_for_vllm(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    return python_with_vllm(tmp_path)
+
+
+@pytest.fixture
+def service(policy: Policy, script: Path, python: Path) -> Iterator[VllmService]:
+    service = VllmService(policy, GenerationSettings(vllm=VllmSettings(python=python, silence_timeout_s=3)))
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def engine(policy: Policy, service: VllmService) -> VllmEngine:
+    return VllmEngine(policy, GenerationSettings(vllm=VllmSettings(silence_timeout_s=3)), service)
+
+
+@pytest.mark.parametrize("fault", ["crash", "hang"])
+def test_a_process_that_dies_or_hangs_is_replaced_and_nothing_is_lost(
+    engine: VllmEngine, service: VllmService, script: Path, fault: str
+) -> None:
+    expected = engine.generate(PROMPTS, 4, SAMPLING, 1)
+    first = service.pid
+    (script / fault).touch()
+    assert engine.generate(PROMPTS, 4, SAMPLING, 1) == expected
+    assert service.pid != first and not psutil.pid_exists(first)
+
+
+def test_a_process_killed_between_two_calls_is_replaced(engine: VllmEngine, service: VllmService) -> None:
+    expected = engine.generate(PROMPTS, 4, SAMPLING, 1)
+    os.kill(service.pid, signal.SIGKILL)
+    assert engine.generate(PROMPTS, 4, SAMPLING, 1) == expected
+
+
+def test_a_process_that_always_dies_is_given_up(engine: VllmEngine, script: Path) -> None:
+    engine.generate(PROMPTS, 4, SAMPLING, 1)
+    (script / "crash-always").touch()
+    with pytest.raises(EngineError, match="vLLM died 3 times in a row.*ended without a word"):
+        engine.generate(PROMPTS, 4, SAMPLING, 1)
+
+
+def test_a_model_it_cannot_serve_is_refused_at_once_in_its_words(engine: VllmEngine, script: Path) -> None:
+    (script / "no-start").touch()
+    with pytest.raises(EngineError, match="ValueError: no kernel for this model"):
+        engine.generate(PROMPTS, 4, SAMPLING, 1)
+
+
+def test_weights_are_handed_over_when_they_have_changed(engine: VllmEngine, policy: Policy, script: Path) -> None:
+    def loads() -> int:
+        return len((script / "loads").read_text().splitlines()) if (script / "loads").exists() else 0
+
+    assert {c.versions[0].version for group in engine.generate(PROMPTS, 2, SAMPLING, 1) for c in group} == {0}
+    assert loads() == 0, "it starts with the weights there are"
+    with policy.gate.change():
+        policy.version = 1
+    for _ in range(2):
+        assert {c.versions[0].version for group in engine.generate(PROMPTS, 2, SAMPLING, 1) for c in group} == {1}
+    assert loads() == 1
+    engine.swap({name: value + 1 for name, value in policy.weights.items()}, version=7)
+    assert loads() == 2
+    assert engine.generate(PROMPTS, 2, SAMPLING, 1)[0][0].versions[0].version == 7
+
+
+def test_weights_that_vllm_refuses_are_an_error_in_its_words(engine: VllmEngine, policy: Policy, script: Path) -> None:
+    engine.generate(PROMPTS, 2, SAMPLING, 1)
+    (script / "refuse-load").touch()
+    with pytest.raises(EngineError, match="shape mismatch"):
+        engine.swap(policy.weights, version=1)
+
+
+def test_a_prompt_it_refuses_or_has_no_room_for_leaves_the_others_alone(engine: VllmEngine, policy: Policy) -> None:
+    answers = engine.generate([policy.decode([7]), "1 + 1", "x" * 60], 3, SAMPLING, 1)
+    assert isinstance(answers[0], Rejection) and answers[0].reason == "engine_refused"
+    assert "token 7 is not to its taste" in answers[0].detail
+    assert len(answers[1]) == 3
+    assert isinstance(answers[2], Rejection) and "vLLM has room for 64" in answers[2].detail
+
+
+def test_closing_ends_the_process_and_leaves_nothing(engine: VllmEngine, service: VllmService) -> None:
+    engine.generate(PROMPTS, 2, SAMPLING, 1)
+    pid, work = service.pid, service.work
+    engine.close()
+    assert not psutil.pid_exists(pid) and not work.exists()
+
+
+def test_it_ends_with_the_node_even_by_a_kill(script: Path, python: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from swarm.engines.config import GenerationSettings, VllmSettings\n"
+        "from swarm.engines.vllm.service import VllmService\n"
+        "from tests.engines.models import random_policy\n"
+        "settings = GenerationSettings(vllm=VllmSettings(python=Path(sys.argv[1])))\n"
+        "service = VllmService(random_policy(), settings)\n"
+        "service.running(lambda: False)\n"
+        "print(service.pid, service.work, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    node = subprocess.Popen([sys.executable, "-c", code, str(python)], stdout=subprocess.PIPE, text=True)
+    assert node.stdout is not None
+    pid, work = node.stdout.readline().split()
+    node.kill()
+    node.wait()
+    server = psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
+    if server is not None:
+        server.wait(60)
+    assert not Path(work).exists()
+
+
+def test_a_failed_start_leaves_nothing(
+    policy: Policy, script: Path, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script / "no-start").touch()
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path / "work")
+    settings = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python))
+    with pytest.raises(EngineError, match="no kernel"):
+        open_engine(choose_engine(settings, policy), policy, PolicySettings(), settings)
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_starting_can_be_interrupted(policy: Policy, service: VllmService) -> None:
+    with pytest.raises(Interrupted):
+        service.running(lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "reason"),
+    [
+        ({}, "transformers", "the policy is on cpu"),
+        ({"engine": "transformers"}, "transformers", "asked for"),
+    ],
+)
+def test_the_choice_says_why(policy: Policy, settings: dict[str, str], name: str, reason: str) -> None:
+    choice = choose_engine(GenerationSettings(**settings), policy)
+    assert choice.name == name and reason in str(choice)
+
+
+def test_auto_takes_vllm_where_there_is_a_gpu_and_a_vllm(
+    policy: Policy, script: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    with_vllm = GenerationSettings(vllm=VllmSettings(python=python))
+    assert choose_engine(with_vllm, policy).name == "vllm"
+    without = GenerationSettings(vllm=VllmSettings(python=Path(sys.executable)))
+    lacking = choose_engine(without, policy)
+    assert str(lacking).endswith("has no vLLM") and "generation.vllm.python" in lacking.fix
+
+
+def test_vllm_is_looked_for_where_it_would_run(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look_for_vllm(python) == Vllm(python, version="0.0")
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert look_for_vllm(None).problem == "there is no vLLM in this environment", "an environment's directory is none"
+    assert look_for_vllm(Path("/nowhere/python")).problem.endswith("cannot be run (No such file or directory)")
+    python.write_text("#!/bin/sh\necho 'no libpython' >&2\nexit 127\n")
+    assert look_for_vllm(python).problem == f"{python} cannot be used (no libpython)"
+
+
+def test_vllm_asked_for_and_not_there_is_wrong_configuration(policy: Policy) -> None:
+    for python in (None, Path(sys.executable), Path("/nowhere/python")):
+        with pytest.raises(ConfigError, match="generation.vllm.python"):
+            choose_engine(GenerationSettings(engine="vllm", vllm=VllmSettings(python=python)), policy)
+
+
+def test_sleep_needs_a_gpu(policy: Policy, script: Path, python: Path) -> None:
+    settings = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python, sleep=True))
+    with pytest.raises(EngineError, match="generation.vllm.sleep needs a GPU"):
+        open_engine(choose_engine(settings, policy), policy, PolicySettings(), settings)

@@ -1,0 +1,64 @@
+"""Heartbeats between a learner and a worker, on the memory transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from swarm.net.heartbeat import Heartbeats, serve_heartbeats
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.types import Heartbeat, Orders
+
+DEADLINE_S = 60.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Pair:
+    """A learner and a worker in one room."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+        self.identity = Identity.generate()
+        self.learner = self.enter(self.identity.peer_id)
+        self.worker = self.enter("worker")
+
+    def enter(self, peer_id: str) -> MemoryTransport:
+        transport = MemoryTransport(self.hub, peer_id)
+        transport.start()
+        return transport
+
+
+def test_orders_follow_heartbeats_and_end_when_the_learner_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    beats: list[tuple[str, Heartbeat]] = []
+
+    def beat(peer_id: str, heartbeat: Heartbeat) -> Orders:
+        beats.append((peer_id, heartbeat))
+        return Orders(version=7, max_staleness=2, active=len(beats) > 1)
+
+    serve_heartbeats(pair.learner, beat)
+    own = Heartbeat(1.0, 3, 40, 8.0, 0.35)
+    heartbeats = Heartbeats(pair.worker, pair.identity.peer_id, lambda: own, every_s=0.01)
+    try:
+        until(lambda: heartbeats.orders and heartbeats.orders.active)
+        assert heartbeats.orders == Orders(7, 2, True)
+        assert beats[0] == ("worker", own)
+        assert not heartbeats.away
+        pair.learner.close()
+        until(lambda: heartbeats.away)
+        until(lambda: heartbeats.orders is None)
+        again = pair.enter(pair.identity.peer_id)
+        serve_heartbeats(again, beat)
+        until(lambda: heartbeats.orders is not None)
+        until(lambda: not heartbeats.away)
+    finally:
+        heartbeats.close()

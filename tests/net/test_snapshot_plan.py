@@ -1,0 +1,128 @@
+"""Who gets a snapshot from whom."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.net.snapshots.choosing import next_version
+from swarm.net.snapshots.plan import MAX_SOURCES, Limits, Plan
+from swarm.types import ChunkList, SnapshotManifest
+
+LEARNER = "learner"
+Rate = float | None
+
+
+def plan(up: Rate, workers: list[tuple[Rate, Rate]], fan_out: int = 2) -> Plan:
+    limits = {f"w{index}": Limits(*each) for index, each in enumerate(workers)}
+    return Plan(LEARNER, Limits(up), limits, fan_out)
+
+
+def depths(made: Plan) -> list[int]:
+    """Hops from the learner to each, sorted."""
+    found = []
+    for worker in made.places:
+        depth, at = 0, worker
+        while at != LEARNER:
+            at, depth = made.places[at].sources[0], depth + 1
+            assert depth <= len(made.places), "everybody's source leads to the learner"
+        found.append(depth)
+    return sorted(found)[1:]
+
+
+def fed(made: Plan) -> Counter[str]:
+    return Counter(place.sources[0] for place in made.places.values() if place.sources)
+
+
+def test_a_fast_learner_starts_as_many_chains_as_its_uplink_carries() -> None:
+    made = plan(4.0, [(1.0, 1.0)] * 32)
+    assert made.bytes_per_s == 1.0
+    assert depths(made) == sorted([*range(1, 9)] * 4)
+    assert fed(made)[LEARNER] == 4 and max(count for worker, count in fed(made).items() if worker != LEARNER) == 1
+    for worker, place in made.places.items():
+        assert worker == LEARNER or (place.sources[-1] == LEARNER and len(place.sources) <= MAX_SOURCES)
+
+
+def test_a_slow_learner_feeds_one_and_the_rest_are_a_tree() -> None:
+    made = plan(1.0, [(3.0, 3.0)] * 13)
+    assert made.bytes_per_s == 1.0
+    assert depths(made) == [1, *[2] * 3, *[3] * 9]
+    assert fed(made)[LEARNER] == 1 and max(fed(made).values()) == 3
+
+
+def test_those_who_can_feed_nobody_come_last() -> None:
+    made = plan(2.0, [(0.1, 1.0)] * 3 + [(4.0, 1.0)] + [(4.0, 0.2)])
+    assert made.bytes_per_s == 1.0
+    assert made.places["w3"].sources == (LEARNER,)
+    assert all(worker in (LEARNER, "w3") for worker in fed(made))
+
+
+def test_without_limits_a_node_feeds_as_many_as_configured() -> None:
+    made = plan(None, [(None, None)] * 9, fan_out=3)
+    assert made.bytes_per_s is None
+    assert depths(made) == [1] * 3 + [2] * 6
+
+
+def test_when_uplinks_are_too_thin_it_goes_slower_but_to_all() -> None:
+    made = plan(1.0, [(0.01, None)] * 4)
+    assert made.bytes_per_s == 0.25 and depths(made) == [1] * 4
+
+
+@pytest.mark.parametrize("up", [1.0, None])
+def test_nobody_to_give_to(up: Rate) -> None:
+    assert plan(up, []).places[LEARNER].sources == ()
+
+
+def test_limits_of_strangers_are_looked_at() -> None:
+    assert Limits().sound and Limits(1.0, 2.0).sound
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        assert not Limits(bad).sound and not Limits(None, bad).sound
+
+
+rates = st.one_of(st.none(), st.floats(0.01, 100.0))
+
+
+@given(rates, st.lists(st.tuples(rates, rates), max_size=40), st.integers(1, 4))
+def test_everyone_has_a_place_and_nobody_feeds_more_than_he_can(
+    up: Rate, workers: list[tuple[Rate, Rate]], fan_out: int
+) -> None:
+    made = plan(up, workers, fan_out)
+    assert len(depths(made)) == len(workers)
+    for peer, count in fed(made).items():
+        # Who is left over when all places are taken asks the learner, who sends him on to who has room.
+        assert count <= made.places[peer].num_children or peer == LEARNER
+    if made.bytes_per_s is not None and up is not None:
+        assert made.bytes_per_s <= up
+
+
+def manifests(*changes: int | None) -> dict[int, SnapshotManifest]:
+    """Versions 1, 2, ... of 100 bytes, with changes of so many bytes from the one before."""
+
+    def chunks(num_bytes: int) -> ChunkList:
+        return ChunkList(num_bytes, 100, ())
+
+    return {
+        version: SnapshotManifest("run", LEARNER, version, b"", chunks(100))
+        if change is None
+        else SnapshotManifest("run", LEARNER, version, b"", chunks(100), version - 1, chunks(change))
+        for version, change in enumerate(changes, 1)
+    }
+
+
+def test_the_newest_is_taken_and_what_was_begun_is_finished() -> None:
+    known = manifests(None, None, None)
+    assert next_version(known, -1, None, 2) == 3 and next_version(known, 3, None, 2) is None
+    assert [next_version(known, -1, current, 2) for current in (1, 2, 3)] == [3, 2, 3]
+    assert [next_version(known, -1, current, 1) for current in (1, 2, 3)] == [3, 3, 3]
+    assert next_version(known, -1, 1, 3) == 1
+
+
+def test_several_changes_are_taken_in_turn_when_they_are_less_than_the_whole() -> None:
+    known = manifests(None, 30, 30, 30)
+    assert [next_version(known, have, None, 2) for have in (-1, 1, 2, 3, 4)] == [4, 2, 3, 4, None]
+    assert next_version(manifests(None, 40, 40, 40), 1, None, 2) == 4
+    assert next_version(manifests(None, 30, None, 30), 1, None, 2) == 4, "the chain is broken"

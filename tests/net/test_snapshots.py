@@ -1,0 +1,422 @@
+"""Snapshots from a learner to its workers, over the transport without a network."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from swarm.delta import digest
+from swarm.errors import CorruptChunk, PeerUnreachable, RejectedGroup, SnapshotError
+from swarm.net.config import NetworkSettings
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.snapshots.chunks import chunk_bytes_for, cut, describe
+from swarm.net.snapshots.config import SnapshotSettings
+from swarm.net.snapshots.plan import Place
+from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.net.snapshots.serving import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, Announcement, Want
+from swarm.net.snapshots.store import Part, SnapshotStore
+from swarm.net.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, open_snapshot, seal, seal_snapshot
+from swarm.protocols import SnapshotFeed, SnapshotPublisher, StreamHandler
+from swarm.types import ChunkList
+
+from .records import sealed_manifest, until
+
+CHUNK = MIN_SNAPSHOT_CHUNK_BYTES
+NUM_CHUNKS = 41
+LEARNER = Identity.generate()
+RUN_ID = make_run_id("demo", LEARNER.peer_id)
+FAST = SnapshotSettings(chunk_bytes=CHUNK, stall_s=0.2, poll_s=0.3)
+
+
+class Swarm:
+    """A learner and workers in one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = MemoryHub()
+        self.folder = folder
+        self.settings = FAST
+        self.transports: list[MemoryTransport] = []
+        self.relays: list[SnapshotRelay] = []
+
+    def start(
+        self,
+        name: str,
+        identity: Identity | None = None,
+        transport: type[MemoryTransport] = MemoryTransport,
+        **network: object,
+    ) -> SnapshotRelay:
+        identity = identity or Identity.generate()
+        node = transport(self.hub, identity.peer_id, sealed_manifest(LEARNER))
+        node.start()
+        settings = NetworkSettings(snapshots=self.settings).model_copy(update=network)
+        relay = SnapshotRelay(node, identity, LEARNER.peer_id, self.folder / name, settings)
+        relay.start()
+        self.transports.append(node)
+        self.relays.append(relay)
+        return relay
+
+    def learner(self, **network: object) -> SnapshotRelay:
+        return self.start("learner", LEARNER, **network)  # type: ignore[arg-type]
+
+    def kill(self, relay: SnapshotRelay) -> None:
+        at = self.relays.index(relay)
+        self.transports.pop(at).close()
+        self.relays.pop(at).close()
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    swarm = Swarm(tmp_path)
+    yield swarm
+    for relay in swarm.relays:
+        relay.close()
+
+
+def snapshot(seed: int, num_bytes: int = (NUM_CHUNKS - 1) * CHUNK + 7) -> bytes:
+    return random.Random(seed).randbytes(num_bytes)
+
+
+def step(before: bytes) -> bytes:
+    """A snapshot that differs in little."""
+    after = bytearray(before)
+    for at in range(0, len(after), 9_973):
+        after[at] ^= 1
+    return bytes(after)
+
+
+def arrives(feed: SnapshotFeed, version: int, content: bytes) -> None:
+    assert until(feed.newest, f"version {version} arrives") == (version, content)
+
+
+def test_every_worker_gets_each_snapshot_once_and_whole(swarm: Swarm) -> None:
+    learner: SnapshotPublisher = swarm.learner()
+    workers = [swarm.start(f"worker-{i}") for i in range(5)]
+    assert all(worker.newest() is None and worker.announced() is None for worker in workers)
+    content = snapshot(0)
+    for version in (3, 4):
+        learner.publish(version, content)
+        for worker in workers:
+            arrives(worker, version, content)
+            assert worker.newest() is None and worker.announced() == version
+            progress = worker.progress()
+            assert progress is not None and (progress.version, progress.fraction) == (version, 1.0)
+        content = step(content)
+    with pytest.raises(SnapshotError, match="rise"):
+        learner.publish(4, content)
+    with pytest.raises(SnapshotError, match="only the learner"):
+        workers[0].publish(9, content)
+    # Most of it did not come from the learner: it feeds two at a time.
+    given = [relay.counters().get("chunks_given", 0) for relay in swarm.relays]
+    assert sum(given[1:]) > 0
+
+
+def test_a_small_step_travels_as_its_change(swarm: Swarm) -> None:
+    learner, worker = swarm.learner(), swarm.start("worker")
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    before = worker.counters()["chunks_received"]
+    learner.publish(2, step(snapshot(0)))
+    arrives(worker, 2, step(snapshot(0)))
+    assert worker.counters()["chunks_received"] - before < 5
+    late = swarm.start("late")
+    arrives(late, 2, step(snapshot(0)))
+    assert late.counters()["chunks_received"] == NUM_CHUNKS
+
+
+def test_a_change_that_is_not_for_what_is_here_is_made_up_for_by_the_whole(swarm: Swarm) -> None:
+    lonely = SnapshotStore(swarm.folder / "worker", 2)
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(99), None, CHUNK)
+    lonely.begin(seal_snapshot(LEARNER, manifest), manifest).whole.fill(snapshot(99))
+    learner = swarm.learner()
+    learner.publish(1, snapshot(0))
+    learner.publish(2, step(snapshot(0)))
+    until(lambda: learner.announced() == 2, "both are published")
+    worker = swarm.start("worker")
+    until(lambda: worker.counters().get("completed"), "it has taken the second")
+    arrives(worker, 2, step(snapshot(0)))
+    assert worker.counters()["useless_changes"] == 1
+
+
+def test_late_joiners_find_holders_when_the_learner_is_gone(swarm: Swarm) -> None:
+    learner, worker = swarm.learner(), swarm.start("worker")
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    swarm.kill(learner)
+    arrives(swarm.start("late"), 1, snapshot(0))
+
+
+def test_a_learner_that_restarts_goes_on_above_what_it_published(swarm: Swarm) -> None:
+    learner, worker = swarm.learner(), swarm.start("worker")
+    learner.publish(5, snapshot(0))
+    arrives(worker, 5, snapshot(0))
+    swarm.kill(learner)
+    learner = swarm.learner()
+    assert learner.announced() == 5
+    with pytest.raises(SnapshotError, match="rise"):
+        learner.publish(5, snapshot(1))
+    learner.publish(6, step(snapshot(0)))
+    arrives(worker, 6, step(snapshot(0)))
+    assert worker.counters()["chunks_received"] < NUM_CHUNKS + 5, "the change is to what it published before"
+
+
+class Hooked(MemoryTransport):
+    """One that passes the chunks it gives through `hook`."""
+
+    hook: Callable[[Iterator[bytes | None]], Iterator[bytes | None]]
+
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        if protocol == CHUNKS_PROTOCOL:
+            super().serve_stream(protocol, lambda remote, request: self.hook(handler(remote, request)))
+        else:
+            super().serve_stream(protocol, handler)
+
+
+class Liar(Hooked):
+    """Gives wrong bytes from the tenth chunk on."""
+
+    def hook(self, chunks: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        num = 0
+        for chunk in chunks:
+            num += chunk is not None
+            yield bytes(len(chunk)) if chunk is not None and num >= 10 else chunk
+
+
+class Mute(Hooked):
+    """Gives nobody anything after ten chunks, and does not hang up."""
+
+    num = 0
+
+    def hook(self, chunks: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        for chunk in chunks:
+            self.num += chunk is not None
+            if self.num > 10:
+                while True:
+                    yield None
+            yield chunk
+
+
+class Leaver(Hooked):
+    """Is gone after ten chunks."""
+
+    def hook(self, chunks: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        num = 0
+        for chunk in chunks:
+            num += chunk is not None
+            if num > 10:
+                self.close()
+                raise LookupError("gone")
+            yield chunk
+
+
+class Slow(Hooked):
+    """Gives a quarter of what it should."""
+
+    def hook(self, chunks: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        for chunk in chunks:
+            yield chunk
+            yield from (None for _ in range(12))
+
+
+@pytest.mark.parametrize("bad", [Liar, Mute, Leaver, Slow])
+def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked]) -> None:
+    # With these limits the learner feeds one, and everybody the next: one chain.
+    limits = {"upload_bytes_per_s": 2**20, "download_bytes_per_s": 2**20}
+    learner = swarm.learner(**limits)
+    rogue = swarm.start("rogue", transport=bad, **limits)
+    until(lambda: LEARNER.peer_id in rogue._place.sources and rogue._place.bytes_per_s, "the rogue has its place")
+    workers = [swarm.start(f"worker-{i}", **limits) for i in range(3)]
+    for worker in workers:
+        until(lambda worker=worker: worker._place.bytes_per_s, "the worker has its place")  # type: ignore[misc]
+    learner.publish(1, snapshot(0))
+    for worker in workers:
+        arrives(worker, 1, snapshot(0))
+    assert any(worker.counters().get("reroutes") for worker in workers)
+    complaints = [complaint for worker in workers for complaint in worker.complaints()]
+    expected = [(rogue._identity.peer_id, "corrupt_chunk")] if bad is Liar else []
+    assert [complaint for complaint in complaints if complaint not in expected] == []
+    assert bool(complaints) == (bad is Liar)
+
+
+def test_a_torn_download_goes_on_from_what_it_has(swarm: Swarm) -> None:
+    learner, worker = swarm.learner(), swarm.start("worker")
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    swarm.kill(worker)
+    # What kill -9 may leave: a part of the chunks, the last of them torn, and a draft.
+    folder = swarm.folder / "worker" / "1"
+    content = (folder / "whole").read_bytes()
+    (folder / "whole").write_bytes(content[: 30 * CHUNK + 100])
+    (folder / "manifest.partial").write_bytes(b"x")
+    (swarm.folder / "worker" / "2").mkdir()
+    worker = swarm.start("worker")
+    arrives(worker, 1, snapshot(0))
+    assert worker.counters()["chunks_received"] == NUM_CHUNKS - 30
+    assert not (swarm.folder / "worker" / "2").exists()
+    swarm.kill(worker)
+    # A disk that has rotted.
+    (folder / "whole").write_bytes(content[: 20 * CHUNK] + b"rot" + content[20 * CHUNK + 3 :])
+    worker = swarm.start("worker")
+    arrives(worker, 1, snapshot(0))
+    assert worker.counters()["chunks_received"] == NUM_CHUNKS - 20
+
+
+def test_a_full_disk_stops_neither_the_node_nor_what_it_gives(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, worker = swarm.learner(), swarm.start("worker")
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    real, full = os.pwrite, [True]
+
+    def pwrite(file: int, content: bytes, offset: int) -> int:
+        if full and os.readlink(f"/proc/self/fd/{file}").startswith(str(swarm.folder / "worker")):
+            raise OSError(28, "No space left on device")
+        return real(file, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    learner.publish(2, snapshot(1))
+    until(lambda: worker.counters().get("disk_errors", 0) > 1, "it tries again")
+    arrives(swarm.start("other"), 2, snapshot(1))
+    full.clear()
+    arrives(worker, 2, snapshot(1))
+
+
+def test_old_snapshots_are_removed(swarm: Swarm) -> None:
+    learner, worker = swarm.learner(), swarm.start("worker")
+    for version in range(5):
+        learner.publish(version, snapshot(version))
+        arrives(worker, version, snapshot(version))
+    for name in ("learner", "worker"):
+        until(lambda name=name: sorted(os.listdir(swarm.folder / name)) == ["3", "4"], "two are left")  # type: ignore[misc]
+
+
+class Gated(Hooked):
+    """Gives nothing before its gate is opened."""
+
+    gate = False
+
+    def hook(self, chunks: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        while not self.gate:
+            yield None
+        yield from chunks
+
+
+def test_a_snapshot_on_its_way_is_given_up_when_two_behind(swarm: Swarm) -> None:
+    learner = swarm.start("learner", LEARNER, Gated)
+    worker = swarm.start("worker")
+    for version in range(3):
+        learner.publish(version, snapshot(version))
+        until(lambda version=version: worker.announced() == version, "it is announced")  # type: ignore[misc]
+        progress = worker.progress()
+        assert progress is not None and progress.fraction == 0
+    learner._transport.gate = True  # type: ignore[attr-defined]
+    arrives(worker, 2, snapshot(2))
+    assert worker.newest() is None and worker.counters()["completed"] == 1
+
+
+def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> None:
+    worker = swarm.start("worker")
+    gone, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(1), None, CHUNK)
+    worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
+    until(lambda: worker._fetching, "it looks for the first")
+    learner = swarm.learner()
+    learner.publish(2, snapshot(2))
+    arrives(worker, 2, snapshot(2))
+    assert worker.newest() is None
+
+
+def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
+    worker = swarm.start("worker")
+    stranger = Identity.generate()
+    node = MemoryTransport(swarm.hub, stranger.peer_id, sealed_manifest(LEARNER))
+    node.start()
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
+    foreign = [
+        b"noise",
+        seal_snapshot(stranger, manifest),
+        seal_snapshot(stranger, replace(manifest, learner=stranger.peer_id)),
+        seal_snapshot(LEARNER, replace(manifest, run_id=make_run_id("other", LEARNER.peer_id))),
+        seal_snapshot(LEARNER, manifest)[:-3] + b"xyz",
+        seal(LEARNER, RUN_ID, "group", manifest),
+    ]
+    place = Place((stranger.peer_id,), 99, None)
+    for sealed in foreign:
+        message = msgspec.msgpack.encode(Announcement(sealed, place))
+        with pytest.raises(PeerUnreachable):
+            node.request(worker._identity.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
+    assert worker.announced() is None and worker.counters()["refused_manifests"] == len(foreign)
+    assert worker._kitchen.num_places != 99
+    # A good one may come from anybody; where to get it only the learner says.
+    message = msgspec.msgpack.encode(Announcement(seal_snapshot(LEARNER, manifest), place))
+    node.request(worker._identity.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
+    assert worker.announced() == 1 and worker._place.sources == (LEARNER.peer_id,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": -1},
+        {"version": 2**63},
+        {"digest": b"short"},
+        {"parent": 1},
+        {"parent": 7, "change": cut(b"x", CHUNK)},
+        {"whole": ChunkList(0, CHUNK, ())},
+        {"whole": ChunkList(2**62, 2**22, ())},
+        {"whole": ChunkList(10, 0, ())},
+        {"whole": ChunkList(10, CHUNK, (bytes(16), bytes(16)))},
+        {"whole": ChunkList(10, CHUNK, (b"short",))},
+    ],
+)
+def test_manifests_against_the_limits_are_refused(change: dict[str, object]) -> None:
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 7, snapshot(0), None, CHUNK)
+    assert open_snapshot(seal_snapshot(LEARNER, manifest), RUN_ID, LEARNER.peer_id) == manifest
+    try:
+        sealed = seal_snapshot(LEARNER, replace(manifest, **change))
+    except OverflowError:
+        return
+    with pytest.raises(RejectedGroup, match="limits|malformed"):
+        open_snapshot(sealed, RUN_ID, LEARNER.peer_id)
+
+
+def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
+    learner = swarm.learner()
+    learner.publish(1, snapshot(0))
+    until(lambda: learner.announced() == 1, "it is published")
+    want = msgspec.msgpack.encode(Want(1, "whole", 0))
+    places = learner._kitchen.num_places
+    streams = [learner._kitchen.give(f"peer-{i}", want) for i in range(places + 1)]
+    assert [next(stream) for stream in streams] == [snapshot(0)[:CHUNK]] * (places + 1)
+    with pytest.raises(LookupError, match="busy"):
+        next(learner._kitchen.give("one too many", want))
+    # The same peer again takes its own place, and who hangs up gives it back.
+    assert next(learner._kitchen.give("peer-0", want))
+    streams.pop().close()
+    assert next(learner._kitchen.give("another", want))
+    for bad in (Want(1, "whole", 1_000), Want(1, "whole", -1), Want(1, "change", 0)):
+        with pytest.raises(LookupError):
+            next(learner._kitchen.give("peer-0", msgspec.msgpack.encode(bad)))
+
+
+def test_a_part_takes_only_the_next_chunk_it_should_have(tmp_path: Path) -> None:
+    content = snapshot(0, 3 * CHUNK + 1)
+    part = Part(tmp_path / "part", cut(content, CHUNK))
+    with pytest.raises(CorruptChunk):
+        part.add(content[CHUNK : 2 * CHUNK])
+    part.fill(content)
+    assert part.complete and part.content() == content and part.has(digest(content))
+    assert (part.read(3), part.num_bytes_held) == (content[-1:], len(content))
+    again = Part(tmp_path / "part", cut(content, CHUNK))
+    again.verify()
+    assert again.complete and again.has(digest(content))
+
+
+def test_a_snapshot_is_cut_into_about_256_chunks() -> None:
+    assert [chunk_bytes_for(size) for size in (1, 2**24, 2**30, 2**34)] == [2**15, 2**16, 2**22, 2**22]
+    for size in (0, 1_024 * 16_384 + 1):
+        with pytest.raises(SnapshotError, match="chunk_bytes"):
+            cut(bytes(size), 1_024)

@@ -1,0 +1,71 @@
+"""A peer that follows a learner keeps its own policy unless the learner's answers more questions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from nodes import hybrid
+from nodes.hybrid import HybridNode
+from nodes.run import IDENTITY_FILE, found_run
+from swarm.config import load_config
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.policy.snapshot import pack
+from swarm.policy.weights import whole_weights
+from swarm.tasks.inline import InlineVerifier
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
+
+pytestmark = pytest.mark.slow
+
+
+class FakeFeed:
+    def __init__(self, *snapshots: tuple[int, bytes]) -> None:
+        self.snapshots = list(snapshots)
+
+    def newest(self) -> tuple[int, bytes] | None:
+        return self.snapshots.pop(0) if self.snapshots else None
+
+    def complaints(self) -> list[tuple[str, str]]:
+        return []
+
+
+def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "out": str(tmp_path),
+        "follow": {"learner": "somebody", "adopt_questions": 64},
+        "evaluation": {"num_questions": 0},
+        "generation": {"questions_per_round": 4, "group_size": 2},
+    }
+    config = load_config(None, values).config
+    identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport.start()
+    node = HybridNode(config, identity, transport, InlineVerifier(config.tasks))
+    good = pack(whole_weights(node._crew.policy))
+    with torch.no_grad():
+        for parameter in node._crew.policy.model.parameters():
+            parameter.mul_(0.0)
+    silent = pack(whole_weights(node._crew.policy))
+    feed = FakeFeed((3, good), (4, silent), (5, b"garbage"))
+
+    @contextlib.contextmanager
+    def open_relay(transport: object, identity: object, learner: str, config: object) -> Iterator[FakeFeed]:
+        assert learner == "somebody"
+        yield feed
+
+    monkeypatch.setattr(hybrid, "open_relay", open_relay)
+    node.begin()
+    for _ in range(3):
+        node.step()
+    assert pack(whole_weights(node._crew.policy)) != silent
+    node.end("interrupted")
+    notes = [moment.text for moment in PeerHistory.read(tmp_path / METRICS_FILE).moments]
+    assert any(text.startswith("adopted version 3") for text in notes), notes
+    assert any(text.startswith("left version 4") for text in notes), notes
+    assert any("version 5 of the learner cannot be used" in text for text in notes), notes

@@ -1,0 +1,233 @@
+"""A learner and its workers in one process, on the memory transport: the real loops, engines and updates."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nodes import learner
+from nodes.learner import LearnerNode
+from nodes.run import IDENTITY_FILE, found_run
+from nodes.training import CHECKPOINTS
+from nodes.worker import WorkerNode
+from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError, Interrupted, TaskError
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.policy.checkpoint import CheckpointStore
+from swarm.policy.ranks import Ranks
+from swarm.tasks.inline import InlineVerifier
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE, RoundEvent
+from swarm.types import Completion, VersionSpan
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 120.0
+
+VALUES = {
+    "evaluation": {"num_questions": 0},
+    "follow": {"questions": 6},
+    "generation": {"group_size": 4},
+    "checkpoint": {"every_rounds": 2},
+}
+
+
+class Run:
+    """A hub with one learner's identity, and threads that work for it."""
+
+    def __init__(self, out: Path, **learner: object) -> None:
+        self.out = out
+        self.finished = False
+        self.hub = MemoryHub()
+        self.values = {**VALUES, "learner": {"rollouts_per_step": 16, "spot_check": 1.0, **learner}}
+        (out / "learner").mkdir(parents=True)
+        self.identity = Identity.load_or_create(out / "learner" / IDENTITY_FILE)
+        self.sealed = found_run(self.config("learner"), self.identity)
+
+    def config(self, name: str, **changes: object) -> NodeConfig:
+        (self.out / name).mkdir(exist_ok=True)
+        values = {**self.values, **changes, "name": name, "out": str(self.out / name)}
+        return load_config(None, values).config
+
+    def transport(self, peer_id: str) -> MemoryTransport:
+        transport = MemoryTransport(self.hub, peer_id, self.sealed)
+        transport.start()
+        return transport
+
+    @contextlib.contextmanager
+    def learner(self, rounds: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[LearnerNode]:
+        transport = self.transport(self.identity.peer_id)
+        config = self.config("learner", rounds=rounds)
+        node = LearnerNode(config, self.identity, transport, InlineVerifier(config.tasks), cancelled)
+        yield node
+        node.close()
+        transport.close()
+
+    def learn(self, rounds: int) -> list[RoundEvent]:
+        with self.learner(rounds) as node:
+            node.begin()
+            while not node.done:
+                node.step()
+            node.end("done")
+        self.finished = True
+        return self.events("learner")
+
+    @contextlib.contextmanager
+    def workers(self, *names: str, make: type[WorkerNode] = WorkerNode) -> Iterator[None]:
+        stop = threading.Event()
+        nodes = [self._worker(name, stop, make) for name in names]  # models cannot be loaded by two threads at once
+        threads = [threading.Thread(target=_work, args=(node, stop)) for node in nodes]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+            if self.finished:  # they end by themselves
+                for thread in threads:
+                    thread.join(PATIENCE_S)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _worker(self, name: str, stop: threading.Event, make: type[WorkerNode]) -> WorkerNode:
+        identity = Identity.generate()
+        config = self.config(name)
+        return make(config, identity, self.transport(identity.peer_id), InlineVerifier(config.tasks), stop.is_set)
+
+    def events(self, name: str) -> list[RoundEvent]:
+        return PeerHistory.read(self.out / name / METRICS_FILE).series()
+
+
+def _work(node: WorkerNode, stop: threading.Event) -> None:
+    done = False
+    with contextlib.suppress(Interrupted):
+        node.begin()
+        while not (done or stop.is_set()):
+            node.step()
+            done = node.done
+    node.end("done" if done else "interrupted")
+
+
+@pytest.mark.parametrize("max_staleness", [0, 3])
+def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_staleness: int) -> None:
+    run = Run(tmp_path, max_staleness=max_staleness)
+    with run.workers("one", "two"):
+        steps = run.learn(rounds=5)
+    assert [event.learning.version for event in steps] == [1, 2, 3, 4, 5]
+    assert all(event.update.max_lag <= max_staleness for event in steps)
+    assert all(event.update.num_sequences >= 16 for event in steps)
+    groups = steps[-1].groups
+    assert groups["used_external"] >= 20
+    assert not {"wrong_logprobs", "wrong_version", "wrong_tokens"} & groups["dropped"].keys()
+    assert steps[-1].learning.workers == 2
+    held = steps[-1].pool + steps[-1].pending
+    assert groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held
+    histories = [PeerHistory.read(tmp_path / name / METRICS_FILE) for name in ("one", "two")]
+    assert all(history.phase == "done" for history in histories), "told that the learner has finished"
+    # One may have sampled all of it before the other had its first snapshot.
+    worked = [history.latest for history in histories if history.latest is not None]
+    assert sum(event.groups["shared"] for event in worked) > 0
+    assert worked and all(event.following.installed > 0 for event in worked)
+
+
+def test_a_last_evaluation_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise TaskError("workers cannot be started")
+
+    monkeypatch.setattr(learner, "evaluate", fail)
+    run = Run(tmp_path)
+    run.values["evaluation"] = {"num_questions": 8}
+    with run.learner(rounds=1) as node, pytest.raises(TaskError):
+        node.end("done")
+    assert CheckpointStore(tmp_path / "learner" / CHECKPOINTS).newest() is not None
+    history = PeerHistory.read(tmp_path / "learner" / METRICS_FILE)
+    assert history.end is not None and history.end.reason == "error"
+
+
+@pytest.mark.parametrize(("make", "advice"), [(LearnerNode, "without torchrun"), (WorkerNode, "one for each GPU")])
+def test_several_processes_are_refused(tmp_path: Path, make: type[LearnerNode] | type[WorkerNode], advice: str) -> None:
+    run = Run(tmp_path)
+    config, ranks = run.config("learner"), Ranks()
+    ranks.size = 2
+    transport = run.transport(run.identity.peer_id)
+    with pytest.raises(ConfigError, match=f"got 2: start .*{advice}"):
+        make(config, run.identity, transport, InlineVerifier(config.tasks), ranks=ranks)
+    transport.close()
+
+
+class Liar(WorkerNode):
+    """Claims that every token was twice as surprising as it was."""
+
+    def begin(self) -> None:
+        super().begin()
+        _lie(self, lambda c: replace(c, logprobs=tuple(2 * logprob for logprob in c.logprobs)))
+
+
+class Impostor(WorkerNode):
+    """Says that a snapshot which was never published sampled its tokens."""
+
+    def begin(self) -> None:
+        super().begin()
+        _lie(self, lambda c: replace(c, versions=(VersionSpan(1_000, len(c.token_ids)),)))
+
+
+def _lie(node: WorkerNode, about: Callable[[Completion], Completion]) -> None:
+    share = node._exchange.share
+    node._exchange.share = lambda group: share(replace(group, completions=tuple(map(about, group.completions))))
+
+
+def test_liars_are_counted_and_quarantined_and_the_honest_one_is_not(tmp_path: Path) -> None:
+    run = Run(tmp_path, spot_check=0.2)
+    with (
+        run.workers("honest"),
+        run.workers("liar", make=Liar),
+        run.workers("impostor", make=Impostor),
+        run.learner(rounds=1_000) as node,
+    ):
+        node.begin()
+        book = node._exchange.book
+        while len(book.quarantined()) < 2 and node._learner.round < 100:
+            node.step()
+        node.end("interrupted")
+    dropped = node._learner.ledger.snapshot()["dropped"]
+    assert dropped["wrong_logprobs"] >= 2 and dropped["wrong_version"] >= 2
+    assert len(book.quarantined()) == 2
+    honest = [stats for stats in book.stats().values() if stats.used]
+    assert len(honest) >= 1 and not any(stats.dropped["wrong_logprobs"] for stats in honest if stats.used > 2)
+
+
+def test_a_learner_that_died_comes_back_with_higher_versions_and_its_workers_go_on(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with run.workers("one", "two"):
+        with run.learner(rounds=1_000) as node:
+            node.begin()
+            for _ in range(3):
+                node.step()
+            before = node._updater.version
+        # It just goes: the newest checkpoint is of step 2, and what came since is lost.
+        with run.learner(rounds=6) as again:
+            assert again._resumed_from == 2
+            assert again._learner.buffer.num_unused() >= 0
+            again.begin()
+            while not again.done:
+                again.step()
+            assert again._updater.num_updates == 6, "the learning rate goes by updates, not by versions"
+            again.end("done")
+        run.finished = True
+    steps = run.events("learner")
+    assert [event.round for event in steps] == [1, 2, 3, 4, 5, 6]
+    versions = [event.learning.version for event in steps]
+    assert versions == sorted(set(versions)), "no version twice, though steps were repeated"
+    assert versions[2] > before, "the third step was made again, under a number of its own"
+    assert all(event.update.max_lag <= 3 for event in steps)
+    groups = steps[-1].groups
+    held = steps[-1].pool + steps[-1].pending
+    assert groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held
+    for name in ("one", "two"):
+        assert PeerHistory.read(tmp_path / name / METRICS_FILE).phase == "done"

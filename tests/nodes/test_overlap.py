@@ -1,0 +1,51 @@
+"""`swarm join` that generates beside its updates: stopped in the middle, gone on with, and refused where it cannot."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from nodes.crew import Crew
+from swarm.config import NodeConfig
+from swarm.engines.config import GenerationSettings
+from swarm.errors import ConfigError
+from swarm.policy.ranks import Ranks
+from tests.nodes.processes import LOOPBACK, gone, swarm, until
+
+OPTIONS = [*LOOPBACK, "--evaluation.num_questions=8", "--mix.fill=local", "--generation.max_staleness=1"]
+STARTED_S = 180.0
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_node_stops_in_the_middle_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    with swarm(tmp_path, "join", "--out", str(tmp_path), *OPTIONS) as first:
+        until(lambda: first.round() >= 4, first, "four rounds", STARTED_S)
+        everything = first.tree()
+        assert any("swarm.engines.worker" in process.cmdline() for process in everything)
+        assert first.stop(signal.SIGINT) == 130
+        assert gone(everything)
+        done = first.round()
+    with swarm(tmp_path, "join", "--out", str(tmp_path), *OPTIONS, f"--rounds={done + 3}") as second:
+        until(lambda: second.round() > done, second, "a further round", STARTED_S)
+        everything = second.tree()
+        assert second.wait(STARTED_S) == 0
+        assert gone(everything)
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rounds = [event for event in events if event["event"] == "round"]
+    assert [event["round"] for event in rounds] == list(range(1, done + 4))
+    assert "wait" in rounds[-1]["timings"] and "generate" not in rounds[-1]["timings"]
+    trained = [event["update"]["max_lag"] for event in rounds if not event["update"]["skipped"]]
+    assert set(trained) <= {0, 1} and 1 in trained
+    counts = rounds[-1]["groups"]
+    assert counts["generated"] == counts["used_local"] + sum(counts["local"].values()) == 8 * (done + 3)
+
+
+def test_several_processes_have_to_take_turns() -> None:
+    ranks = Ranks()
+    ranks.size = 2
+    with pytest.raises(ConfigError, match="max_staleness must be 0 with 2 processes"):
+        Crew(NodeConfig(generation=GenerationSettings(max_staleness=1)), None, ranks, lambda: False)

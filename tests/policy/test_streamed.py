@@ -1,0 +1,238 @@
+"""An update whose groups come one by one, and what is believed of those who sent them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import get_args
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from swarm.algorithms.names import LossName
+from swarm.errors import PolicyError
+from swarm.mixing import MixSettings
+from swarm.policy.audit import SnapshotAuditor
+from swarm.policy.config import UpdateSettings
+from swarm.policy.loading import Policy
+from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.snapshot import pack, unpack
+from swarm.policy.streamed import StreamedUpdater
+from swarm.policy.updater import PolicyUpdater
+from swarm.policy.weights import swap_weights
+from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
+from tests.groups import rollout_group
+from tests.policy.exact import exact
+
+QUESTIONS = ("Calculate 12 + 7.", "What is the greatest common divisor of 12 and 18?", "Calculate 3 * 5.")
+TEXTS = ("<answer>19</answer>", "19", "<answer>3</answer>", "a rather long completion that is wrong")
+REWARDS = (1.0, 0.0, 1.0, 0.0)
+
+
+def _sampled(policy: Policy, question: str, texts: tuple[str, ...] = TEXTS) -> GradedGroup:
+    """A group as a worker with this policy would have sent it."""
+    completions = []
+    for text in texts:
+        tokens = policy.encode_completion(Completion(text, "stop"))
+        with torch.no_grad():
+            logprobs = completion_logprobs(policy, [policy.encode_prompt(question)], [tokens], 1.0)[0].tolist()
+        spans = (VersionSpan(policy.version, len(tokens)),)
+        completions.append(Completion(text, "stop", tuple(tokens), tuple(min(0.0, p) for p in logprobs), spans))
+    rewards = REWARDS[: len(texts)]
+    identity = PolicyId("random", policy.tokenizer_hash, policy.version)
+    return GradedGroup(
+        rollout_group(completions=tuple(completions), rewards=rewards, policy=identity), question, rewards
+    )
+
+
+def _settings(**changes: object) -> UpdateSettings:
+    return UpdateSettings(**{"learning_rate": 1e-3, **changes})
+
+
+def _claiming(group: GradedGroup, shift: float) -> GradedGroup:
+    completions = tuple(
+        replace(c, logprobs=tuple(min(0.0, logprob + shift) for logprob in c.logprobs)) for c in group.group.completions
+    )
+    return replace(group, group=replace(group.group, completions=completions))
+
+
+@pytest.mark.parametrize("objective", get_args(LossName))
+def test_groups_that_come_one_by_one_make_the_update_of_all_at_once(policy: Policy, objective: LossName) -> None:
+    policy = exact(policy)
+    groups = [_sampled(policy, QUESTIONS[0]), _sampled(policy, QUESTIONS[1], TEXTS[1:]), _sampled(policy, QUESTIONS[2])]
+    groups = [_claiming(group, -0.2) for group in groups]
+    whole, parts = copy.deepcopy(policy), copy.deepcopy(policy)
+    settings = _settings(objective=objective, reference_kl=0.1, micro_batch_tokens=64)
+    expected = PolicyUpdater(whole, settings, MixSettings(), 1.0, copy.deepcopy(policy)).update(groups, [])
+    updater = StreamedUpdater(parts, settings, MixSettings(), 1.0, copy.deepcopy(policy))
+    for group in groups:
+        updater.accumulate([group])
+    report = updater.apply()
+    assert updater.version == 1
+    for name in ("loss", "grad_norm", "num_sequences", "num_tokens", "clip_fraction", "ess", "entropy", "max_lag"):
+        assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-6), name
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
+
+
+def test_an_abandoned_update_leaves_no_trace(policy: Policy) -> None:
+    once, twice = copy.deepcopy(policy), copy.deepcopy(policy)
+    group = _sampled(policy, QUESTIONS[0])
+    updater = StreamedUpdater(twice, _settings(), MixSettings(), 1.0)
+    updater.accumulate([_sampled(policy, QUESTIONS[2])])
+    updater.abandon()
+    assert updater.apply().skipped and updater.version == 0, "there is no update to make"
+    updater.accumulate([group])
+    updater.apply()
+    other = StreamedUpdater(once, _settings(), MixSettings(), 1.0)
+    other.accumulate([group])
+    other.apply()
+    for one, two in zip(once.model.parameters(), twice.model.parameters(), strict=True):
+        torch.testing.assert_close(one, two, atol=0, rtol=0)
+
+
+def test_running_out_of_memory_in_the_middle_begins_the_gradient_anew(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = exact(policy)
+    groups = [_sampled(policy, question) for question in QUESTIONS]
+    smooth, rough = copy.deepcopy(policy), copy.deepcopy(policy)
+    expected = StreamedUpdater(smooth, _settings(), MixSettings(), 1.0)
+    updater = StreamedUpdater(rough, _settings(), MixSettings(), 1.0)
+    plain, calls = updater._accumulate, []
+
+    def failing(rows: list, totals: object) -> None:
+        plain(rows, totals)
+        calls.append(len(rows))
+        if len(calls) == 2:
+            raise MemoryError("out of memory")
+
+    monkeypatch.setattr(updater, "_accumulate", failing)
+    for group in groups:
+        expected.accumulate([group])
+        updater.accumulate([group])
+    assert updater.apply().grad_norm == pytest.approx(expected.apply().grad_norm, rel=1e-9)
+
+
+def test_what_a_follower_claims_moves_the_loss_only_so_far(policy: Policy) -> None:
+    wild = _claiming(_sampled(policy, QUESTIONS[0]), -50.0)
+    updater = StreamedUpdater(policy, _settings(objective="tis", ratio_cap=1e9), MixSettings(), 1.0)
+    updater.accumulate([wild])
+    report = updater.apply()
+    assert report.max_ratio == pytest.approx(10.0, rel=1e-3)
+
+
+def test_groups_that_this_policy_cannot_have_sampled_are_told_why(policy: Policy) -> None:
+    updater = StreamedUpdater(policy, _settings(), MixSettings(), 1.0)
+    good = _sampled(policy, QUESTIONS[0])
+    first = good.group.completions[0]
+
+    def with_first(completion: Completion) -> GradedGroup:
+        return replace(good, group=replace(good.group, completions=(completion, *good.group.completions[1:])))
+
+    assert updater.refusal(good) is None
+    assert updater.refusal(with_first(replace(first, text="another"))) == "wrong_tokens"
+    assert updater.refusal(with_first(replace(first, logprobs=()))) == "no_tokens"
+    assert updater.refusal(replace(good, prompt="x " * 5_000)) == "too_long"
+    stranger = replace(good, group=replace(good.group, policy=PolicyId("random", "another", 0)))
+    assert updater.refusal(stranger) == "other_policy"
+    hot = replace(good, group=replace(good.group, sampling=replace(good.group.sampling, temperature=0.5)))
+    assert updater.refusal(hot) == "other_sampling"
+
+
+def test_several_steps_and_mixed_denominators_are_refused(policy: Policy) -> None:
+    with pytest.raises(PolicyError, match="one optimizer step"):
+        StreamedUpdater(policy, _settings(epochs=2), MixSettings(), 1.0)
+    updater = StreamedUpdater(policy, _settings(objective="dapo", behaviour_kl=0.1), MixSettings(), 1.0)
+    with pytest.raises(PolicyError, match="behaviour_kl"):
+        updater.accumulate([_sampled(policy, QUESTIONS[0])])
+
+
+def _auditor(policy: Policy, fraction: float = 1.0, num_kept: int = 3) -> SnapshotAuditor:
+    return SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=fraction, tolerance=0.05, num_kept=num_kept)
+
+
+def _versions(policy: Policy, count: int) -> list[Policy]:
+    """The policy after some updates that change what it says."""
+    made = [copy.deepcopy(policy)]
+    for _ in range(count - 1):
+        twin = copy.deepcopy(made[-1])
+        updater = StreamedUpdater(twin, _settings(), MixSettings(), 1.0)
+        updater.accumulate([_sampled(twin, QUESTIONS[0])])
+        updater.apply()
+        made.append(twin)
+    assert [each.version for each in made] == list(range(count))
+    return made
+
+
+def test_snapshots_are_what_was_trained(policy: Policy) -> None:
+    updater = StreamedUpdater(policy, _settings(), MixSettings(), 1.0)
+    updater.accumulate([_sampled(policy, QUESTIONS[0])])
+    updater.apply()
+    other = copy.deepcopy(policy)
+    torch.nn.init.zeros_(next(iter(other.model.parameters())))
+    swap_weights(other, unpack(updater.snapshot()), updater.version)
+    assert pack(other.weights) == pack(policy.weights)
+
+
+def test_an_honest_worker_passes_and_liars_are_told(policy: Policy) -> None:
+    versions = _versions(policy, 3)
+    auditor = _auditor(policy)
+    for each in versions:
+        auditor.keep(each.version, pack(each.weights))
+    honest = _sampled(versions[1], QUESTIONS[1])
+    assert auditor.verdict(honest) is None
+    assert auditor.verdict(_claiming(honest, -0.5)) == "wrong_logprobs"
+
+    def naming(group: GradedGroup, version: int) -> GradedGroup:
+        spans = tuple(replace(c, versions=(VersionSpan(version, len(c.token_ids)),)) for c in group.group.completions)
+        return replace(group, group=replace(group.group, completions=spans))
+
+    assert auditor.verdict(naming(_sampled(versions[0], QUESTIONS[1]), 2)) == "wrong_logprobs", "an old policy's"
+    assert auditor.verdict(naming(honest, 7)) == "wrong_version"
+
+
+def test_tokens_are_checked_under_the_version_that_sampled_each(policy: Policy) -> None:
+    versions = _versions(policy, 2)
+    auditor = _auditor(policy)
+    for each in versions:
+        auditor.keep(each.version, pack(each.weights))
+    old, new = (_sampled(each, QUESTIONS[1]) for each in versions)
+    mixed = []
+    for first, second in zip(old.group.completions, new.group.completions, strict=True):
+        cut = len(first.token_ids) // 2
+        spans = (VersionSpan(0, cut), VersionSpan(1, len(first.token_ids) - cut))
+        mixed.append(replace(first, logprobs=first.logprobs[:cut] + second.logprobs[cut:], versions=spans))
+    group = replace(old, group=replace(old.group, completions=tuple(mixed)))
+    assert auditor.verdict(group) is None
+    swapped = [replace(c, versions=tuple(VersionSpan(1 - s.version, s.num_tokens) for s in c.versions)) for c in mixed]
+    assert auditor._difference(group) < 1e-4
+    assert auditor._difference(replace(group, group=replace(group.group, completions=tuple(swapped)))) > 1e-2
+
+
+def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(policy: Policy) -> None:
+    auditor = _auditor(policy, fraction=0.1)
+    auditor.keep(0, pack(policy.weights))
+    good = _sampled(policy, QUESTIONS[0])
+    lie = _claiming(good, -1.0)
+    assert auditor.verdict(lie) == "wrong_logprobs"
+    assert auditor.verdict(lie) == "wrong_logprobs"
+    assert auditor.verdict(good) is None
+    before = auditor.num_checked
+    for _ in range(300):
+        assert auditor.verdict(good) is None
+    assert 10 <= auditor.num_checked - before <= 60
+    blind = _auditor(policy, fraction=0.0)
+    blind.keep(0, pack(policy.weights))
+    assert blind.verdict(lie) is None and blind.num_checked == 0
+
+
+def test_what_was_published_before_the_snapshots_kept_cannot_be_judged(policy: Policy) -> None:
+    auditor = _auditor(policy, num_kept=1)
+    group = _sampled(policy, QUESTIONS[0])
+    assert auditor.verdict(group) is None, "a learner that was just restarted knows nothing"
+    auditor.keep(4, pack(policy.weights))
+    auditor.keep(6, pack(policy.weights))
+    assert auditor.verdict(_claiming(group, -math.log(9))) is None
+    assert auditor.num_checked == 0
