@@ -224,14 +224,15 @@ class Slow(Hooked):
             yield from (None for _ in range(12))
 
 
+@pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("bad", [Liar, Mute, Leaver, Slow])
-def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked]) -> None:
+def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked], num_workers: int) -> None:
     # With these limits the learner feeds one, and everybody the next: one chain.
     limits = {"upload_bytes_per_s": 2**20, "download_bytes_per_s": 2**20}
     learner = swarm.learner(**limits)
     rogue = swarm.start("rogue", transport=bad, **limits)
     until(lambda: LEARNER.peer_id in rogue._place.sources and rogue._place.bytes_per_s, "the rogue has its place")
-    workers = [swarm.start(f"worker-{i}", **limits) for i in range(3)]
+    workers = [swarm.start(f"worker-{i}", **limits) for i in range(num_workers)]
     for worker in workers:
         until(lambda worker=worker: worker._place.bytes_per_s, "the worker has its place")  # type: ignore[misc]
     learner.publish(1, snapshot(0))

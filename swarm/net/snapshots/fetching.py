@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, as_completed
 from contextlib import closing
@@ -72,8 +73,8 @@ class Fetching:
         self._pending = bytearray()
         """Of the next chunk."""
         self._liars: set[str] = set()
-        self._suspect: str | None = None
-        """Who failed after having given too little."""
+        self._poor_turns: Counter[str] = Counter()
+        """By source: how often in a row it failed after having given too little."""
         self._moved_at = clock()
         self.source: str | None = None
         """Who gives just now."""
@@ -90,7 +91,11 @@ class Fetching:
         while not self._part.complete and not self._stopped():
             before, began = self._part.num_held, self._clock()
             better = self._take_from(source) if source is not None else None
-            self._suspect = source if self._gave_little(before, began) else None
+            if self._part.complete:
+                break
+            if source is not None:
+                poor = self._gave_little(before, began)
+                self._poor_turns[source] = self._poor_turns[source] + 1 if poor else 0
             source = better or self._find(1, keep=source)
             if source is None and self._place.sources[0] not in self._liars:
                 source = self._place.sources[0]
@@ -173,21 +178,23 @@ class Fetching:
         """A peer that holds so many chunks more than this node and takes on others: the best, None if there is none.
 
         Instead of `but`, which is slow, only one with a free place will do: one more at a full node would make all that
-        it feeds slow. `keep`, which has given until now, is the best one if it still answers, unless it is suspect.
+        it feeds slow. `keep`, which has given until now, is the best one if it still answers, unless it gave too
+        little: who has done so is turned to again after all others.
         """
         asked = [peer for peer in self._candidates() if peer not in self._liars and peer != but][:MAX_ASKED]
         answers = {self._askers.submit(self._ask, peer): peer for peer in asked}
-        held: list[tuple[bool, bool, int, int, str]] = []
+        held: list[tuple[bool, int, bool, int, int, str]] = []
         try:
             for answer in as_completed(answers, timeout=self._stall_s / 2):
                 peer, news = answers[answer], answer.result()
                 if news is None or news.num_free < (1 if but else 0):
                     continue
                 count = news.whole if self._name == "whole" else news.change
-                known = peer == keep != self._suspect
+                poor = self._poor_turns[peer]
+                known = peer == keep and not poor
                 # Who gives from a chain that is cut further up has nothing more just now: only its head has to move.
                 if known or count >= self._part.num_held + lead:
-                    held.append((not known, news.num_free == 0, self._distance(peer), -count, peer))
+                    held.append((not known, poor, news.num_free == 0, self._distance(peer), -count, peer))
                     if known:
                         break
         except TimeoutError:
