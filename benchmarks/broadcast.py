@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.broadcasts.links import Links, missing
+from benchmarks.broadcasts.links import CONGESTION, Links, missing
 from benchmarks.broadcasts.node import Spec
 from benchmarks.children import Child, ChildFailed, Nursery, until
 from benchmarks.report import Report, row
@@ -346,7 +346,10 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 def _links(plan: Plan) -> str:
     if plan.namespaces:
-        return "Links are shaped by the kernel, headers included; the nodes limit themselves to the same rates."
+        return (
+            "Links are shaped by the kernel, headers included; the nodes limit themselves to the same rates. TCP's "
+            f"congestion control is {CONGESTION}."
+        )
     return "The nodes limit themselves; links are the machine's own."
 
 

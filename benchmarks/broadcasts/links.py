@@ -17,6 +17,8 @@ from types import TracebackType
 NET = "10.77."
 BURST_BYTES = 2**16
 QUEUE = "200ms"
+CONGESTION = "cubic"
+"""TCP's, Linux's own default: what a machine is set to otherwise makes figures of two machines hard to compare."""
 
 
 def missing() -> str | None:
@@ -63,6 +65,7 @@ class Links:
         self._in(host, "ip link set lo up")
         self._in(host, f"ip addr add {address}/16 dev eth0")
         self._in(host, "ip link set eth0 up")
+        self._in(host, f"ip route replace {NET}0.0/16 dev eth0 src {address} congctl {CONGESTION}")
         shape = f"root tbf rate {8 * bytes_per_s}bit burst {BURST_BYTES} latency {QUEUE}"
         self._in(host, f"tc qdisc add dev eth0 {shape}")
         self._in("", f"tc qdisc add dev to-{host} {shape}")

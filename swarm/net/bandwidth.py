@@ -12,6 +12,10 @@ from swarm.net.waits import Waits
 
 BURST_S = 0.25
 """So much of a second's bytes may go at once."""
+WITH_HEADERS = 1.06
+"""Bytes on the link for one of ours: what TCP, IP and encryption add, and a little room. A limit that is what the link
+carries must not fill its queue: that ends in lost packets and seconds of silence.
+"""
 SHORT_BYTES = 16_384
 """Answers up to here do not queue behind the long ones: who is asked for the run or for peers answers at once."""
 MIN_RATE_BYTES_PER_S = 2**18
@@ -42,7 +46,7 @@ class TokenBucket:
             return 0.0
         now = self._clock()
         began = max(self._settled_at, now - self._burst_s)
-        self._settled_at = began + num_bytes / self._rate
+        self._settled_at = began + WITH_HEADERS * num_bytes / self._rate
         return 0.0 if num_bytes <= SHORT_BYTES else max(0.0, began - now)
 
 

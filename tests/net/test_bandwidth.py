@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.net.asyncio_waits import AsyncioSignal
-from swarm.net.bandwidth import BURST_S, MIN_RATE_BYTES_PER_S, PATIENCE_S, SHORT_BYTES, SlowHolder, TokenBucket, paced
+from swarm.net.bandwidth import (
+    BURST_S,
+    MIN_RATE_BYTES_PER_S,
+    PATIENCE_S,
+    SHORT_BYTES,
+    WITH_HEADERS,
+    SlowHolder,
+    TokenBucket,
+    paced,
+)
 
 CHUNK = 2**18
 
@@ -61,7 +70,7 @@ def test_the_rate_is_used_in_full_and_idle_time_is_not_saved_up() -> None:
     began = clock.now
     for _ in range(40):
         clock.now += bucket.spend(100_000)
-    assert clock.now - began == pytest.approx(3.9 - BURST_S)
+    assert clock.now - began == pytest.approx(3.9 * WITH_HEADERS - BURST_S)
     assert bucket.spend(SHORT_BYTES) == 0, "a short answer does not queue"
     assert TokenBucket(None, clock).spend(2**40) == 0
 
@@ -100,4 +109,4 @@ def test_a_peer_that_is_too_slow_is_given_up_whatever_it_gave_before(gaps_s: lis
 
 def test_time_in_which_this_node_keeps_the_peer_waiting_does_not_count() -> None:
     came = fetch_all(Clock(), [0.0] * 40, CHUNK / 2)
-    assert len(came) == 40 and came[-1] == pytest.approx(2 * 39)
+    assert len(came) == 40 and came[-1] == pytest.approx(2 * 39 * WITH_HEADERS)

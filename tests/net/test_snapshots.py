@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -243,6 +244,31 @@ def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked], num_worke
     expected = [(rogue._identity.peer_id, "corrupt_chunk")] if bad is Liar else []
     assert [complaint for complaint in complaints if complaint not in expected] == []
     assert bool(complaints) == (bad is Liar)
+
+
+class Late(Hooked):
+    """Gives nothing for the first second."""
+
+    def hook(self, chunks: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        began = time.monotonic()
+        self.began = min(began, getattr(self, "began", began))
+        while time.monotonic() < self.began + 1.2:
+            yield None
+        yield from chunks
+
+
+def test_who_waits_in_a_chain_behind_another_stays_there(swarm: Swarm) -> None:
+    limits = {"upload_bytes_per_s": 2**20, "download_bytes_per_s": 2**20}
+    swarm.settings = FAST.model_copy(update={"stall_s": 0.4})
+    learner = swarm.start("learner", LEARNER, transport=Late, **limits)
+    workers = []
+    for i in range(4):
+        workers.append(swarm.start(f"worker-{i}", **limits))
+        until(lambda: workers[-1]._place.bytes_per_s, "the worker has its place")
+    learner.publish(1, snapshot(0))
+    for worker in workers:
+        arrives(worker, 1, snapshot(0))
+    assert [worker.counters().get("reroutes", 0) for worker in workers] == [0, 0, 0, 0]
 
 
 def test_a_torn_download_goes_on_from_what_it_has(swarm: Swarm) -> None:

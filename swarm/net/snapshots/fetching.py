@@ -1,19 +1,20 @@
 """One part of a snapshot, from whoever has it: the source that the plan says, and others when that one fails.
 
 One source at a time gives chunk after chunk from the first missing one on. It is left for another holder when it hangs
-up or is silent for `stall_s` and then does not answer, or gave less than half of what the plan promises since it was
-turned to; when it gives less than that while somebody else is well ahead and has a place free; and when it gives a
+up or is silent for `stall_s` and then does not answer, or gave less than half of what the plan promises though it had
+more to give; when it gives less than that while somebody else is well ahead and has a place free; and when it gives a
 wrong chunk, after which it is not asked again for this part. Whoever else is turned to holds more than this node: so
-two that wait never wait for each other. On a machine that is too busy all are late: who still answers is kept, and
-others are asked ever more seldom, so that looking for better sources does not make it worse.
+two that wait never wait for each other. A source that has no more itself is waited with: whoever is next to the one
+that fails finds another, and all behind it get theirs as before. On a machine that is too busy all are late, and others
+are asked ever more seldom, so that looking for better sources does not make it worse.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, as_completed
 from contextlib import closing
 
@@ -31,8 +32,12 @@ from swarm.protocols import Transport
 MAX_ASKED = 8
 STUCK_AFTER_STALLS = 3
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
-MAX_WINDOWS = 8
+STALLS_IN_WINDOW = 2
+"""At half the rate: as much is missed in a window as in a stall, whether it is slow throughout or pauses."""
+MAX_WINDOWS = 4
 """Of slowness, from one search that found nothing better to the next."""
+MARKS = 16
+MAX_POOR_TURNS = 3
 
 
 class Fetching:
@@ -99,7 +104,7 @@ class Fetching:
             source = better or self._find(1, keep=source)
             if source is None and self._place.sources[0] not in self._liars:
                 source = self._place.sources[0]
-            if self._part.num_held > before:
+            if self._part.num_held > before or self._clock() - began >= self._stall_s:
                 pause_s = FIRST_PAUSE_S
             else:
                 self._pause(pause_s)
@@ -126,7 +131,8 @@ class Fetching:
         part = self._part
         room = part.chunks.num_bytes - part.num_bytes_held
         want = msgspec.msgpack.encode(Want(self._version, self._name, part.num_held))
-        window = _Window(self._clock, self._stall_s)
+        window_s = STALLS_IN_WINDOW * self._stall_s
+        window = _Window(self._clock, window_s)
         self._pending.clear()
         # Where nothing has come yet, a connection may have to be made first.
         patience_s = self._silence_s() * (1 if part.num_held else 2)
@@ -138,7 +144,7 @@ class Fetching:
                 if self._stopped():
                     return None
                 if window.is_slow(len(piece), self._expected() / 2):
-                    window.length_s = min(2 * window.length_s, MAX_WINDOWS * self._stall_s)
+                    window.length_s = min(2 * window.length_s, MAX_WINDOWS * window_s)
                     better = self._find(self._lead(), but=peer_id)
                     if better is not None:
                         return better
@@ -178,30 +184,48 @@ class Fetching:
         """A peer that holds so many chunks more than this node and takes on others: the best, None if there is none.
 
         Instead of `but`, which is slow, only one with a free place will do: one more at a full node would make all that
-        it feeds slow. `keep`, which has given until now, is the best one if it still answers, unless it gave too
-        little: who has done so is turned to again after all others.
+        it feeds slow. And none at all if it has no more to give: then it waits itself, for one further up.
+
+        `keep`, which has given until now, is the best one if it still answers, unless it is to blame. Who has given too
+        little is turned to again after all others.
         """
-        asked = [peer for peer in self._candidates() if peer not in self._liars and peer != but][:MAX_ASKED]
+        found: list[tuple[bool, int, bool, int, int, str]] = []
+        for peer, news in self._answers():
+            held = news.whole if self._name == "whole" else news.change
+            ahead = held >= self._part.num_held + lead
+            if peer == but:
+                if not ahead:
+                    return None
+                continue
+            kept = peer == keep and not self._is_to_blame(peer, held)
+            if (kept or ahead) and news.num_free >= (1 if but else 0):
+                poor = self._poor_turns[peer]
+                found.append((not kept, poor, news.num_free == 0, self._distance(peer), -held, peer))
+                if kept:
+                    break
+        return min(found)[-1] if found else None
+
+    def _answers(self) -> Iterator[tuple[str, News]]:
+        """What those say who could be a source, for as long as is worth waiting: who is slower is no good source."""
+        asked = [peer for peer in self._candidates() if peer not in self._liars][:MAX_ASKED]
         answers = {self._askers.submit(self._ask, peer): peer for peer in asked}
-        held: list[tuple[bool, int, bool, int, int, str]] = []
         try:
             for answer in as_completed(answers, timeout=self._stall_s / 2):
-                peer, news = answers[answer], answer.result()
-                if news is None or news.num_free < (1 if but else 0):
-                    continue
-                count = news.whole if self._name == "whole" else news.change
-                poor = self._poor_turns[peer]
-                known = peer == keep and not poor
-                # Who gives from a chain that is cut further up has nothing more just now: only its head has to move.
-                if known or count >= self._part.num_held + lead:
-                    held.append((not known, poor, news.num_free == 0, self._distance(peer), -count, peer))
-                    if known:
-                        break
+                if (news := answer.result()) is not None:
+                    yield answers[answer], news
         except TimeoutError:
-            pass  # who is that slow is no good source
-        for answer in answers:
-            answer.cancel()
-        return min(held)[-1] if held else None
+            return
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    def _is_to_blame(self, source: str, held: int) -> bool:
+        """Whether it gave too little although it had more; or says that it has no more, turn after turn.
+
+        Who gives from a chain that is cut further up has nothing more just now: only the chain's head has to move.
+        """
+        poor = self._poor_turns[source]
+        return poor > (0 if held >= self._part.num_held + self._lead() else MAX_POOR_TURNS)
 
     def _distance(self, peer: str) -> int:
         sources = self._place.sources
@@ -221,28 +245,33 @@ class Fetching:
 
 
 class _Window:
-    """Bytes over the last while."""
+    """Bytes over the last while, which slides."""
 
     def __init__(self, clock: Callable[[], float], length_s: float) -> None:
         self._clock = clock
         self.length_s = length_s
-        self._began: float | None = None
         self._num_bytes = 0
+        self._marks: deque[tuple[float, int]] = deque()
+        """(when, bytes until then), one in a `MARKS`th of the window; the first is as old as the window, or older."""
 
     def is_slow(self, num_bytes: int, rate: float) -> bool:
-        """Add bytes; whether a window is over in which fewer came than at this rate. The first begins with the first
-        bytes: whoever gives them may have had to wait for them, too.
+        """Add bytes; whether fewer came than at this rate. It begins anew when they did.
+
+        The first begins with the first bytes: whoever gives them may have had to wait for them, too.
         """
-        if self._began is None:
-            self._began = self._clock()
-            return False
+        now = self._clock()
         self._num_bytes += num_bytes
-        past_s = self._clock() - self._began
-        if past_s < self.length_s:
+        marks = self._marks
+        if not marks or now - marks[-1][0] >= self.length_s / MARKS:
+            marks.append((now, self._num_bytes))
+        while len(marks) > 1 and marks[1][0] <= now - self.length_s:
+            marks.popleft()
+        began, before = marks[0]
+        past_s = now - began
+        if past_s < self.length_s or self._num_bytes - before >= rate * past_s:
             return False
-        slow = self._num_bytes < rate * past_s
-        self._began, self._num_bytes = self._clock(), 0
-        return slow
+        marks.clear()
+        return True
 
 
 def ask(transport: Transport, peer_id: str, question: Ask, timeout_s: float) -> News:
