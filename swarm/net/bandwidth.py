@@ -68,7 +68,8 @@ def paced(fetch: Fetch, bucket: TokenBucket, waits: Waits, clock: Callable[[], f
                     raise SlowHolder(f"{peer_id} gives less than {MIN_RATE_BYTES_PER_S} bytes/s") from error
                 if chunk is None:
                     return
-                patience_s = min(PATIENCE_S, patience_s - (clock() - began) + len(chunk) / MIN_RATE_BYTES_PER_S)
+                restored_s = WITH_HEADERS * len(chunk) / MIN_RATE_BYTES_PER_S
+                patience_s = min(PATIENCE_S, patience_s - (clock() - began) + restored_s)
                 await waits.sleep(bucket.spend(len(chunk)))
                 yield chunk
 

@@ -56,7 +56,8 @@ class NetworkSettings(Settings):
     """Fastest that large groups are fetched, all together, so that they leave room for gossip; null: no limit."""
     upload_bytes_per_s: int | None = Field(16 * 2**20, ge=2**18)
     """Fastest that others are given what they ask this node for, all together: large groups, and what they missed;
-    null: no limit. A peer that gives one asker less than 256 KiB/s is left for another."""
+    null: no limit. It is what goes over the link, with the 6% that headers and encryption add. A peer that gives one
+    asker less than 256 KiB/s is left for another."""
     max_completion_chars: int = Field(65_536, ge=16)
     inbox_records: int = Field(1_024, ge=1)
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)
