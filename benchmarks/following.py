@@ -83,7 +83,7 @@ def _until(condition: Callable[[], bool], child: Child, what: str) -> None:
 
 def inflight(quick: bool) -> Result:
     """Samples learned from a second with weights that enter between two tokens, and only between two batches."""
-    steps, repeats = (6, 1) if quick else (24, 3)
+    steps, repeats, warm_steps = (6, 1, 100) if quick else (12, 3, 300)
     arms = {
         "in flight": (BUDGET, True, 64),
         "between batches": (BUDGET, False, IN_FLIGHT_ROWS // GROUP_SIZE),
@@ -93,7 +93,7 @@ def inflight(quick: bool) -> Result:
     oldest: dict[str, list[float | None]] = {name: [] for name in arms}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        halving.warm_start(halving.WarmStart(steps=300), InlineVerifier([halving.TASK]), model)
+        halving.warm_start(halving.WarmStart(steps=warm_steps), InlineVerifier([halving.TASK]), model)
         for repeat, (name, (budget, in_flight, questions)) in itertools.product(range(repeats), arms.items()):
             home = Path(folder) / f"{name}-{repeat}".replace(" ", "-")
             events = Following(home, model, budget, in_flight, questions, steps).run()

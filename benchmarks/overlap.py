@@ -247,7 +247,7 @@ MEASUREMENTS = {"overlap": overlap, "staleness": staleness, "costs": costs, "inf
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, write; 130 when interrupted, with what there is by then."""
     parser = argparse.ArgumentParser(prog="swarm bench overlap", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute: to see that it works, not for its figures")
     parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
@@ -256,7 +256,11 @@ def main() -> None:
     interrupt_on_sigterm()
     console = Console()
     report = Report("overlap", peer="baseline")
-    code = measure(MEASUREMENTS, arguments.only, arguments.quick, report, console, quick=arguments.quick)
+    try:
+        code = measure(MEASUREMENTS, arguments.only, arguments.quick, report, console, quick=arguments.quick)
+    except KeyboardInterrupt:
+        console.print("interrupted: every process has been ended", style="red")
+        code = 130
     report.print(console)
     if arguments.out:
         report.write(arguments.out)
