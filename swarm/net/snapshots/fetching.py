@@ -37,7 +37,9 @@ STALLS_IN_WINDOW = 2
 MAX_WINDOWS = 4
 """Of slowness, from one search that found nothing better to the next."""
 MARKS = 16
+"""Of bytes over a window: old ones are dropped one at a time."""
 MAX_POOR_TURNS = 3
+"""So often in a row a source may say that it has no more itself."""
 
 
 class Fetching:
