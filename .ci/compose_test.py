@@ -16,6 +16,7 @@ import functools
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -250,7 +251,7 @@ def bootstrap_debian() -> None:
 
 def with_certificates(base: str) -> str:
     """The image, plus this machine's certificates where it has some of its own for pip."""
-    bundle = os.environ.get("PIP_CERT") or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
+    bundle = own_certificates()
     if not bundle or not Path(bundle).is_file():
         return base
     with tempfile.TemporaryDirectory(dir=WORK) as folder:
@@ -260,6 +261,14 @@ def with_certificates(base: str) -> str:
         Path(folder, "Dockerfile").write_text(lines)
         run("docker", "build", "-t", f"{LOCAL_BASE}:certificates", folder)
     return f"{LOCAL_BASE}:certificates"
+
+
+def own_certificates() -> str:
+    """The bundle that pip uses here, as the environment or its own settings have it; empty for its built-in one."""
+    named = (os.environ.get(name) for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"))
+    settings = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    # Without such a setting, or without pip, there is nothing to find.
+    return next(filter(None, named), None) or "".join(re.findall(r"^global\.cert='(.+)'$", settings, re.MULTILINE))
 
 
 class FolderHandler(http.server.SimpleHTTPRequestHandler):

@@ -9,8 +9,6 @@ elsewhere the nodes' own rate limits are all there is. The learner's uplink is f
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import signal
 import sys
 import tempfile
@@ -21,13 +19,11 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.broadcasts.links import CONGESTION, Links, missing
 from benchmarks.broadcasts.node import Spec
 from benchmarks.children import Child, ChildFailed, Nursery, until
 from benchmarks.report import Report, row
-from benchmarks.running import Result, interrupt_on_sigterm, measure
+from benchmarks.running import Result, conclude, measure, option_parser, scratch, wide_console
 
 NODE = [sys.executable, "-m", "benchmarks.broadcasts.node"]
 DAEMONS = [sys.executable, "-m", "benchmarks.broadcasts.daemons"]
@@ -354,40 +350,27 @@ def _links(plan: Plan) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 130 when interrupted, with what there is by then."""
-    parser = argparse.ArgumentParser(prog="swarm bench broadcast", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few workers and small snapshots: to see that it works")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
+    """Measure, print, write; 130 when interrupted."""
+    parser = option_parser("broadcast", __doc__, MEASUREMENTS)
     parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="default 4 8 16 32, with --quick 2 4")
     parser.add_argument("--repeats", type=int, help="of every measurement; default 3, with --quick 1")
     parser.add_argument(
         "--links", choices=("auto", "namespaces", "buckets"), default="auto", help="how links are limited; default auto"
     )
     options = parser.parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    report = Report("broadcast", peer="baseline")
     problem = missing() if options.links != "buckets" else "not wanted"
     if problem and options.links == "namespaces":
         parser.error(problem)
-    interrupt_on_sigterm()
-    folder = Path(tempfile.mkdtemp(prefix="swarm-bench-"))
+    report, console = Report("broadcast", peer="baseline"), wide_console()
     counts = tuple(sorted(options.workers or ((2, 4) if options.quick else (4, 8, 16, 32))))
-    plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), problem is None, folder, counts)
-    try:
-        code = measure(MEASUREMENTS, options.only or list(MEASUREMENTS), plan, report, console, quick=plan.quick)
-    except KeyboardInterrupt:
-        console.print("interrupted: every process has been ended", style="red")
-        code = 130
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    report.print(console)
-    if options.out:
-        report.write(options.out)
-    if options.markdown:
-        options.markdown.write_text(report.markdown())
-    return code
+
+    def take() -> int:
+        with scratch() as folder:
+            repeats = options.repeats or (1 if options.quick else 3)
+            plan = Plan(options.quick, repeats, problem is None, Path(folder), counts)
+            return measure(MEASUREMENTS, options.only or list(MEASUREMENTS), plan, report, console, quick=plan.quick)
+
+    return conclude(take, report, options, console)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,15 @@ replaying the choices of experts changes.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from benchmarks import ahead
 from benchmarks import routing as replaying
@@ -33,7 +31,8 @@ from benchmarks.generation import (
     static_batches,
     timed,
 )
-from benchmarks.report import Report, Row, row
+from benchmarks.report import Report, row
+from benchmarks.running import Result, conclude, measure, option_parser, wide_console
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import TransformersEngine
 from swarm.policy.config import PolicySettings
@@ -41,7 +40,6 @@ from swarm.policy.loading import load_policy
 from swarm.types import Rejection, Sampling
 from tests.engines.reference import teacher_forced
 
-Result = tuple[list[Row], list[str]]
 CONTENDERS: dict[str, Contender] = {
     "swarm": ours,
     "generate()": static_batches,
@@ -225,31 +223,18 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="swarm bench engine", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="a small workload, once: to see that it works")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
+    """Measure, print, write; 130 when interrupted."""
+    parser = option_parser("engine", __doc__, MEASUREMENTS)
     parser.add_argument("--repeats", type=int, help="of the speeds; default 3, with --quick 1")
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM, to measure that too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    report = Report("engine")
+    report, console = Report("engine"), wide_console()
     plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), options.vllm_python)
-    for name in options.only or list(MEASUREMENTS):
-        began = time.monotonic()
-        rows, notes = MEASUREMENTS[name](plan)
-        # Targets are for full sizes: a quick run neither meets nor misses them.
-        report.add([replace(each, target=None, met=None) for each in rows] if plan.quick else rows, notes)
-        console.print(f"{name}: done in {time.monotonic() - began:.0f} s", highlight=False)
-    report.print(console)
-    if options.out:
-        report.write(options.out)
-    if options.markdown:
-        options.markdown.write_text(report.markdown())
-    return 0
+    names = options.only or list(MEASUREMENTS)
+    return conclude(
+        lambda: measure(MEASUREMENTS, names, plan, report, console, quick=plan.quick), report, options, console
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""Learning from workers with weights that enter between two tokens, and only between two batches: real processes."""
+"""Learning from workers whose weights change between two tokens, between two batches, and in turns: real processes.
+
+Completions are long-tailed: a working of some 50 tokens that is done again now and then, up to eight times.
+"""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import yaml
@@ -14,43 +19,94 @@ from benchmarks import halving
 from benchmarks.children import ChildFailed
 from benchmarks.report import Row, row
 from benchmarks.running import Result
+from benchmarks.shares import CpuShares, missing
 from nodes.children import Child, stop_all
 from nodes.run import ADDRESS_FILE
+from swarm.tasks.config import ReasoningGymTask
 from swarm.tasks.inline import InlineVerifier
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
 
+TASK = ReasoningGymTask(name="count_bits", options={"min_n": 2**9, "max_n": 2**10 - 1})
+WARM_START = halving.WarmStart(steps=500, forgotten=0.1, again=0.55)
+NUM_WORKERS = 2
 GROUP_SIZE = 8
-IN_FLIGHT_ROWS = 64
-BUDGET = 2
+ROWS = 64
+"""Sequences that a worker decodes at once."""
+ROLLOUTS = 128
+"""R."""
+MAX_STALENESS = 2
+"""S."""
+MAX_NEW_TOKENS = 400
+LEARNER_CORES, WORKER_CORES = 0.6, 0.7
+"""Two cores in all, shared out so that the workers sample about as fast as the learner trains: the capacity rule."""
+WITHOUT_SIGNAL = 0.15
+"""Part of the groups that a worker that stops and waits reckons will be dropped, and draws more for."""
 RUN_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Arm:
+    """When a worker takes new weights, and how much it samples between."""
+
+    name: str
+    questions: int
+    """Drawn at once."""
+    swap_in_flight: bool = False
+    publish_every: int | None = None
+    worker: str = "nodes.cli"
+    """Module that is its `swarm work`."""
+
+
+IN_FLIGHT = Arm("in flight", questions=64, swap_in_flight=True)
+BETWEEN_BATCHES = Arm("between two batches", questions=ROWS // GROUP_SIZE)
+STOP_AND_WAIT = Arm(
+    # S + 1 steps are made from what was sampled with one version, so that the last of them is S late.
+    "stop and wait",
+    questions=ceil((MAX_STALENESS + 1) * ROLLOUTS / GROUP_SIZE / NUM_WORKERS / (1 - WITHOUT_SIGNAL)),
+    publish_every=MAX_STALENESS + 1,
+    worker="benchmarks.waiting",
+)
 
 
 class Following:
     """One learner and two workers, each the command that people run, until the learner has made its steps."""
 
-    def __init__(self, folder: Path, model: Path, budget: int, in_flight: bool, questions: int, steps: int) -> None:
-        """Write their configuration. Without `in_flight` a worker takes new weights only between two batches."""
+    def __init__(self, folder: Path, model: Path, arm: Arm, steps: int) -> None:
+        """Write their configuration."""
         self._folder = folder
+        self._arm = arm
         self._steps = steps
         self._config = folder / "overlap.yaml"
         folder.mkdir(parents=True)
         values = {
             "run_name": "overlap",
-            "policy": {"model": str(model), "threads": 1},
-            "tasks": [halving.TASK.model_dump(mode="json")],
-            "generation": {"max_new_tokens": 96, "group_size": GROUP_SIZE, "max_batch_sequences": IN_FLIGHT_ROWS},
+            "policy": {"model": str(model), "threads": 1, "system_prompt": ""},
+            "tasks": [TASK.model_dump(mode="json")],
+            "generation": {
+                "max_new_tokens": MAX_NEW_TOKENS,
+                "group_size": GROUP_SIZE,
+                "max_batch_sequences": ROWS,
+            },
             "update": {"learning_rate": 1e-4},
-            "learner": {"rollouts_per_step": IN_FLIGHT_ROWS, "max_staleness": budget, "act_after_s": 1e6},
-            "follow": {"questions": questions, "swap_in_flight": in_flight},
+            "learner": {
+                "rollouts_per_step": ROLLOUTS,
+                "max_staleness": MAX_STALENESS,
+                "publish_every": arm.publish_every,
+                "act_after_s": 1e6,
+            },
+            "follow": {"questions": arm.questions, "swap_in_flight": arm.swap_in_flight},
             "evaluation": {"num_questions": 0},
             "checkpoint": {"every_rounds": 1_000_000},
             "network": {"listen": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "announce_every_s": 5.0},
         }
         self._config.write_text(yaml.safe_dump(values))
 
-    def run(self) -> list[RoundEvent]:
-        """The learner's steps. Raises `ChildFailed` when they are not made in time."""
+    def run(self, shares: CpuShares | None) -> list[RoundEvent]:
+        """The learner's steps, each process with a part of the processor or, with None, with what it can get.
+
+        Raises `ChildFailed` when they are not made in time.
+        """
         home = self._folder / "learner"
         common = ["--no-report", "--no-live"]
         arguments = ["learn", str(self._config), "--rounds", str(self._steps), "--out", str(home), *common]
@@ -58,13 +114,15 @@ class Following:
         children = [learner]
         try:
             learner.start()
+            _limit(learner, LEARNER_CORES, shares)
             _until((home / ADDRESS_FILE).exists, learner, "an address")
             address = (home / ADDRESS_FILE).read_text().split()[0]
-            for number in (1, 2):
+            for number in range(1, NUM_WORKERS + 1):
                 out = self._folder / f"worker-{number}"
                 arguments = ["work", str(self._config), "--bootstrap", address, "--seed", str(number)]
-                children.append(Child(out.name, [*arguments, "--out", str(out), *common], out))
+                children.append(Child(out.name, [*arguments, "--out", str(out), *common], out, self._arm.worker))
                 children[-1].start()
+                _limit(children[-1], WORKER_CORES, shares)
             _until(lambda: not learner.running, learner, "the last step")
         finally:
             stop_all(children)
@@ -81,39 +139,74 @@ def _until(condition: Callable[[], bool], child: Child, what: str) -> None:
         time.sleep(0.1)
 
 
+def _limit(child: Child, cores: float, shares: CpuShares | None) -> None:
+    if shares is not None and child.pid is not None:
+        shares.limit(child.pid, cores)
+
+
+class Cells:
+    """What was measured of each arm, a figure a repeat."""
+
+    def __init__(self, folder: Path, model: Path, steps: int, limited: bool) -> None:
+        """`limited`: every process has a part of the processor of its own."""
+        self.rates: dict[Arm, list[float | None]] = {}
+        """Samples learned from a second."""
+        self.oldest: dict[Arm, list[float | None]] = {}
+        """Versions."""
+        self._folder = folder
+        self._model = model
+        self._steps = steps
+        self._limited = limited
+
+    def measure(self, arm: Arm) -> None:
+        """One run more."""
+        home = Path(tempfile.mkdtemp(dir=self._folder)) / "run"
+        following = Following(home, self._model, arm, self._steps)
+        with closing(CpuShares()) if self._limited else nullcontext() as shares:
+            late = following.run(shares)[self._steps // 4 - 1 :]
+        updates = [event.update for event in late[1:] if event.update]
+        rate = sum(update.num_sequences for update in updates) / (late[-1].wall_s - late[0].wall_s)
+        self.rates.setdefault(arm, []).append(rate)
+        self.oldest.setdefault(arm, []).append(float(max(update.max_lag or 0 for update in updates)))
+
+    def rows(self, where: str, target: float | None) -> list[Row]:
+        """Of all arms; `target` is for the first against the second."""
+        first, *others = self.rates
+        ratios = {
+            other: [a / b for a, b in zip(self.rates[first], self.rates[other], strict=True) if a and b]
+            for other in others
+        }
+        return [
+            *(row(f"{where}: learned from, {arm.name}", self.rates[arm], "samples/s") for arm in self.rates),
+            *(
+                row(f"{where}: {first.name} / {arm.name}", ratio, "x", target=target if arm == STOP_AND_WAIT else None)
+                for arm, ratio in ratios.items()
+            ),
+            *(row(f"{where}: oldest token, {arm.name}", self.oldest[arm], "versions") for arm in self.oldest),
+        ]
+
+
 def inflight(quick: bool) -> Result:
-    """Samples learned from a second with weights that enter between two tokens, and only between two batches."""
-    steps, repeats, warm_steps = (6, 1, 100) if quick else (12, 3, 300)
-    arms = {
-        "in flight": (BUDGET, True, 64),
-        "between batches": (BUDGET, False, IN_FLIGHT_ROWS // GROUP_SIZE),
-        "in turns, S 0": (0, False, IN_FLIGHT_ROWS // GROUP_SIZE // 2),
-    }
-    rates: dict[str, list[float | None]] = {name: [] for name in arms}
-    oldest: dict[str, list[float | None]] = {name: [] for name in arms}
+    """Samples learned from a second with weights that enter between two tokens, against the other two ways."""
+    steps, repeats = (12, 1) if quick else (24, 3)
+    problem = missing()
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        halving.warm_start(halving.WarmStart(steps=warm_steps), InlineVerifier([halving.TASK]), model)
-        for repeat, (name, (budget, in_flight, questions)) in itertools.product(range(repeats), arms.items()):
-            home = Path(folder) / f"{name}-{repeat}".replace(" ", "-")
-            events = Following(home, model, budget, in_flight, questions, steps).run()
-            late = events[steps // 3 :]
-            samples = sum(event.update.num_sequences for event in late[1:] if event.update)
-            rates[name].append(samples / (late[-1].wall_s - late[0].wall_s))
-            oldest[name].append(float(max(event.update.max_lag or 0 for event in late if event.update)))
-    return [
-        row("learned from, weights in flight", rates["in flight"], "samples/s", baseline=rates["between batches"]),
-        row("learned from, weights between batches", rates["between batches"], "samples/s"),
-        row("learned from, sampling and learning in turns", rates["in turns, S 0"], "samples/s"),
-        _ratio("in flight / between batches", rates["in flight"], rates["between batches"], 1.5),
-        _ratio("in flight / in turns", rates["in flight"], rates["in turns, S 0"], None),
-        *(row(f"oldest token, {name}", values, "versions") for name, values in oldest.items()),
-    ], [
-        f"One learner, two workers, three processes on this machine; completions of up to 96 tokens; S {BUDGET} where "
-        f"nothing else is said; {IN_FLIGHT_ROWS} rollouts a step, as many rows a worker. In turns: S 0, so that a "
-        "worker waits for every update."
+        halving.warm_start(WARM_START, InlineVerifier([TASK]), model)
+        own, shared = (Cells(Path(folder), model, steps, limited) for limited in (True, False))
+        for _ in range(repeats):
+            for arm in () if problem else (IN_FLIGHT, STOP_AND_WAIT, BETWEEN_BATCHES):
+                own.measure(arm)
+            for arm in (IN_FLIGHT, STOP_AND_WAIT):
+                shared.measure(arm)
+    rows += own.rows("own parts of the processor", 1.5) if not problem else []
+    return [*rows, *shared.rows("processor for whoever wants it", None)], [
+        f"One learner, {NUM_WORKERS} workers, a process each, on this machine; long-tailed completions of at most "
+        f"{MAX_NEW_TOKENS} tokens; {ROLLOUTS} rollouts a step, {ROWS} at once a worker; S {MAX_STALENESS} for all.",
+        "Stop and wait: workers sample what S + 1 steps take, send it, and wait for the version after those steps. "
+        "Between two batches: they never wait, but take new weights only when a batch is at its end.",
+        problem
+        or f"Own parts: {LEARNER_CORES:g} cores for the learner, {WORKER_CORES:g} for each worker, as if on machines "
+        "of their own. Otherwise who does not wait takes the others' time, and nothing can be won by not waiting.",
     ]
-
-
-def _ratio(what: str, ours: Sequence[float | None], theirs: Sequence[float | None], target: float | None) -> Row:
-    return row(what, [a / b for a, b in zip(ours, theirs, strict=True) if a and b], "x", target=target)

@@ -26,6 +26,9 @@ TRAINING_STREAM = 2**40
 """Question stream of the examples; no cell of a benchmark asks them."""
 
 
+MAX_WORKINGS = 8
+
+
 @dataclass(frozen=True)
 class WarmStart:
     """How the policy is made."""
@@ -38,18 +41,23 @@ class WarmStart:
     """Linear decay of the learning rate to this part of it."""
     forgotten: float = 0.15
     """Part of the 1 bits that are not counted."""
+    again: float = 0.0
+    """Chance after each working that it is done once more, up to `MAX_WORKINGS`: lengths with a long tail."""
     seed: int = 1
 
 
-def working(number: int, forgotten: float, rng: random.Random) -> str:
-    """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far."""
-    bits = 0
-    steps = []
-    while number:
-        bits += number % 2 and rng.random() >= forgotten
-        number //= 2
-        steps.append(f"{number} {bits}")
-    return f"{', '.join(steps)}<answer>{bits}</answer>"
+def working(number: int, recipe: WarmStart, rng: random.Random) -> str:
+    """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far; `; ` before it is done again."""
+    workings = []
+    while not workings or (len(workings) < MAX_WORKINGS and rng.random() < recipe.again):
+        bits, rest = 0, number
+        steps = []
+        while rest:
+            bits += rest % 2 and rng.random() >= recipe.forgotten
+            rest //= 2
+            steps.append(f"{rest} {bits}")
+        workings.append(", ".join(steps))
+    return f"{'; '.join(workings)}<answer>{bits}</answer>"
 
 
 def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> None:
@@ -60,7 +68,7 @@ def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> 
     for question in verifier.draw(TRAINING_STREAM, 0, NUM_EXAMPLES):
         number = int(re.findall(r"\d+", question.prompt)[-1])
         prompt = tokenizer.encode(question.prompt)
-        answer = tokenizer.encode(working(number, recipe.forgotten, rng))
+        answer = tokenizer.encode(working(number, recipe, rng))
         examples.append((prompt, [*answer, tokenizer.eos_token_id]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

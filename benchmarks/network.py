@@ -8,9 +8,7 @@ ours: in its default mode, in which a round takes what the DHT holds, and with t
 
 from __future__ import annotations
 
-import argparse
 import random
-import shutil
 import signal
 import statistics
 import sys
@@ -31,7 +29,7 @@ from benchmarks.fleet import ROOT, SETTLED_S, Fleet, Kind, Setting
 from benchmarks.flood import Outcome, flood
 from benchmarks.peers.install import PACKAGE, PeerNotInstalled, genrl_python, genrl_versions
 from benchmarks.report import Report, Row, row
-from benchmarks.running import Result, interrupt_on_sigterm, measure
+from benchmarks.running import Result, conclude, measure, option_parser, scratch, wide_console
 
 KIB, MIB = 2**10, 2**20
 CLEAN_FOR_THE_PEER = (
@@ -525,37 +523,21 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 130 when interrupted, with what there is by then."""
-    parser = argparse.ArgumentParser(prog="swarm bench network", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="fewer nodes, shorter, once: to see that it works")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
+    """Measure, print, write; 130 when interrupted."""
+    parser = option_parser("network", __doc__, MEASUREMENTS)
     parser.add_argument("--repeats", type=int, help="of every measurement; default 3, with --quick 1")
     parser.add_argument("--no-baseline", action="store_true", help=f"leave the public peer ({PACKAGE}) out")
     options = parser.parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    report = Report("network")
-    interrupt_on_sigterm()
-    folder = Path(tempfile.mkdtemp(prefix="swarm-bench-"))
-    plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), None, folder)
-    code = 0
-    try:
-        if not options.no_baseline:
-            plan = _with_peer(plan, report, console)
-        names = options.only or list(MEASUREMENTS)
-        code = measure(MEASUREMENTS, names, plan, report, console, quick=plan.quick)
-    except KeyboardInterrupt:
-        console.print("interrupted: every node has been ended", style="red")
-        code = 130
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    report.print(console)
-    if options.out:
-        report.write(options.out)
-    if options.markdown:
-        options.markdown.write_text(report.markdown())
-    return code
+    report, console = Report("network"), wide_console()
+
+    def take() -> int:
+        with scratch() as folder:
+            plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), None, Path(folder))
+            if not options.no_baseline:
+                plan = _with_peer(plan, report, console)
+            return measure(MEASUREMENTS, options.only or list(MEASUREMENTS), plan, report, console, quick=plan.quick)
+
+    return conclude(take, report, options, console)
 
 
 def _with_peer(plan: Plan, report: Report, console: Console) -> Plan:

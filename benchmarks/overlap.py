@@ -6,7 +6,6 @@ workers; in-flight updates on real processes that share this machine.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import random
@@ -14,13 +13,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-
-from rich.console import Console
 
 from benchmarks.following import inflight
 from benchmarks.report import Report, Row, row
-from benchmarks.running import Result, interrupt_on_sigterm, measure
+from benchmarks.running import Result, conclude, measure, option_parser, wide_console
 from benchmarks.virtual import Plan, Virtual, bubble
 from swarm.capacity import (
     Demand,
@@ -246,27 +242,17 @@ def _least(pool: Sequence[Worker], rate: float) -> float:
 MEASUREMENTS = {"overlap": overlap, "staleness": staleness, "costs": costs, "inflight": inflight}
 
 
-def main() -> None:
-    """Measure, print, write; 130 when interrupted, with what there is by then."""
-    parser = argparse.ArgumentParser(prog="swarm bench overlap", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a minute: to see that it works, not for its figures")
-    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
-    arguments = parser.parse_args()
-    interrupt_on_sigterm()
-    console = Console()
-    report = Report("overlap", peer="baseline")
-    try:
-        code = measure(MEASUREMENTS, arguments.only, arguments.quick, report, console, quick=arguments.quick)
-    except KeyboardInterrupt:
-        console.print("interrupted: every process has been ended", style="red")
-        code = 130
-    report.print(console)
-    if arguments.out:
-        report.write(arguments.out)
-        console.print(f"written to {arguments.out}")
-    sys.exit(code)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 130 when interrupted."""
+    options = option_parser("overlap", __doc__, MEASUREMENTS).parse_args(arguments)
+    report, console = Report("overlap", peer="baseline"), wide_console()
+
+    def take() -> int:
+        names = options.only or list(MEASUREMENTS)
+        return measure(MEASUREMENTS, names, options.quick, report, console, quick=options.quick)
+
+    return conclude(take, report, options, console)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

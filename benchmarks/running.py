@@ -1,11 +1,15 @@
-"""One measurement after the other, none of them losing the others' rows."""
+"""What every benchmark does: its options, one measurement after the other, its table and JSON at the end."""
 
 from __future__ import annotations
 
+import argparse
 import signal
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -46,9 +50,45 @@ def measure(
     return code
 
 
-def interrupt_on_sigterm() -> None:
-    """SIGTERM ends a benchmark as Ctrl-C does, with its children ended."""
+def option_parser(name: str, doc: str | None, measurements: Iterable[str]) -> argparse.ArgumentParser:
+    """The options that every benchmark has. `doc`: its module's, of which the first line is shown."""
+    parser = argparse.ArgumentParser(prog=f"swarm bench {name}", description=(doc or "").splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="small and once: to see that it works, not for its figures"
+    )
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
+    parser.add_argument("--only", nargs="+", choices=measurements, metavar="NAME", help=", ".join(measurements))
+    return parser
+
+
+def wide_console() -> Console:
+    """A terminal as wide as it is; anything else wide enough for a table of figures."""
+    return Console(width=None if sys.stdout.isatty() else 180)
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for what a benchmark needs while it runs."""
+    return tempfile.TemporaryDirectory(prefix="swarm-bench-", ignore_cleanup_errors=True)
+
+
+def conclude(take: Callable[[], int], report: Report, options: argparse.Namespace, console: Console) -> int:
+    """Take the measurements, then print and write what there is by then.
+
+    Returns their exit code; 130 when interrupted, by SIGTERM too: `take` has then ended its children.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = take()
+    except KeyboardInterrupt:
+        console.print("interrupted: every process has been ended", style="red")
+        code = 130
+    report.print(console)
+    if options.out:
+        report.write(options.out)
+    if options.markdown:
+        options.markdown.write_text(report.markdown())
+    return code
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

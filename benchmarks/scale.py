@@ -7,16 +7,12 @@ docs/scale.md says what is modelled, what was assumed, and what follows from the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-
-from rich.console import Console
 
 from benchmarks.gossip.parameters import KIB, NOTHING, Costs, Gossip, Line, Load, Network
 from benchmarks.gossip.simulation import Outcome, simulate
@@ -28,8 +24,8 @@ from benchmarks.gossip.traffic import (
     repair_bytes_per_s,
 )
 from benchmarks.report import Report, Row, percentile, row
+from benchmarks.running import Result, conclude, measure, option_parser, wide_console
 
-Result = tuple[list[Row], list[str]]
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
 UPLINKS = (10e6, 100e6)
 RATE = 5.0
@@ -253,31 +249,17 @@ SECTIONS: dict[str, Callable[[Plan], Result]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the costs, simulate, print, write."""
-    parser = argparse.ArgumentParser(prog="swarm bench scale", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="few nodes and groups: to see that it works")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="NAME", help=", ".join(SECTIONS))
+    """Measure the costs, simulate, print, write; 130 when interrupted."""
+    parser = option_parser("scale", __doc__, SECTIONS)
     parser.add_argument("--costs", type=Path, help="JSON of the costs; measured and written there if there is none")
     options = parser.parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    plan = Plan(options.quick, _costs(options.costs, options.quick))
-    report = Report("scale")
-    try:
-        for name in options.only or SECTIONS:
-            began = time.monotonic()
-            report.add(*SECTIONS[name](plan))
-            console.print(f"{name} took {time.monotonic() - began:.0f} s", highlight=False)
-    except KeyboardInterrupt:
-        console.print("interrupted", style="red")
-        return 130
-    report.print(console)
-    if options.out:
-        report.write(options.out)
-    if options.markdown:
-        options.markdown.write_text(report.markdown())
-    return 0
+    report, console = Report("scale"), wide_console()
+
+    def take() -> int:
+        plan = Plan(options.quick, _costs(options.costs, options.quick))
+        return measure(SECTIONS, options.only or list(SECTIONS), plan, report, console, quick=plan.quick)
+
+    return conclude(take, report, options, console)
 
 
 def _costs(path: Path | None, quick: bool) -> Costs:

@@ -8,15 +8,15 @@ with one seed; finished cells are kept in a folder, so that a run can be stopped
 
 from __future__ import annotations
 
-import argparse
 import copy
 import hashlib
 import json
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from rich.console import Console
 
 from benchmarks import halving
 from benchmarks.report import Report, Row
+from benchmarks.running import conclude, option_parser, wide_console
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import TransformersEngine
 from swarm.errors import NonFiniteUpdates
@@ -301,35 +302,33 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
     ]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells that are missing, then print and write the table."""
-    parser = argparse.ArgumentParser(prog="swarm bench staleness", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a minute: to see that it works, not for its figures")
-    parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ASKED), help="objectives (default: the four)")
+    parser = option_parser("staleness", __doc__, ARMS)
     parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS), help="updates between sampling and use")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--updates", type=int, help="updates a cell")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--cells", type=Path, default=Path("runs/staleness"), help="folder of finished cells")
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    console = Console()
-    plan = QUICK if arguments.quick else Plan()
-    changes = {"updates": arguments.updates, "learning_rate": arguments.learning_rate}
-    plan = Plan(**{**vars(plan), **{name: value for name, value in changes.items() if value is not None}})
-    bench = Bench(plan, arguments.cells, console)
-    cells: dict[tuple[str, int], list[Cell]] = {(arm, lag): [] for lag in arguments.lags for arm in arguments.only}
-    for seed in arguments.seeds:
-        for arm, lag in cells:
-            cells[arm, lag].append(bench.cell(arm, lag, seed))
-    report = Report("staleness")
-    report.add(rows(cells), notes(cells, plan))
-    report.print(console)
-    if arguments.out:
-        report.write(arguments.out)
-        console.print(f"written to {arguments.out}")
+    report, console = Report("staleness"), wide_console()
+    plan = QUICK if options.quick else Plan()
+    changes = {"updates": options.updates, "learning_rate": options.learning_rate}
+    plan = replace(plan, **{name: value for name, value in changes.items() if value is not None})
+
+    def take() -> int:
+        bench = Bench(plan, options.cells, console)
+        arms = options.only or ASKED
+        cells: dict[tuple[str, int], list[Cell]] = {(arm, lag): [] for lag in options.lags for arm in arms}
+        for seed in options.seeds:
+            for arm, lag in cells:
+                cells[arm, lag].append(bench.cell(arm, lag, seed))
+        report.add(rows(cells), notes(cells, plan))
+        return 0
+
+    return conclude(take, report, options, console)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,12 +19,12 @@ LOG_TAIL_LINES = 5
 class Child:
     """One process, leader of a session of its own: Ctrl-C in the terminal reaches only its parent."""
 
-    def __init__(self, name: str, arguments: Sequence[str], out: Path) -> None:
-        """`arguments` are those of the `swarm` command; output goes to `OUT/log.txt`."""
+    def __init__(self, name: str, arguments: Sequence[str], out: Path, module: str = "nodes.cli") -> None:
+        """`arguments` are those of the `swarm` command, which `module` is; output goes to `OUT/log.txt`."""
         self.name = name
         self.restarts = 0
         self.given_up = False
-        self._arguments = list(arguments)
+        self._command = [sys.executable, "-m", module, *arguments, "--supervised"]
         self._log = out / "log.txt"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,7 +34,7 @@ class Child:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "nodes.cli", *self._arguments, "--supervised"],
+                self._command,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,  # never written to: its end tells the child that this process is gone
                 stdout=log,

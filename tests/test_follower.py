@@ -115,11 +115,11 @@ def _read(snapshot: bytes) -> dict[str, object]:
 
 
 class Bench:
-    def __init__(self, max_staleness: int = 2) -> None:
+    def __init__(self, max_staleness: int = 2, make: type[Follower] = Follower) -> None:
         self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
         self.verifier = FakeVerifier()
         self.wanted = True
-        self.follower = Follower(
+        self.follower = make(
             peer_id="me",
             policy_id=PolicyId("tiny", "hash", 0),
             seed=1,

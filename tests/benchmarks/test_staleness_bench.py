@@ -5,7 +5,7 @@ import random
 import pytest
 from rich.console import Console
 
-from benchmarks.halving import working
+from benchmarks.halving import MAX_WORKINGS, WarmStart, working
 from benchmarks.staleness import QUICK, Bench, Cell, interval, rows
 
 
@@ -14,8 +14,14 @@ def _cell(arm: str, lag: int, seed: int, best: float, last: float) -> Cell:
 
 
 def test_a_working_counts_bits_and_may_forget_some() -> None:
-    assert working(13, 0.0, random.Random(0)) == "6 1, 3 1, 1 2, 0 3<answer>3</answer>"
-    assert working(13, 1.0, random.Random(0)) == "6 0, 3 0, 1 0, 0 0<answer>0</answer>"
+    never, always = WarmStart(forgotten=0.0), WarmStart(forgotten=1.0)
+    assert working(13, never, random.Random(0)) == "6 1, 3 1, 1 2, 0 3<answer>3</answer>"
+    assert working(13, always, random.Random(0)) == "6 0, 3 0, 1 0, 0 0<answer>0</answer>"
+
+
+def test_a_working_may_be_done_again() -> None:
+    often = WarmStart(forgotten=0.0, again=1.0)
+    assert working(2, often, random.Random(0)) == "; ".join(["1 0, 0 1"] * MAX_WORKINGS) + "<answer>1</answer>"
 
 
 def test_best_and_last_are_means_over_seeds() -> None:

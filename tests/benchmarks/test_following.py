@@ -1,0 +1,78 @@
+"""The comparison with stopping and waiting: its worker does that, and processes get no more than their part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from benchmarks.shares import CpuShares, missing
+from benchmarks.waiting import StopAndWait, WholeBatches
+from nodes.worker import WorkerNode
+from swarm.learner import LearnerSettings
+from tests.test_follower import Bench
+
+SPIN = "while True: pass"
+
+
+def test_a_batch_is_sent_when_it_is_over() -> None:
+    bench = Bench(make=WholeBatches)
+    bench.feed.offer(0)
+    bench.follower.install()
+    sent: list[int] = []
+    bench.engine.between = [lambda: sent.append(len(bench.exchange.sent))] * 4
+    bench.follower.run_batch()
+    assert sent == [0, 0, 0, 0]
+    bench.follower.send()
+    assert len(bench.exchange.sent) == 4
+
+
+def test_the_worker_samples_its_share_of_a_version_and_stops_until_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(make=WholeBatches)
+    pauses: list[int] = []
+    node = object.__new__(StopAndWait)
+    # Two steps of eight rollouts are made of a version, four groups of two of them this worker's: one batch.
+    settings = LearnerSettings(max_staleness=1, publish_every=2, rollouts_per_step=8)
+    node.__dict__ |= {
+        "_follower": bench.follower,
+        "_config": SimpleNamespace(learner=settings, generation=SimpleNamespace(group_size=2)),
+        "_pause": lambda: pauses.append(len(bench.exchange.sent)),
+    }
+    monkeypatch.setattr(WorkerNode, "step", lambda self: self._follower.run_batch())
+    for version in (0, 2):
+        bench.feed.offer(version)
+        for _ in range(4):
+            node.step()
+    assert bench.verifier.drawn == [(0, 4), (4, 4)]
+    assert [group.policy.version for group in bench.exchange.sent] == [0] * 4 + [2] * 4
+    assert pauses == [4] * 3 + [8] * 3
+
+
+@pytest.mark.skipif(missing() is not None, reason="no control groups of processor time here")
+def test_a_process_gets_its_part_of_the_processor() -> None:
+    shares = CpuShares()
+    child = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        shares.limit(child.pid, 0.2)
+        before = psutil.Process(child.pid).cpu_times()
+        began = time.monotonic()
+        time.sleep(1.5)
+        after, elapsed = psutil.Process(child.pid).cpu_times(), time.monotonic() - began
+    finally:
+        child.kill()
+        child.wait()
+        shares.close()
+    assert after.user + after.system - before.user - before.system < 0.4 * elapsed
+    assert not shares._groups, "what is limited no more leaves no group"
+
+
+def test_where_time_is_not_shared_out_the_reason_is_said(tmp_path: Path) -> None:
+    reason = missing(tmp_path)
+    assert reason is not None and str(tmp_path) in reason
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
+    assert missing(tmp_path) is None
