@@ -49,7 +49,7 @@ class WarmStart:
 def working(number: int, recipe: WarmStart, rng: random.Random) -> str:
     """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far; `; ` before it is done again."""
     workings = []
-    while not workings or (len(workings) < MAX_WORKINGS and rng.random() < recipe.again):
+    while not workings or (recipe.again and len(workings) < MAX_WORKINGS and rng.random() < recipe.again):
         bits, rest = 0, number
         steps = []
         while rest:

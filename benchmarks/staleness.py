@@ -46,6 +46,7 @@ ARMS: dict[str, dict[str, object]] = {
     "grpo, token_truncate": {"objective": "grpo", "importance": "token_truncate"},
     "grpo, sequence_mask": {"objective": "grpo", "importance": "sequence_mask"},
     "gepo, behaviour_kl": {"objective": "gepo", "behaviour_kl": 0.005},
+    "gepo, clipped": {"objective": "gepo", "group_clip": True},
 }
 """What is compared: fields of `update` that differ from the common ones."""
 ASKED = ("grpo", "gspo", "gepo", "tis")

@@ -87,6 +87,9 @@ class UpdateSettings(Settings):
     """`tis`: largest importance weight of a token."""
     group_epsilon: float = Field(0.0, ge=0, le=1)
     """`gepo`: part of the current policy in the denominator."""
+    group_clip: bool = False
+    """`gepo`: clip its weight to [1 - clip_low, 1 + clip_high]: not in the paper's equations, but in the code published
+    for it, and what keeps it together on old text."""
     importance: ImportanceName = "none"
     """How tokens are weighed that another policy or another engine sampled; `swarm losses` lists the treatments. With
     one, the clip is against this node's own log-probabilities when the batch is built."""

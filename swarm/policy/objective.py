@@ -59,6 +59,7 @@ class Objective:
             max_completion_tokens=settings.max_completion_tokens,
             ratio_cap=settings.ratio_cap,
             group_epsilon=settings.group_epsilon,
+            group_clip=settings.group_clip,
         )
 
     def share(self, scores: Scores, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> Share:

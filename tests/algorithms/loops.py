@@ -70,6 +70,7 @@ class Constants:
     longest: int
     cap: float
     epsilon: float
+    group_clip: bool = False
 
 
 def _surrogate(ratio: Dual, advantage: float, constants: Constants) -> Dual:
@@ -104,7 +105,10 @@ def _gepo_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
         for i in rows:
             p = mean(batch.new[i]).exp()
             weight = p / (constants.epsilon * p.value + (1 - constants.epsilon) * expectation)
-            losses[i] = [weight * -a for a in batch.weights[i]]
+            if constants.group_clip:
+                losses[i] = [_surrogate(weight, a, constants) for a in batch.weights[i]]
+            else:
+                losses[i] = [weight * -a for a in batch.weights[i]]
     return losses
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,6 +80,24 @@ def test_value_and_gradient_agree_with_loops(name: str, treatment: ImportanceNam
         expected = loops.loss(name, _loops(batch, treatment, (row, column)), CONSTANTS)
         assert output.loss.item() == pytest.approx(expected.value, abs=1e-10)
         assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-10)
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+@pytest.mark.parametrize("seed", range(2))
+def test_clipped_gepo_agrees_with_loops(treatment: ImportanceName, seed: int) -> None:
+    batch = Batch(seed)
+    new = batch.new.clone().requires_grad_(True)
+    weights, _ = TREATMENTS[treatment](batch.old, batch.behaviour, batch.mask, CAP)
+    advantages = batch.advantages[:, None] * weights
+    output = LOSSES["gepo"](new, batch.old, advantages, batch.mask, replace(CONFIG, group_clip=True), batch.groups)
+    output.loss.backward()
+    for row, column in batch.mask.nonzero().tolist():
+        looped = _loops(batch, treatment, (row, column))
+        expected = loops.loss("gepo", looped, replace(CONSTANTS, group_clip=True))
+        assert output.loss.item() == pytest.approx(expected.value, abs=1e-10)
+        assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-10)
+    stopped = (new.grad == 0) & (batch.mask > 0) & (advantages != 0)
+    assert output.metrics["clipped"] == stopped.sum() > 0, "the clip decided somewhere, and there alone"
 
 
 @pytest.mark.parametrize("estimator", KL_ESTIMATORS)

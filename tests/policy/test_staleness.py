@@ -191,6 +191,18 @@ def test_expectations_do_not_leak_between_the_groups_of_an_update(policy: Policy
     assert report.loss == pytest.approx((_gepo_loss(policy, own) + _gepo_loss(policy, own - 1.0)) / 2, rel=1e-3)
 
 
+def test_gepos_clip_holds_what_a_stale_group_would_gain(policy: Policy) -> None:
+    # Of weights above 1.28 what was rewarded counts as 1.28 and stops; what was not is pushed down in full.
+    far = _text_only(_group(policy), _own_expectation(policy) - 2.0)
+    report = _updater(copy.deepcopy(policy), objective="gepo", group_clip=True).update([], [far])
+    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    weights = [math.exp(sum(row) / len(row) - _own_expectation(policy) + 2.0) for row in rows]
+    held = [min(w * a, min(max(w, 0.8), 1.28) * a) for w, a in zip(weights, ADVANTAGES, strict=True)]
+    assert report.loss == pytest.approx(-sum(held) / len(held), rel=1e-3)
+    stopped = sum(len(row) for row, a, w in zip(rows, ADVANTAGES, weights, strict=True) if a > 0 and w > 1.28)
+    assert report.clip_fraction == pytest.approx(stopped / sum(map(len, rows))) and stopped
+
+
 def test_lag_counts_updates_since_own_tokens_were_sampled(policy: Policy) -> None:
     updater = _updater(policy)
     updater.version = 8

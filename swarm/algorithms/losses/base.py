@@ -25,6 +25,8 @@ class LossConfig:
     """`tis`: largest importance weight."""
     group_epsilon: float = 0.0
     """`gepo`: part of the current policy in the denominator, in [0, 1]."""
+    group_clip: bool = False
+    """`gepo`: clip the weight as `gspo` clips its ratio."""
 
 
 @dataclass(frozen=True)

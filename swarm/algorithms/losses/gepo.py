@@ -7,7 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, per_token, sequence_shares, token_means
+from swarm.algorithms.losses.base import (
+    Groups,
+    LossConfig,
+    LossOutput,
+    clipped_surrogate,
+    per_token,
+    sequence_shares,
+    token_means,
+)
 
 
 def gepo(
@@ -17,7 +25,8 @@ def gepo(
 
     p, q are length-normalised: log p = mean over tokens of `new`. E = sum q^2 / sum q over one group, from the record
     where it carries it, else from the group's rows in this batch: those must then be the whole group. Weights are not 1
-    at p = q; at eps = 1 the gradient is that of A log p.
+    at p = q; at eps = 1 the gradient is that of A log p. `group_clip` makes it -min(w A, clip(w) A), as does the code
+    published for the paper.
 
     Denominator: B. A row without unmasked tokens contributes 0. Raises `ValueError` without groups.
 
@@ -33,9 +42,12 @@ def gepo(
     weight = torch.exp(log_p - _log_denominator(log_p.detach(), expectation.detach(), config.group_epsilon))
     present = mask.sum(dim=-1) > 0
     outside = (weight < 1 - config.clip_low) | (weight > 1 + config.clip_high)
-    metrics = {"clipped": torch.zeros((), device=new.device), "outside_clip": (outside & present).sum().detach()}
+    if config.group_clip:
+        losses, clipped = clipped_surrogate(weight[:, None], advantages, config)
+    else:
+        losses, clipped = -weight[:, None] * per_token(advantages), torch.zeros_like(mask)
+    metrics = {"clipped": (clipped * mask).sum(), "outside_clip": (outside & present).sum().detach()}
     shares = sequence_shares(mask, new)
-    losses = -weight[:, None] * per_token(advantages)
     return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics=metrics)
 
 
