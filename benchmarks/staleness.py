@@ -249,7 +249,7 @@ def rows(cells: Mapping[tuple[str, int], Sequence[Cell]]) -> list[Row]:
         best = [cell.best for cell in seeds]
         last = [cell.last for cell in seeds]
         kept = [after / before if before else 0.0 for before, after in zip(best, last, strict=True)]
-        target = LAST_WITHIN if arm == "gepo" and lag == max(LAGS) else None
+        target = LAST_WITHIN if arm in ("gepo", "gepo, clipped") and lag == max(LAGS) else None
         name = f"lag {lag}, {arm}"
         table += [
             _row(f"{name}: best accuracy", best, ""),
