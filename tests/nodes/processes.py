@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -106,8 +106,19 @@ def until(condition: Callable[[], bool], running: Swarm, what: str, timeout_s: f
 
 
 def gone(processes: list[psutil.Process], timeout_s: float = 10.0) -> bool:
-    """Whether all of them end in time."""
-    return not psutil.wait_procs(processes, timeout=timeout_s)[1]
+    """Whether all of them end in time, be it that nobody has asked yet how."""
+    deadline = time.monotonic() + timeout_s
+    while any(map(_runs, processes)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def summary(out: Path) -> dict:
