@@ -265,10 +265,12 @@ def with_certificates(base: str) -> str:
 
 def own_certificates() -> str:
     """The bundle that pip uses here, as the environment or its own settings have it; empty for its built-in one."""
-    named = (os.environ.get(name) for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"))
+    for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
+        if bundle := os.environ.get(name):
+            return bundle
     settings = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    # Without such a setting, or without pip, there is nothing to find.
-    return next(filter(None, named), None) or "".join(re.findall(r"^global\.cert='(.+)'$", settings, re.MULTILINE))
+    found = re.search(r"^global\.cert='(.+)'$", settings, re.MULTILINE)
+    return found[1] if found else ""
 
 
 class FolderHandler(http.server.SimpleHTTPRequestHandler):

@@ -368,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with scratch() as folder:
             repeats = options.repeats or (1 if options.quick else 3)
             plan = Plan(options.quick, repeats, problem is None, Path(folder), counts)
-            return measure(MEASUREMENTS, options.only or list(MEASUREMENTS), plan, report, console, quick=plan.quick)
+            return measure(MEASUREMENTS, options.only, plan, report, console, quick=plan.quick)
 
     return conclude(take, report, options, console)
 

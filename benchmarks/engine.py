@@ -231,9 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     report, console = Report("engine"), wide_console()
     plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), options.vllm_python)
-    names = options.only or list(MEASUREMENTS)
     return conclude(
-        lambda: measure(MEASUREMENTS, names, plan, report, console, quick=plan.quick), report, options, console
+        lambda: measure(MEASUREMENTS, options.only, plan, report, console, quick=plan.quick), report, options, console
     )
 
 

@@ -6,7 +6,6 @@ Completions are long-tailed: a working of some 50 tokens that is done again now 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks import halving
-from benchmarks.children import ChildFailed
+from benchmarks.children import ChildFailed, until
 from benchmarks.report import Row, row
-from benchmarks.running import Result
+from benchmarks.running import Result, scratch
 from benchmarks.shares import CpuShares, missing
 from nodes.children import Child, stop_all
 from nodes.run import ADDRESS_FILE
@@ -73,12 +72,11 @@ class Following:
     """One learner and two workers, each the command that people run, until the learner has made its steps."""
 
     def __init__(self, folder: Path, model: Path, arm: Arm, steps: int) -> None:
-        """Write their configuration."""
+        """Write their configuration into `folder`, which is there."""
         self._folder = folder
         self._arm = arm
         self._steps = steps
         self._config = folder / "overlap.yaml"
-        folder.mkdir(parents=True)
         values = {
             "run_name": "overlap",
             "policy": {"model": str(model), "threads": 1, "system_prompt": ""},
@@ -132,11 +130,9 @@ class Following:
 
 
 def _until(condition: Callable[[], bool], child: Child, what: str) -> None:
-    deadline = time.monotonic() + RUN_TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline or not (child.running or condition()):
-            raise ChildFailed(f"no {what} of {child.name}: {child.last_words()}")
-        time.sleep(0.1)
+    until(lambda: condition() or not child.running, RUN_TIMEOUT_S)
+    if not condition():
+        raise ChildFailed(f"no {what} of {child.name}: {child.last_words()}")
 
 
 def _limit(child: Child, cores: float, shares: CpuShares | None) -> None:
@@ -149,9 +145,9 @@ class Cells:
 
     def __init__(self, folder: Path, model: Path, steps: int, limited: bool) -> None:
         """`limited`: every process has a part of the processor of its own."""
-        self.rates: dict[Arm, list[float | None]] = {}
+        self.rates: dict[Arm, list[float]] = {}
         """Samples learned from a second."""
-        self.oldest: dict[Arm, list[float | None]] = {}
+        self.oldest: dict[Arm, list[float]] = {}
         """Versions."""
         self._folder = folder
         self._model = model
@@ -160,8 +156,7 @@ class Cells:
 
     def measure(self, arm: Arm) -> None:
         """One run more."""
-        home = Path(tempfile.mkdtemp(dir=self._folder)) / "run"
-        following = Following(home, self._model, arm, self._steps)
+        following = Following(Path(tempfile.mkdtemp(dir=self._folder)), self._model, arm, self._steps)
         with closing(CpuShares()) if self._limited else nullcontext() as shares:
             late = following.run(shares)[self._steps // 4 - 1 :]
         updates = [event.update for event in late[1:] if event.update]
@@ -172,10 +167,7 @@ class Cells:
     def rows(self, where: str, target: float | None) -> list[Row]:
         """Of all arms; `target` is for the first against the second."""
         first, *others = self.rates
-        ratios = {
-            other: [a / b for a, b in zip(self.rates[first], self.rates[other], strict=True) if a and b]
-            for other in others
-        }
+        ratios = {other: [a / b for a, b in zip(self.rates[first], self.rates[other], strict=True)] for other in others}
         return [
             *(row(f"{where}: learned from, {arm.name}", self.rates[arm], "samples/s") for arm in self.rates),
             *(
@@ -190,8 +182,7 @@ def inflight(quick: bool) -> Result:
     """Samples learned from a second with weights that enter between two tokens, against the other two ways."""
     steps, repeats = (12, 1) if quick else (24, 3)
     problem = missing()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         model = Path(folder) / "model"
         halving.warm_start(WARM_START, InlineVerifier([TASK]), model)
         own, shared = (Cells(Path(folder), model, steps, limited) for limited in (True, False))
@@ -200,7 +191,7 @@ def inflight(quick: bool) -> Result:
                 own.measure(arm)
             for arm in (IN_FLIGHT, STOP_AND_WAIT):
                 shared.measure(arm)
-    rows += own.rows("own parts of the processor", 1.5) if not problem else []
+    rows = [] if problem else own.rows("own parts of the processor", 1.5)
     return [*rows, *shared.rows("processor for whoever wants it", None)], [
         f"One learner, {NUM_WORKERS} workers, a process each, on this machine; long-tailed completions of at most "
         f"{MAX_NEW_TOKENS} tokens; {ROLLOUTS} rollouts a step, {ROWS} at once a worker; S {MAX_STALENESS} for all.",

@@ -535,7 +535,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), None, Path(folder))
             if not options.no_baseline:
                 plan = _with_peer(plan, report, console)
-            return measure(MEASUREMENTS, options.only or list(MEASUREMENTS), plan, report, console, quick=plan.quick)
+            return measure(MEASUREMENTS, options.only, plan, report, console, quick=plan.quick)
 
     return conclude(take, report, options, console)
 

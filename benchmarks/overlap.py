@@ -248,8 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report, console = Report("overlap", peer="baseline"), wide_console()
 
     def take() -> int:
-        names = options.only or list(MEASUREMENTS)
-        return measure(MEASUREMENTS, names, options.quick, report, console, quick=options.quick)
+        return measure(MEASUREMENTS, options.only, options.quick, report, console, quick=options.quick)
 
     return conclude(take, report, options, console)
 

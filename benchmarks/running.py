@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -25,15 +25,16 @@ P = TypeVar("P")
 
 def measure(
     measurements: Mapping[str, Callable[[P], Result]],
-    names: Sequence[str],
+    names: Sequence[str] | None,
     plan: P,
     report: Report,
     console: Console,
     *,
     quick: bool,
 ) -> int:
-    """Take the measurements of these names into the report; 1 if one of them could not be had, else 0."""
+    """Take the measurements of these names, or all, into the report; 1 if one of them could not be had, else 0."""
     code = 0
+    names = names or list(measurements)
     for index, name in enumerate(names, 1):
         began = time.monotonic()
         console.print(f"[{index}/{len(names)}] {name} ...", highlight=False, markup=False)
@@ -50,15 +51,21 @@ def measure(
     return code
 
 
-def option_parser(name: str, doc: str | None, measurements: Iterable[str]) -> argparse.ArgumentParser:
-    """The options that every benchmark has. `doc`: its module's, of which the first line is shown."""
-    parser = argparse.ArgumentParser(prog=f"swarm bench {name}", description=(doc or "").splitlines()[0])
+def option_parser(
+    name: str, doc: str | None, measurements: Collection[str], default: str = "all"
+) -> argparse.ArgumentParser:
+    """The options that every benchmark has. `doc`: its module's, of which the first line is shown.
+
+    `default` says what is measured without --only.
+    """
+    parser = argparse.ArgumentParser(prog=f"swarm bench {name}", description=(doc or "").partition("\n")[0])
     parser.add_argument(
         "--quick", action="store_true", help="small and once: to see that it works, not for its figures"
     )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    parser.add_argument("--only", nargs="+", choices=measurements, metavar="NAME", help=", ".join(measurements))
+    names = " | ".join(measurements)
+    parser.add_argument("--only", nargs="+", choices=measurements, metavar="NAME", help=f"{names}; default {default}")
     return parser
 
 

@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def take() -> int:
         plan = Plan(options.quick, _costs(options.costs, options.quick))
-        return measure(SECTIONS, options.only or list(SECTIONS), plan, report, console, quick=plan.quick)
+        return measure(SECTIONS, options.only, plan, report, console, quick=plan.quick)
 
     return conclude(take, report, options, console)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -15,15 +14,17 @@ PATIENCE_S = 2.0
 
 def missing(root: Path = ROOT) -> str | None:
     """Why processes cannot be limited here; None when they can."""
-    if (root / "cpu").is_dir():
-        folder = root / "cpu"
-    else:
-        folder, shared_out = root, root / "cgroup.subtree_control"
-        if not shared_out.exists() or "cpu" not in shared_out.read_text().split():
-            return f"Processes cannot be given parts of the processor: no control group in {root} shares it out."
+    folder, shared_out = _parent(root), root / "cgroup.subtree_control"
+    if folder == root and not (shared_out.exists() and "cpu" in shared_out.read_text().split()):
+        return f"Processes cannot be given parts of the processor: no control group in {root} shares it out."
     if not os.access(folder, os.W_OK):
         return f"Processes cannot be given parts of the processor: no group can be made in {folder}."
     return None
+
+
+def _parent(root: Path) -> Path:
+    """Where groups are made: version 1 has a hierarchy for processor time alone."""
+    return root / "cpu" if (root / "cpu").is_dir() else root
 
 
 class CpuShares:
@@ -31,13 +32,13 @@ class CpuShares:
 
     def __init__(self, root: Path = ROOT) -> None:
         """For where nothing is `missing`."""
-        self._is_v1 = (root / "cpu").is_dir()
-        self._root = root / "cpu" if self._is_v1 else root
+        self._parent = _parent(root)
+        self._is_v1 = self._parent != root
         self._groups: list[Path] = []
 
     def limit(self, pid: int, cores: float) -> None:
         """Give the process, and what it starts from now on, so much processor time a second. Raises `OSError`."""
-        group = self._root / f"swarm-bench-{os.getpid()}-{pid}"
+        group = self._parent / f"swarm-bench-{os.getpid()}-{pid}"
         group.mkdir()
         self._groups.append(group)
         quota = round(cores * PERIOD_US)
@@ -52,8 +53,9 @@ class CpuShares:
         """Remove the groups; those of processes that do not end stay."""
         deadline = time.monotonic() + PATIENCE_S
         while self._groups and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
+            try:
                 self._groups[-1].rmdir()
+            except OSError:  # its processes have not ended yet
+                time.sleep(0.05)
+            else:
                 self._groups.pop()
-                continue
-            time.sleep(0.05)

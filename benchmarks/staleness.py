@@ -305,7 +305,7 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells that are missing, then print and write the table."""
-    parser = option_parser("staleness", __doc__, ARMS)
+    parser = option_parser("staleness", __doc__, ARMS, default=" | ".join(ASKED))
     parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS), help="updates between sampling and use")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--updates", type=int, help="updates a cell")

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import nodes.worker
+from benchmarks.following import NUM_WORKERS
 from nodes.cli import main
 from nodes.worker import WORKER, WorkerNode
 from swarm.follower import BatchReport, Follower
-
-NUM_WORKERS = 2
 
 
 class WholeBatches(Follower):

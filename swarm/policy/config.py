@@ -89,7 +89,7 @@ class UpdateSettings(Settings):
     """`gepo`: part of the current policy in the denominator."""
     group_clip: bool = False
     """`gepo`: clip its weight to [1 - clip_low, 1 + clip_high]: not in the paper's equations, but in the code published
-    for it, and what keeps it together on old text."""
+    for it."""
     importance: ImportanceName = "none"
     """How tokens are weighed that another policy or another engine sampled; `swarm losses` lists the treatments. With
     one, the clip is against this node's own log-probabilities when the batch is built."""
