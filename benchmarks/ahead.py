@@ -86,7 +86,7 @@ class HalfRight:
         """Grade and wait."""
         return [verdict.result() for verdict in [self.begin(ref, texts) for ref, texts in jobs]]
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
         """Nobody sends anything."""
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
@@ -112,6 +112,10 @@ class Nobody:
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         """Nothing."""
         return [], {}
+
+    def account(self, peer_id: str) -> str:
+        """Everybody has a full one."""
+        return peer_id
 
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         """Of no one."""

@@ -31,6 +31,8 @@ LYING = "lying"
 """Right and wrong answers under false rewards: may be trained on, with the receiver's rewards."""
 LABEL = "hostile "
 BOMB_BYTES = 16 * 2**20
+WIDE_COMPLETIONS = 121
+"""As many as a payload of eight times the largest record holds."""
 KEPT = 512
 SMALL = 200
 """Characters of a completion."""
@@ -71,13 +73,20 @@ class Attacks:
     def _variants(self) -> Mapping[str, Sequence[Callable[[Attacker], bytes]]]:
         return {
             "forged": (self._name_of_another, self._altered, self._unsigned, self._of_another_inside),
-            "replayed": (self._again, self._again_in_other_bytes, self._own_again, self._own_sequence_again),
+            "replayed": (
+                self._again,
+                self._again_in_other_bytes,
+                self._own_again,
+                self._own_sequence_again,
+                self._answers_of_another,
+            ),
             "oversize": (
                 self._long_record,
                 self._bomb,
                 self._bomb_of_unstated_size,
                 self._bomb_of_false_size,
                 self._many_completions,
+                self._wide_completions,
                 self._long_completion,
                 self._many_tokens,
                 self._announced_too_large,
@@ -94,6 +103,7 @@ class Attacks:
                 self._deep,
                 self._endless,
                 self._bad_numbers,
+                self._bad_logprobs,
                 self._other_kind,
                 self._other_schema,
             ),
@@ -179,6 +189,12 @@ class Attacks:
         again = replace(self._own[-1][0], created_at=time.time())
         return seal(attacker.identity, self._run_id, "group", again)
 
+    def _answers_of_another(self, attacker: Attacker) -> bytes:
+        """The question and the completions of an honest group under the sender's own name."""
+        heard = msgspec.msgpack.decode(zstandard.decompress(self._heard().payload), type=RolloutGroup)
+        assert isinstance(heard.question, ProceduralRef)
+        return self._group_record("answers_of_another", attacker, heard.question, heard.completions)
+
     # oversize
 
     def _long_record(self, attacker: Attacker) -> bytes:
@@ -202,6 +218,11 @@ class Attacks:
     def _many_completions(self, attacker: Attacker) -> bytes:
         count = self._limits.max_completions + 1
         return self._bounded("many_completions", attacker, (Completion("1", "stop"),) * count)
+
+    def _wide_completions(self, attacker: Attacker) -> bytes:
+        """Kilobytes of texts that each keep to the limit, and take four bytes a character in memory."""
+        text = "\N{FIRE}" + "1" * (self._limits.max_completion_chars - 1)
+        return self._bounded("wide_completions", attacker, (Completion(text, "stop"),) * WIDE_COMPLETIONS)
 
     def _long_completion(self, attacker: Attacker) -> bytes:
         text = "1" * (self._limits.max_completion_chars + 1)
@@ -277,6 +298,13 @@ class Attacks:
             ]
         )
         return seal(attacker.identity, self._run_id, "group", changed)
+
+    def _bad_logprobs(self, attacker: Attacker) -> bytes:
+        """Well signed log-probabilities that are finite, and whose sum is not."""
+        answers = tuple(
+            replace(each, token_ids=(1, 2), logprobs=(-1e308, -1e308)) for each in self._answers([1, 2, 3, 4])
+        )
+        return self._group_record("bad_logprobs", attacker, self._reference(), answers)
 
     def _other_kind(self, attacker: Attacker) -> bytes:
         return self._sealed(replace(self._envelope(self._group("other_kind", attacker)), kind="x"), attacker.identity)

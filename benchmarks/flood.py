@@ -93,6 +93,8 @@ class Outcome:
 
     sent: dict[str, int]
     """Records by kind."""
+    assaults: dict[str, int]
+    """On everything but gossip, by name."""
     seconds: float
     identities: int
     """Used one after another; all but the last were hung up on by a node."""
@@ -138,8 +140,9 @@ class Outcome:
         received = statistics.mean(int(str(status["received"])) for status in self.statuses)
         return (
             f"{sum(self.sent.values())} records ({', '.join(f'{kind} {n}' for kind, n in self.sent.items())}) in "
-            f"{self.seconds:.0f} s under {self.identities} identities. Of a mean node: stopped at the door "
-            f"{mean('counters', (*door, 'refused_announcements', 'fetch_failures'))}; reached the exchange, "
+            f"{self.seconds:.0f} s under {self.identities} identities, and besides "
+            f"{', '.join(f'{name} {n}' for name, n in self.assaults.items())}. Of a mean node: stopped at the door "
+            f"{mean('counters', (*door, 'drop_over_budget', 'fetch_failures'))}; reached the exchange, "
             f"honest ones included, {received:.0f}, of which dropped {mean('refused', ())}; verification "
             f"{mean('verifier', ())}; hung up {mean('counters', ('banned_connections', 'banned_streams'))}."
         )
@@ -183,6 +186,7 @@ def _outcome(fleet: Fleet, times: Times, done: Json, memory: Memory, statuses: l
     restarts = sum(_count(status, "counters", "daemon_restarts") for status in statuses)
     return Outcome(
         sent={kind: int(count) for kind, count in dict(done["sent"]).items()},  # type: ignore[call-overload]
+        assaults={name: int(count) for name, count in dict(done["assaults"]).items()},  # type: ignore[call-overload]
         seconds=float(str(done["seconds"])),
         identities=int(str(done["identities"])),
         crashes=len(fleet.members) - len(statuses) + restarts,

@@ -1,7 +1,7 @@
 """A hostile peer in a process of its own, driven by JSON lines: `python -m benchmarks.hostile SPEC`.
 
-It publishes `Attacks` raw on the run's topic. Nodes that quarantine it hang up on it; it comes back under another
-identity, of which some are always connected in advance.
+It publishes `Attacks` raw on the run's topic, and meanwhile lays a `Siege` to everything else. Nodes that quarantine it
+hang up on it; it comes back under another identity, of which some are always connected in advance.
 
 commands  start, flood, quit
 events    warm, ready, informed (it has heard honest records), flooded
@@ -23,6 +23,8 @@ from benchmarks.arithmetic import TASKS
 from benchmarks.attacks import LYING, Attacker, Attacks
 from benchmarks.children import commands, emit
 from benchmarks.node import LISTEN
+from benchmarks.siege import PEER_ASSAULTS, Siege
+from benchmarks.stranger import UNBOUNDED
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.daemon import Daemon
 from swarm.net.dial import by_peer
@@ -45,19 +47,25 @@ class Front:
         self.attacker = Attacker(identity)
         self._victims = victims
         self._hearing: asyncio.Task[None] | None = None
+        self._besieging: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, folder: Path, index: int, addresses: dict[str, tuple[str, ...]]) -> Front:
-        """A new identity. Raises `TransportError` or `PeerUnreachable`."""
+        """A new identity, connected to the nodes that are there. Raises `TransportError` or `PeerUnreachable`."""
         identity = Identity.load_or_create(folder / f"hostile-{index}.key")
-        daemon = await Daemon.start(listen=(LISTEN,), identity=identity.path)
+        daemon = await Daemon.start(listen=(LISTEN,), identity=identity.path, nat=UNBOUNDED)
         try:
             for peer_id, theirs in addresses.items():
-                await daemon.connect(peer_id, theirs)
+                # One that crashed shall not end the attack on the others.
+                with contextlib.suppress(PeerUnreachable):
+                    await daemon.connect(peer_id, theirs)
+            victims = frozenset(addresses) & await daemon.connected()
+            if not victims:
+                raise PeerUnreachable("no node is there")
         except BaseException:
             await daemon.stop()
             raise
-        return cls(daemon, identity, frozenset(addresses))
+        return cls(daemon, identity, victims)
 
     def listen(self, topic: str, attacks: Attacks) -> None:
         """Take part in gossip, and remember what honest peers say."""
@@ -71,14 +79,20 @@ class Front:
 
         self._hearing = asyncio.create_task(self.daemon.subscribe(topic, hear))
 
+    def besiege(self, run_id: str, done: Counter[str]) -> None:
+        """Assault everything but gossip, and count in `done`."""
+        siege = Siege(self.daemon, self.attacker.identity, run_id, self._victims, done)
+        self._besieging = asyncio.create_task(siege.run(PEER_ASSAULTS))
+
     async def is_welcome(self) -> bool:
         """Whether every honest node is still connected."""
         return await self.daemon.connected() >= self._victims
 
     async def close(self) -> None:
         """Leave."""
-        if self._hearing is not None:
-            self._hearing.cancel()
+        for task in (self._hearing, self._besieging):
+            if task is not None:
+                task.cancel()
         await self.daemon.stop()
 
 
@@ -94,10 +108,12 @@ class Hostile:
         self._num_banned = 0
         self._sent: Counter[str] = Counter()
         self._unsent = 0
+        self._assaults: Counter[str] = Counter()
         self._spares: asyncio.Queue[Front] = asyncio.Queue(SPARES)
 
     async def start(self, run_id: str, addresses: Sequence[str]) -> None:
         """Connect the first identity, and others in advance from now on, for ever."""
+        self._run_id = run_id
         self._topic = f"swarm/{run_id}/groups"
         self._addresses = by_peer(tuple(addresses))
         self._attacks = Attacks(run_id, Limits(), self._mixture)
@@ -120,6 +136,7 @@ class Hostile:
         self._random.shuffle(kinds)
         loop = asyncio.get_running_loop()
         front = await self._spares.get()
+        siege = asyncio.create_task(self._besiege())
         began = looked = loop.time()
         for index, kind in enumerate(kinds):
             if loop.time() - looked > WATCH_EVERY_S:
@@ -132,15 +149,31 @@ class Hostile:
                 logging.warning("not published: %s", error)
                 self._unsent += 1
             await asyncio.sleep(max(0.0, began + index / per_s - loop.time()))
+        siege.cancel()
         emit(
             "flooded",
             seconds=loop.time() - began,
             sent=self._sent,
             unsent=self._unsent,
             variants=self._attacks.made,
+            assaults=self._assaults,
             identities=self._num_banned + 1,
             banned=self._num_banned,
         )
+
+    async def _besiege(self) -> None:
+        """Assault under one identity after another, until cancelled."""
+        while True:
+            front = await self._spares.get()
+            front.besiege(self._run_id, self._assaults)
+            try:
+                while await front.is_welcome():
+                    await asyncio.sleep(WATCH_EVERY_S)
+            except TransportError as error:
+                logging.warning("besieging ended: %s", error)
+            finally:
+                self._num_banned += 1
+                await front.close()
 
     async def _welcome(self, front: Front) -> Front:
         """The same while nobody hung up on it, else the next."""

@@ -62,9 +62,17 @@ class Witness:
             emit("got", at=time.time(), groups=[(group.peer_id, group.sequence) for _, group in groups])
         return groups, refused
 
+    def account(self, peer_id: str) -> str:
+        """Pass it on."""
+        return self._exchange.account(peer_id)
+
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         """Pass it on."""
         self._exchange.report(peer_id, outcome, verify_s)
+
+    def established(self) -> frozenset[str]:
+        """Pass it on."""
+        return self._exchange.established()
 
     def status(self) -> NetworkStatus:
         """Pass it on."""
@@ -75,10 +83,15 @@ class Recorder:
     """`Updater` that only says what it was to learn from others."""
 
     version = 0
+    max_chars = 10**9
 
     def fits(self, group: GradedGroup) -> bool:
         """There is room for anything."""
         return True
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        """There is no policy that could find anything improbable."""
+        return [[[] for _ in graded.rewards] for graded in groups]
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """Whose groups they are, what a hostile one calls itself, and whether its rewards are what they must be."""

@@ -12,7 +12,7 @@ from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-BENCHMARKS = ("broadcast", "engine", "network", "overlap", "scale", "staleness", "updater")
+BENCHMARKS = ("broadcast", "engine", "network", "overlap", "poison", "resilience", "scale", "staleness", "updater")
 
 
 def bench(name: str, arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from nodes import exits
-from nodes.run import IDENTITY_FILE, best_address, found_run, remember, write_addresses
+from nodes.run import IDENTITY_FILE, best_address, found_run, remember, remembered, write_addresses
 from nodes.stop import StopRequest
 from swarm.config import load_config
 from swarm.net.diagnosis import serve_diagnosis
@@ -30,7 +30,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     config = load_config(file, None, os.environ, overrides).config
     config.out.mkdir(parents=True, exist_ok=True)
     identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
-    sealed = found_run(config, identity)
+    sealed = found_run(config, identity, remembered(config.out))
     remember(config.out, sealed)
     profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
     transport = open_transport(config.network, identity, profile=profile, manifest=sealed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from nodes import exits
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
+from swarm.foreign import CleanFormatter, clean_lines
 
 if TYPE_CHECKING:
     from swarm.config import LoadedConfig
@@ -420,6 +422,8 @@ def identity_import(
 
 def main() -> None:
     """Entry point: typed errors become one message and an exit code."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(CleanFormatter())
     try:
         arguments, fields = split_fields(sys.argv[1:])
         if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
@@ -434,7 +438,8 @@ def main() -> None:
 
 
 def _fail(error: SwarmError, code: int) -> None:
-    Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    text = f"error: {clean_lines(str(error))}"
+    Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
 

@@ -21,7 +21,7 @@ from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process import ProcessEngine
 from swarm.engines.shared import SharedEngine
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
-from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, restore, snapshot
+from swarm.policy.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.ranks import Ranks
 from swarm.policy.updater import PolicyUpdater
@@ -52,11 +52,23 @@ class Update(Struct, frozen=True):
     external: Sequence[GradedGroup]
 
 
+class Score(Struct, frozen=True):
+    """Score a share of these groups."""
+
+    groups: Sequence[GradedGroup]
+
+
+class GoBack(Struct, frozen=True):
+    """Take weights and optimizer from this checkpoint."""
+
+    checkpoint: Path
+
+
 class Snapshot(Struct, frozen=True):
     """Hand over a share of weights and optimizer."""
 
 
-Order = Begin | Generate | Update | Snapshot | None
+Order = Begin | Generate | Score | Update | GoBack | Snapshot | None
 """None: nothing more will come."""
 
 
@@ -81,6 +93,7 @@ class Crew:
                 f"generation.max_staleness must be 0 with {ranks.size} processes, got {generation.max_staleness}: they "
                 "generate and train in turns"
             )
+        self._config = config
         self._ranks = ranks
         if ranks.rank == 0:
             self._order(Begin(config, checkpoint))
@@ -119,6 +132,11 @@ class Crew:
         self._order(Generate(prompts, num_completions, sampling, seed))
         return self._engine.stream(prompts, num_completions, sampling, seed)
 
+    @property
+    def max_chars(self) -> int:
+        """Characters of a completion beyond which the model cannot have room for it."""
+        return self._updater.max_chars
+
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group."""
         return self._updater.fits(group)
@@ -130,6 +148,21 @@ class Crew:
         if self._beside and not report.skipped:
             self._beside.swap(self.policy.weights, self.version)
         return report
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        """The newest policy's log-probabilities of others' completions, by group and completion."""
+        self._order(Score(groups))
+        return self._updater.logprobs(groups)
+
+    def go_back(self, checkpoint: Path) -> None:
+        """Take weights and optimizer from a checkpoint of this node, under a version of their own.
+
+        Raises `CheckpointError`.
+        """
+        self._order(GoBack(checkpoint))
+        go_back(checkpoint, self.policy, self._updater, self._config.policy)
+        if self._beside:
+            self._beside.swap(self.policy.weights, self.version)
 
     def save(self, store: CheckpointStore, state: TrainingState, config: str) -> Path:
         """Write a checkpoint."""
@@ -173,6 +206,10 @@ class Crew:
                 self._engine.generate(prompts, num_completions, sampling, seed)
             case Update(local, external):
                 self._updater.update(local, external)
+            case Score(groups):
+                self._updater.logprobs(groups)
+            case GoBack(checkpoint):
+                go_back(checkpoint, self.policy, self._updater, self._config.policy)
             case Snapshot():
                 snapshot(self.policy, self._updater)
             case _:

@@ -22,12 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits, probes
-from nodes.peers import clean
 from nodes.visit import visiting
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
 from swarm.engines.config import GenerationSettings
 from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.foreign import clean, clean_lines
 from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.diagnosis import FIRST_PORT, MAX_PORTS, ClockReading, DialBackReply, ask_dial_back, read_clock
@@ -35,6 +35,7 @@ from swarm.net.dial import by_peer, unreachable
 from swarm.net.hivemind import HivemindTransport
 from swarm.net.manifest import MANIFEST_PROTOCOL
 from swarm.net.wire import open_manifest
+from swarm.tasks.sandbox.confinement import in_words
 from swarm.types import SCHEMA_VERSION, RunManifest
 
 GIB = 2**30
@@ -94,6 +95,7 @@ def diagnose(config: NodeConfig) -> Iterator[Finding]:
         vllm = look_for_vllm(config.generation.vllm.python)
         device = torch.device(config.policy.device)
         yield check_engine(config.generation, config.policy.model, device, vllm, probes.supported_vllm())
+    yield check_sandbox(probes.sandbox())
     for disk in probes.disks(config):
         yield check_disk(disk)
     yield check_identity(probes.key(config))
@@ -290,6 +292,17 @@ def check_engine(settings: GenerationSettings, model: str, device: str, vllm: Vl
     return Finding("engine", "ok", seen)
 
 
+def check_sandbox(sandbox: probes.Sandbox) -> Finding:
+    """Whether a verification worker that a stranger's answer took over would be kept in."""
+    if sandbox.problem:
+        return Finding("sandbox", "fail", sandbox.problem, "run make install, which installs what was tested")
+    seen = f"verification workers have {in_words(sandbox.unprotected)}"
+    if not sandbox.unprotected:
+        return Finding("sandbox", "ok", seen)
+    fix = "use Linux 6.12 or newer with Landlock, or run the node as a user who owns nothing else"
+    return Finding("sandbox", "warn", seen, fix)
+
+
 def check_disk(disk: probes.Disk) -> Finding:
     """Whether there is room and permission to write."""
     if disk.problem:
@@ -437,8 +450,8 @@ def _line(finding: Finding) -> Table:
     line.add_column(width=4)
     line.add_column(width=11)
     line.add_column(overflow="fold")
-    text = Text(finding.seen)
+    text = Text(clean_lines(finding.seen))
     if finding.fix:
-        text.append(f"\nto do: {finding.fix}", style="dim")
+        text.append(f"\nto do: {clean_lines(finding.fix)}", style="dim")
     line.add_row(Text(finding.level, style=STYLES[finding.level]), finding.check, text)
     return line

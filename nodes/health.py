@@ -18,6 +18,7 @@ from rich.console import Console
 from nodes import exits
 from nodes.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
+from swarm.foreign import clean_lines
 from swarm.net.dial import probe
 from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, RoundEvent, decode
 
@@ -50,7 +51,8 @@ def report_health(out: Path | None, within_s: float, as_json: bool, console: Con
     else:
         for health in healths:
             style = "green" if health.healthy else "red"
-            console.print(f"{health.out}: {health.detail}", style=style, markup=False, highlight=False, soft_wrap=True)
+            text = clean_lines(f"{health.out}: {health.detail}")
+            console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         if not healths:
             console.print("no node runs here", style="red")
     return exits.DONE if healths and all(health.healthy for health in healths) else exits.FAILED

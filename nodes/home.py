@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodes.run import IDENTITY_FILE, found_run, remember, remembered
+from nodes.run import IDENTITY_FILE, found_run, remember, remembered, reopen
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, IdentityInUse
 from swarm.net.identity import Identity
-from swarm.net.wire import open_manifest
+from swarm.net.wire import is_outdated
 
 
 class Home(Struct, frozen=True):
@@ -44,12 +44,17 @@ def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None) ->
 def _claim(config: NodeConfig, out: Path, sealed: bytes | None) -> Home:
     out.mkdir(parents=True, exist_ok=True)
     kept = remembered(out)
-    if sealed and kept and (ours := open_manifest(kept).run_id) != (asked := open_manifest(sealed).run_id):
-        raise ConfigError(f"{out} belongs to run {ours}, not to {asked}; choose another directory with --out")
-    identity = Identity.load_or_create(config.network.identity or out / IDENTITY_FILE)
     chosen = sealed or kept
-    if not config.network.bootstrap and (chosen is None or open_manifest(chosen).founder == identity.peer_id):
-        chosen = found_run(config, identity)  # again, with what the configuration says now
+    if sealed and kept:
+        ours, asked = reopen(kept), reopen(sealed)
+        if ours.run_id != asked.run_id:
+            raise ConfigError(
+                f"{out} belongs to run {ours.run_id}, not to {asked.run_id}; choose another directory with --out"
+            )
+        chosen = kept if is_outdated(asked, ours) else sealed
+    identity = Identity.load_or_create(config.network.identity or out / IDENTITY_FILE)
+    if not config.network.bootstrap and (chosen is None or reopen(chosen).founder == identity.peer_id):
+        chosen = found_run(config, identity, kept)  # again, with what the configuration says now
     if chosen:
         remember(out, chosen)
     return Home(out, identity, chosen)

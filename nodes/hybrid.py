@@ -7,7 +7,7 @@ from nodes.training import TrainingNode
 from swarm.errors import ConfigError, SnapshotError, WeightsRefused
 from swarm.evaluation import evaluate
 from swarm.net.snapshots.relay import SnapshotRelay
-from swarm.policy.snapshot import unpack
+from swarm.policy.snapshot import most_bytes, unpack
 from swarm.policy.weights import swap_weights, whole_weights
 from swarm.types import HELD_OUT_STREAMS
 
@@ -33,7 +33,10 @@ class HybridNode(TrainingNode):
             if self._transport.manifest() is None:
                 return
             learner = self._config.follow.learner or ""
-            self._feed = self._open.enter_context(open_relay(self._transport, self._identity, learner, self._config))
+            room = most_bytes(self._crew.policy.model)
+            self._feed = self._open.enter_context(
+                open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
+            )
         for peer_id, reason in self._feed.complaints():
             self._exchange.report(peer_id, reason)
         found = self._feed.newest()

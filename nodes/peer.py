@@ -19,25 +19,39 @@ from nodes import exits
 from nodes.crew import follow, leading
 from nodes.home import Home, claim_home
 from nodes.hybrid import HybridNode
-from nodes.run import PEERS_FILE, ask_bootstraps, best_address, manifest_values, remember, write_addresses
+from nodes.run import (
+    PEERS_FILE,
+    ask_bootstraps,
+    best_address,
+    left_out,
+    manifest_values,
+    remember,
+    reopen,
+    warn,
+    write_addresses,
+)
 from nodes.stop import StopRequest
 from nodes.training import EndReason, TrainingNode, versions
 from swarm.config import NodeConfig, load_config
 from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
+from swarm.foreign import clean, clean_lines
+from swarm.net.config import NetworkSettings
 from swarm.net.diagnosis import serve_diagnosis
 from swarm.net.identity import Identity
 from swarm.net.open import open_transport
 from swarm.net.state import Profile
-from swarm.net.wire import open_manifest
-from swarm.policy.config import check_model_path, check_peft
+from swarm.policy.config import check_model_path, check_peft, public_name
 from swarm.policy.ranks import Ranks, open_ranks
 from swarm.protocols import Transport, Verifier
 from swarm.tasks.pool import VerificationPool
+from swarm.tasks.sandbox.confinement import in_words
 from swarm.telemetry.history import PeerHistory, swarm_summary
 from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent
 from swarm.telemetry.report import write_report
 from swarm.types import NetworkStatus, RunManifest
+
+MAX_PLAN_CHARS = 2_000
 
 
 class Node(Protocol):
@@ -151,11 +165,15 @@ def _launch(
     sealed = ask_bootstraps(loaded.config.network, console)
     home = claim_home(loaded.config, "out" in loaded.origins, sealed)
     try:
-        manifest = open_manifest(home.sealed) if home.sealed else None
+        manifest = reopen(home.sealed) if home.sealed else None
+        if sealed and sealed != home.sealed:
+            warn("the bootstrap told an older manifest of this run than the one kept here, which stays", console)
         asked = manifest_values(manifest) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+        for name in left_out(manifest) if manifest and tasks_of_the_run else ():
+            warn(f"going without the run's task {name}: it is on local files of the run's founder", console)
         live = live and console.is_terminal
         return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
@@ -180,7 +198,10 @@ def _run(
         verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)
         stack.callback(verifier.close)
         for name, reason in verifier.wait_until_ready().items():
-            console.print(f"going without the run's task {name}: {reason}", style="yellow", soft_wrap=True)
+            warn(f"going without the run's task {name}: {reason}", console)
+        unprotected = verifier.unprotected()
+        line = f"strangers' answers are graded in a sandbox: {in_words(unprotected)}"
+        console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
         serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
@@ -188,7 +209,8 @@ def _run(
             node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
         stack.callback(node.close)
         write_addresses(config.out, transport.multiaddrs())
-        console.print(f"others can join with: [bold]swarm join {best_address(transport.multiaddrs())}[/bold]")
+        invitation = Text("others can join with: ").append(f"swarm join {best_address(transport.multiaddrs())}", "bold")
+        console.print(invitation)
         history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # an earlier process's lines are no news
         view = LiveView([history], title=config.name)
         with view.shown(console) if live else contextlib.nullcontext():
@@ -272,7 +294,8 @@ def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
     """What is new in the metrics file, as plain lines."""
     for event in history.tail():
         if isinstance(event, NoteEvent):
-            console.print(f"{history.name} | {event.level}: {event.text}", markup=False, highlight=False)
+            text = f"{history.name} | {event.level}: {clean_lines(event.text)}"
+            console.print(text, markup=False, highlight=False)
         elif isinstance(event, EvaluationEvent) and event.accuracy is not None:
             text = f"{history.name} | round {event.round} | accuracy {event.accuracy:.3f} on held-out questions"
             console.print(text, markup=False, highlight=False)
@@ -303,7 +326,7 @@ def _show_plan(
     ]
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(clean(value, MAX_PLAN_CHARS)))
     console.print(table)
 
 
@@ -329,12 +352,12 @@ def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
     summary = swarm_summary([history], config.model_dump(mode="json"), versions())
     write_report(config.out, [history], summary)
     console.print(summary_table(summary))
-    console.print(f"report: {config.out / 'report.html'}")
+    console.print(Text(f"report: {config.out / 'report.html'}"), soft_wrap=True)
 
 
 def _profile(role: Role, config: NodeConfig) -> Profile:
     tasks = tuple(task.name for task in config.tasks)
-    return Profile(model=config.policy.model, tasks=tasks, role=role.name, version=version("swarm"))
+    return Profile(model=public_name(config.policy.model), tasks=tasks, role=role.name, version=version("swarm"))
 
 
 def _plan(config: NodeConfig) -> list[tuple[str, str]]:
@@ -342,7 +365,13 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     return [
         ("a round", f"{generation.questions_per_round} questions x {generation.group_size} completions"),
         ("an update", f"{mix.local} local + {mix.external} external groups"),
+        ("a group of others", _most(config.network)),
     ]
+
+
+def _most(network: NetworkSettings) -> str:
+    """What one record of others may take: a run's founder may have asked for it."""
+    return f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
 
 
 def _peer(

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from nodes.visit import visiting
 from swarm.errors import ConfigError, PeerUnreachable
+from swarm.foreign import clean
 from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.dial import unreachable
@@ -107,7 +108,9 @@ def render(seen: Roster | Listing, width: int, now: float) -> RenderableType:
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> Table:
     """As many of the columns as there is room for."""
     shown = list(columns)
-    cells = {column.title: [column.title, *(column.cell(row) for row in rows)] for column in columns}
+    cells = {
+        column.title: [column.title, *(clean(column.cell(row), MAX_CELL_CHARS) for row in rows)] for column in columns
+    }
     wanted = {title: max(map(cell_len, texts)) for title, texts in cells.items()}
     widths = fitting_widths(shown, wanted, width)
     while sum(widths) + GAP * (len(widths) - 1) > width and (least := max(shown, key=lambda column: column.rank)).rank:
@@ -137,8 +140,8 @@ def _roster_columns(now: float) -> list[Column[PeerRow]]:
     return [
         Column("peer", lambda row: short(row.peer_id)),
         Column("is", lambda row: standing(row, now), 3),
-        Column("role", lambda row: clean(row.role), 9),
-        Column("model", lambda row: clean(row.model), 7, squeeze_to=16),
+        Column("role", lambda row: row.role, 9),
+        Column("model", lambda row: row.model, 7, squeeze_to=16),
         Column("used", lambda row: str(row.used), number=True),
         Column("received", lambda row: str(row.received), 1, number=True),
         Column("dropped", lambda row: str(sum(row.dropped.values())), 4, number=True),
@@ -146,8 +149,8 @@ def _roster_columns(now: float) -> list[Column[PeerRow]]:
         Column("sent", lambda row: size(row.bytes), 8, number=True),
         Column("reputation", lambda row: f"{row.reputation:.2f}", 2, number=True),
         Column("seen", _seen(now), 5, number=True),
-        Column("version", lambda row: clean(row.version), 10),
-        Column("tasks", lambda row: clean(", ".join(row.tasks)), 11, squeeze_to=16),
+        Column("version", lambda row: row.version, 10),
+        Column("tasks", lambda row: ", ".join(row.tasks), 11, squeeze_to=16),
     ]
 
 
@@ -158,12 +161,12 @@ def _seen(now: float) -> Callable[[PeerRow], str]:
 def _listing_columns(now: float) -> list[Column[PeerRecord]]:
     return [
         Column("peer", lambda record: short(record.peer_id)),
-        Column("role", lambda record: clean(record.role), 1),
-        Column("model", lambda record: clean(record.model), 2, squeeze_to=16),
-        Column("version", lambda record: clean(record.version), 3),
+        Column("role", lambda record: record.role, 1),
+        Column("model", lambda record: record.model, 2, squeeze_to=16),
+        Column("version", lambda record: record.version, 3),
         Column("valid for", lambda record: duration(record.expires_at - now), 5, number=True),
-        Column("address", lambda record: clean(_address(record)), 4, squeeze_to=24),
-        Column("tasks", lambda record: clean(", ".join(record.tasks)), 6, squeeze_to=16),
+        Column("address", lambda record: _address(record), 4, squeeze_to=24),
+        Column("tasks", lambda record: ", ".join(record.tasks), 6, squeeze_to=16),
     ]
 
 
@@ -180,13 +183,7 @@ def standing(row: PeerRow, now: float) -> str:
 
 def short(peer_id: str) -> str:
     """The end of a peer id: all begin alike."""
-    return f"..{clean(peer_id[-8:])}"
-
-
-def clean(text: str, max_chars: int = MAX_CELL_CHARS) -> str:
-    """A stranger's words: one line, no control characters, not long."""
-    printable = "".join(char if char.isprintable() else "?" for char in text[: max_chars + 1])
-    return printable if len(printable) <= max_chars else f"{printable[: max_chars - 2]}.."
+    return f"..{peer_id[-8:]}"
 
 
 def duration(seconds: float) -> str:
@@ -206,7 +203,7 @@ def size(num_bytes: int) -> str:
 
 
 def _main_reason(row: PeerRow) -> str:
-    return clean(max(row.dropped, key=lambda reason: row.dropped[reason])) if row.dropped else ""
+    return max(row.dropped, key=lambda reason: row.dropped[reason]) if row.dropped else ""
 
 
 def _address(record: PeerRecord) -> str:

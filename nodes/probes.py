@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.metadata
 import json
@@ -20,9 +21,12 @@ from packaging.requirements import Requirement
 
 from nodes.identity import key_file
 from swarm.config import NodeConfig
-from swarm.errors import IdentityError, TransportError
+from swarm.errors import IdentityError, TaskError, TransportError
 from swarm.net.identity import Identity, in_use
 from swarm.policy.config import TINY
+from swarm.tasks.config import VerificationSettings
+from swarm.tasks.pool import VerificationPool
+from swarm.tasks.tiny import TINY_TASKS
 
 TORCH_TIMEOUT_S = 120.0
 DRIVER_TIMEOUT_S = 20.0
@@ -62,6 +66,15 @@ class Torch(Struct, frozen=True):
         if wanted != "auto":
             return wanted.partition(":")[0]
         return "cuda" if self.gpus else "mps" if self.mps else "cpu"
+
+
+class Sandbox(Struct, frozen=True):
+    """What came of shutting a verification worker in."""
+
+    unprotected: dict[str, str] = {}
+    """Protections that do not hold, with the reasons, as the worker found out by trying."""
+    problem: str = ""
+    """Why there was no worker."""
 
 
 class Disk(Struct, frozen=True):
@@ -109,6 +122,16 @@ class KeyFile(Struct, frozen=True):
     mode: int = 0o600
     in_use: bool = False
     problem: str = ""
+
+
+def sandbox() -> Sandbox:
+    """Start a verification worker and have it try what it must not be able to do."""
+    with contextlib.closing(VerificationPool(TINY_TASKS[:1], VerificationSettings())) as pool:
+        try:
+            pool.wait_until_ready()
+        except TaskError as error:
+            return Sandbox(problem=str(error))
+        return Sandbox(pool.unprotected())
 
 
 def required_python() -> str:

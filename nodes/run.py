@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
 from pydantic import JsonValue
 from rich.console import Console
+from rich.text import Text
 
 from swarm.config import NodeConfig, Values
 from swarm.engines.config import GenerationSettings
-from swarm.errors import PeerUnreachable, RejectedGroup, TaskError
+from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup, TaskError
+from swarm.foreign import clean_lines
 from swarm.net.bootstrap import Bootstraps
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.manifest import fetch_manifest
 from swarm.net.nat import to_tell
-from swarm.net.wire import make_run_id, open_manifest, seal_manifest
-from swarm.tasks.specs import from_specs, to_specs
+from swarm.net.wire import is_outdated, make_run_id, open_manifest, seal_manifest
+from swarm.tasks.specs import from_specs, is_founders_own, to_specs
 from swarm.types import RunManifest
 
 IDENTITY_FILE = "identity.key"
@@ -28,22 +32,36 @@ ADDRESS_FILE = "multiaddrs"
 ASK_TIMEOUT_S = 20.0
 
 
-def found_run(config: NodeConfig, identity: Identity) -> bytes:
-    """A new run with this configuration's tasks, group size, limits and mix; sealed by its founder."""
-    return seal_manifest(
-        identity,
-        RunManifest(
-            run_id=make_run_id(config.run_name, identity.peer_id),
-            founder=identity.peer_id,
-            created_at=time.time(),
-            tasks=to_specs(config.tasks),
-            group_size=config.generation.group_size,
-            local=config.mix.local,
-            external=config.mix.external,
-            max_record_bytes=config.network.max_record_bytes,
-            max_completion_chars=config.network.max_completion_chars,
-        ),
+def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None) -> bytes:
+    """A run with this configuration's tasks, group size, limits and mix; sealed by its founder.
+
+    It outranks `kept`, the manifest of an earlier process, be the clock a little slow. Raises `ConfigError` or
+    `TaskError` for what members would refuse.
+    """
+    manifest = RunManifest(
+        run_id=make_run_id(config.run_name, identity.peer_id),
+        founder=identity.peer_id,
+        created_at=time.time(),
+        tasks=to_specs(config.tasks),
+        group_size=config.generation.group_size,
+        local=config.mix.local,
+        external=config.mix.external,
+        max_record_bytes=config.network.max_record_bytes,
+        max_completion_chars=config.network.max_completion_chars,
     )
+    if kept is not None and is_outdated(manifest, earlier := reopen(kept)):
+        manifest = replace(manifest, created_at=math.nextafter(earlier.created_at, math.inf))
+    sealed = seal_manifest(identity, manifest)
+    try:
+        open_manifest(sealed)
+    except RejectedGroup as refusal:
+        raise ConfigError(f"members would refuse this run: {refusal.detail}") from refusal
+    return sealed
+
+
+def reopen(sealed: bytes) -> RunManifest:
+    """A manifest that was checked when it came, whatever the clock says by now."""
+    return open_manifest(sealed, now=math.inf)
 
 
 def manifest_values(manifest: RunManifest) -> Values:
@@ -64,6 +82,11 @@ def manifest_values(manifest: RunManifest) -> Values:
             "max_completion_chars": manifest.max_completion_chars,
         },
     }
+
+
+def left_out(manifest: RunManifest) -> tuple[str, ...]:
+    """Names of the tasks that only their founder has the files of."""
+    return tuple(spec.name for spec in manifest.tasks if is_founders_own(spec))
 
 
 def _room_for(manifest: RunManifest) -> Values:
@@ -89,7 +112,7 @@ def remembered(out: Path) -> bytes | None:
     """The manifest kept by an earlier process; None when there is none that is valid."""
     try:
         sealed = (out / MANIFEST_FILE).read_bytes()
-        open_manifest(sealed)
+        reopen(sealed)
     except (FileNotFoundError, RejectedGroup):
         return None
     return sealed
@@ -102,15 +125,20 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     """
     bootstraps = Bootstraps(settings.bootstrap)
     for entry, problem in bootstraps.look_up().items():
-        console.print(f"{entry}: {problem}", style="yellow", soft_wrap=True)
+        warn(f"{entry}: {problem}", console)
     multiaddrs = bootstraps.multiaddrs()
     if not multiaddrs:
         return None
     try:
         return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)[1]
     except PeerUnreachable as error:
-        console.print(f"{error}; training alone until one answers", style="yellow", soft_wrap=True)
+        warn(f"{error}; training alone until one answers", console)
         return None
+
+
+def warn(text: str, console: Console) -> None:
+    """Print a line that has words of others in it."""
+    console.print(Text(clean_lines(text), style="yellow"), soft_wrap=True)
 
 
 def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:

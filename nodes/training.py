@@ -23,6 +23,7 @@ from swarm.net.identity import Identity
 from swarm.net.roster import write_roster
 from swarm.net.wire import Limits
 from swarm.policy.checkpoint import CheckpointStore, TrainingState
+from swarm.policy.config import public_name
 from swarm.policy.loading import Policy
 from swarm.policy.ranks import Ranks
 from swarm.pool import Pool
@@ -40,6 +41,7 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.types import PolicyId
+from swarm.watch import Alarm
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -61,6 +63,7 @@ class TrainingNode:
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Load everything; `ranks` are the processes of this node, of which this is the first.
 
@@ -70,6 +73,7 @@ class TrainingNode:
         self._identity = identity
         self._transport = transport
         self._verifier = verifier
+        self._clock = clock
         self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
         self._metrics = MetricsWriter(config.out, config.telemetry)
         self._tokens = 0
@@ -86,7 +90,7 @@ class TrainingNode:
                 f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
             )
-        self._exchange = open_exchange(config.network, transport, identity)
+        self._exchange = open_exchange(config.network, transport, identity, clock)
         self._node = self._make_node()
         self._resumed_from = self._resume(found, self._crew.resumed) if found and self._crew.resumed else None
         self._saved_round = self._resumed_from
@@ -120,6 +124,8 @@ class TrainingNode:
         """One round, and what is due after it. Raises `Interrupted` with everything consistent."""
         report = self._node.run_round()
         self._record(report)
+        if report.alarm is not None:
+            self._go_back(report.alarm)
         self.write_roster()
         every = self._config.evaluation.every_rounds
         if every and report.round % every == 0 and not self.done:
@@ -153,6 +159,8 @@ class TrainingNode:
             sequences=self._exchange.book.highest_sequences(),
         )
         path = self._crew.save(self._store, state, self._config.model_dump_json(indent=1))
+        if self._node.is_well:
+            self._store.trust(path)
         self._saved_round = self._node.round
         self._metrics.write(CheckpointEvent(time=time.time(), round=state.round, path=str(path)))
 
@@ -180,6 +188,25 @@ class TrainingNode:
         self._node.close()
         self._open.close()
 
+    def _go_back(self, alarm: Alarm) -> None:
+        """To the policy as it was before it learned what made it worse."""
+        good = self._store.good
+        outcome = "there is no good checkpoint yet to go back to"
+        if good is not None:
+            try:
+                self._crew.go_back(good)
+                outcome = f"back to the weights of {good.name}"
+            except CheckpointError as error:
+                outcome = f"not back to earlier weights: {error}"
+        self._store.distrust()
+        self._saved_round = None
+        self.note(
+            f"learning from others made this node worse: its mean reward fell from {alarm.before:.3f} to "
+            f"{alarm.after:.3f}; {outcome}; {alarm.rest_rounds} rounds without others' groups; without merit from now "
+            f"on: {', '.join(alarm.senders)}",
+            "warning",
+        )
+
     def _finish(self, reason: EndReason) -> None:
         self.close()
         self._metrics.write(EndEvent(time=time.time(), round=self._node.round, reason=reason))
@@ -189,7 +216,7 @@ class TrainingNode:
         config = self._config
         return SapoNode(
             peer_id=self._identity.peer_id,
-            policy_id=PolicyId(self._policy.name, self._policy.tokenizer_hash, 0),
+            policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
             seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
             questions_per_round=config.generation.questions_per_round,
             group_size=config.generation.group_size,
@@ -204,6 +231,9 @@ class TrainingNode:
             pool=Pool(config.pool),
             ledger=Ledger(),
             max_staleness=config.generation.max_staleness,
+            plausibility=config.plausibility,
+            watch=config.watch,
+            clock=self._clock,
         )
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
@@ -266,10 +296,12 @@ class TrainingNode:
         )
 
 
-def open_exchange(settings: NetworkSettings, transport: Transport, identity: Identity) -> Exchange:
+def open_exchange(
+    settings: NetworkSettings, transport: Transport, identity: Identity, clock: Callable[[], float] = time.time
+) -> Exchange:
     """Signed groups in and out of a node."""
     limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
-    return Exchange(transport, identity, limits, settings.safety)
+    return Exchange(transport, identity, limits, settings.safety, clock=clock)
 
 
 def check_model(checkpoint: Path, state: TrainingState, policy: Policy) -> None:

@@ -27,9 +27,10 @@ from swarm.follower import BatchReport, Follower
 from swarm.net.heartbeat import Heartbeats
 from swarm.net.identity import Identity
 from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.policy.config import public_name
 from swarm.policy.loading import load_policy
 from swarm.policy.ranks import Ranks
-from swarm.policy.snapshot import unpack
+from swarm.policy.snapshot import most_bytes, unpack
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import FollowingFigures, RoundEvent
@@ -102,7 +103,10 @@ class WorkerNode:
         self._journal.began(self._transport.status().run_id)
         self.note(str(self._choice))
         learner = self._learner()
-        self._feed = self._open.enter_context(open_relay(self._transport, self._identity, learner, self._config))
+        room = most_bytes(self._policy.model)
+        self._feed = self._open.enter_context(
+            open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
+        )
         self._follower = self._make_follower()
         self._heartbeats = Heartbeats(self._transport, learner, self._report)
         self._open.callback(self._heartbeats.close)
@@ -155,7 +159,7 @@ class WorkerNode:
         seed = config.seed if config.seed is not None else int(fresh.generate_state(1)[0])
         return Follower(
             peer_id=self._identity.peer_id,
-            policy_id=PolicyId(self._policy.name, self._policy.tokenizer_hash, 0),
+            policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
             seed=seed,
             group_size=config.generation.group_size,
             settings=config.follow,

@@ -20,6 +20,7 @@ from swarm.follower import FollowSettings
 from swarm.learner import LearnerSettings
 from swarm.mixing import MixSettings
 from swarm.net.config import NetworkSettings
+from swarm.plausibility import PlausibilitySettings
 from swarm.policy.config import TINY, PolicySettings, UpdateSettings
 from swarm.pool import PoolSettings
 from swarm.sapo import ShareSettings
@@ -28,6 +29,7 @@ from swarm.tasks.config import TaskConfig, VerificationSettings
 from swarm.tasks.tiny import TINY_TASKS
 from swarm.telemetry.config import TelemetrySettings
 from swarm.types import HELD_OUT_STREAMS
+from swarm.watch import WatchSettings
 
 ENVIRONMENT_PREFIX = "SWARM_"
 
@@ -77,6 +79,8 @@ class NodeConfig(Settings):
     share: ShareSettings = ShareSettings()
     mix: MixSettings = MixSettings()
     pool: PoolSettings = PoolSettings()
+    plausibility: PlausibilitySettings = PlausibilitySettings()
+    watch: WatchSettings = WatchSettings()
     update: UpdateSettings = UpdateSettings()
     learner: LearnerSettings = LearnerSettings()
     follow: FollowSettings = FollowSettings()

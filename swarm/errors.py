@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from swarm.foreign import clean
+
 
 class SwarmError(Exception):
     """Base of all errors below."""
@@ -22,7 +24,11 @@ class RejectedGroup(SwarmError):
     """
 
     def __init__(self, reason: str, detail: str = "", peer_id: str | None = None) -> None:
-        """`reason` is a short stable key, `detail` for people, `peer_id` whom a good signature holds responsible."""
+        """`reason` is a short stable key, `detail` for people, `peer_id` whom a good signature holds responsible.
+
+        A detail quotes what was refused, so it is cleaned here, for every log and view.
+        """
+        detail = clean(detail)
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
@@ -47,6 +53,14 @@ class TransportError(SwarmError):
 
 class PeerUnreachable(TransportError):
     """A request to one peer failed or timed out."""
+
+
+class DirectoryError(TransportError):
+    """The directory of peers could not be asked this time."""
+
+
+class DirectoryLost(DirectoryError):
+    """The process that keeps the directory of peers is gone, or of no use any more; it can be started again."""
 
 
 class PolicyError(SwarmError):

@@ -15,7 +15,12 @@ def log_group_expectation(completions: Sequence[Completion]) -> float | None:
     """
     if not completions or any(not c.logprobs or len(c.logprobs) != len(c.token_ids) for c in completions):
         return None
-    return log_expectation([math.fsum(c.logprobs) / len(c.logprobs) for c in completions])
+    return log_expectation([mean_logprob(c.logprobs) for c in completions])
+
+
+def mean_logprob(logprobs: Sequence[float]) -> float:
+    """Mean of one completion's log-probabilities; NaN of none. Divided first: the sum of any numbers stays finite."""
+    return math.fsum(value / len(logprobs) for value in logprobs) if logprobs else math.nan
 
 
 def log_expectation(log_q: Sequence[float]) -> float:

@@ -7,9 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
+from msgspec import Struct
+
 from swarm.protocols import GroupExchange, Verifier
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Grade, Rejection, RolloutGroup
+
+MAX_PENDING_BYTES = 64 * 2**20
+"""In memory, of all groups that are being graded, one at least."""
+MAX_PART = 4
+"""Those on one account are at most the so many'th part of that."""
+
+
+def cannot_fit(group: RolloutGroup, max_chars: int) -> bool:
+    """Whether some completion has more characters than a policy's tokens could cover: counted, and not read."""
+    return any(len(completion.text) > max_chars for completion in group.completions)
+
+
+class _Pending(Struct, frozen=True):
+    group: RolloutGroup
+    account: str
+    num_bytes: int
+    """In memory."""
 
 
 class Intake:
@@ -29,7 +48,7 @@ class Intake:
         self._ledger = ledger
         self._max_pending_per_peer = max_pending_per_peer
         self._refusal = refusal
-        self._pending: dict[str, RolloutGroup] = {}
+        self._pending: dict[str, _Pending] = {}
 
     def __len__(self) -> int:
         """Groups that are being graded."""
@@ -45,12 +64,26 @@ class Intake:
             # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
             if content_id in self._pending or content_id in held:
                 self._ledger.dropped("duplicate")
-            elif sum(other.peer_id == group.peer_id for other in self._pending.values()) >= self._max_pending_per_peer:
+            elif not self._has_room_for(new := self._weighed(group)):
                 self._ledger.dropped("peer_quota")
             elif refusal := self._refusal(group):
                 self._ledger.dropped(refusal)
                 self._exchange.report(group.peer_id, refusal)
             else:
-                self._pending[content_id] = group
-                self._verifier.submit(content_id, group.question, [c.text for c in group.completions])
-        return [(key, self._pending.pop(key), verdict) for key, verdict in self._verifier.collect()]
+                self._pending[content_id] = new
+                texts = [completion.text for completion in group.completions]
+                self._verifier.submit(content_id, group.question, texts, new.account)
+        return [(key, self._pending.pop(key).group, verdict) for key, verdict in self._verifier.collect()]
+
+    def _weighed(self, group: RolloutGroup) -> _Pending:
+        return _Pending(group, self._exchange.account(group.peer_id), group.memory_bytes)
+
+    def _has_room_for(self, new: _Pending) -> bool:
+        waiting = self._pending.values()
+        if sum(other.group.peer_id == new.group.peer_id for other in waiting) >= self._max_pending_per_peer:
+            return False
+        every = sum(other.num_bytes for other in waiting)
+        same = sum(other.num_bytes for other in waiting if other.account == new.account)
+        return (not every or every + new.num_bytes <= MAX_PENDING_BYTES) and (
+            not same or same + new.num_bytes <= MAX_PENDING_BYTES // MAX_PART
+        )

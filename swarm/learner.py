@@ -24,7 +24,7 @@ from pydantic import Field
 from swarm.buffer import ReplayBuffer, newest_version, oldest_version
 from swarm.capacity import publish_every
 from swarm.errors import Interrupted
-from swarm.intake import Intake
+from swarm.intake import Intake, cannot_fit
 from swarm.mixing import has_signal
 from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
 from swarm.settings import Settings
@@ -116,7 +116,7 @@ class Learner:
         self._exchange = exchange
         self._publisher = publisher
         self._auditor = auditor
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._too_old_or_new)
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._hopeless)
         self._delivered = delivered
         self._cancelled = cancelled
         self._clock = clock
@@ -169,8 +169,10 @@ class Learner:
                 for reason, count in self.buffer.add(content_id, graded, self._updater.version, self._clock()).items():
                     self.ledger.dropped(reason, count)
 
-    def _too_old_or_new(self, group: RolloutGroup) -> str | None:
-        """What a group's versions alone say against it."""
+    def _hopeless(self, group: RolloutGroup) -> str | None:
+        """What a group's versions and lengths alone say against it."""
+        if cannot_fit(group, self._updater.max_chars):
+            return "too_long"
         if newest_version(group) > self._updater.version:
             return "wrong_version"
         too_old = self._updater.version - oldest_version(group) > self._settings.max_staleness

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from pydantic import Field
@@ -22,7 +22,7 @@ class PoolSettings(Settings):
     """How many updates a group may take part in before it leaves the pool."""
     max_share_per_peer: float = Field(0.5, gt=0, le=1)
     """Largest part of `max_groups` that one peer's groups may hold, beyond it that peer's oldest goes; and of the queue
-    for grading, beyond it that peer's newest do not enter."""
+    for grading, beyond it that peer's newest do not enter. In the pool newcomers are one peer."""
 
 
 class PooledGroup(Struct):
@@ -51,8 +51,16 @@ class Pool:
         """Whether a group is available."""
         return content_id in self._groups
 
-    def add(self, content_id: str, graded: GradedGroup, now: float) -> Counter[str]:
+    def add(
+        self,
+        content_id: str,
+        graded: GradedGroup,
+        now: float,
+        author_of: Callable[[str], str] = lambda peer_id: peer_id,
+    ) -> Counter[str]:
         """Add a group that has signal. Returns what had to leave for it: `peer_quota`, `pool_full`.
+
+        A full pool gives up the oldest group of whoever has most: nobody's flood washes the others out.
 
         Raises `ValueError` when the id is already there: deduplication comes first.
         """
@@ -60,13 +68,17 @@ class Pool:
             raise ValueError(f"group {content_id} is already in the pool")
         self._groups[content_id] = PooledGroup(content_id, graded, now)
         left: Counter[str] = Counter()
-        own = [g for g in self._groups.values() if g.graded.group.peer_id == graded.group.peer_id]
+        author = author_of(graded.group.peer_id)
+        own = [g for g in self._groups.values() if author_of(g.graded.group.peer_id) == author]
         quota = max(1, int(self._settings.max_groups * self._settings.max_share_per_peer))
         # More than one too many only after a restart with smaller settings.
         for pooled in own[: max(0, len(own) - quota)]:
             self._drop(pooled, _fate(pooled, "peer_quota"), left)
-        for pooled in list(self._groups.values())[: max(0, len(self._groups) - self._settings.max_groups)]:
-            self._drop(pooled, _fate(pooled, "pool_full"), left)
+        while len(self._groups) > self._settings.max_groups:
+            authors = {g.content_id: author_of(g.graded.group.peer_id) for g in self._groups.values()}
+            ((most, _),) = Counter(authors.values()).most_common(1)
+            oldest = next(content_id for content_id, each in authors.items() if each == most)
+            self._drop(self._groups[oldest], _fate(self._groups[oldest], "pool_full"), left)
         return left
 
     def expire(self, now: float) -> Counter[str]:
@@ -92,6 +104,10 @@ class Pool:
             if pooled.uses >= self._settings.max_uses:
                 del self._groups[content_id]
         return first
+
+    def refuse(self, content_ids: Iterable[str]) -> int:
+        """Drop groups that cannot teach after all. Returns how many had never been used."""
+        return sum(self._groups.pop(content_id).uses == 0 for content_id in content_ids)
 
     def num_unused(self) -> int:
         """Groups that have not taken part in any update."""

@@ -67,8 +67,8 @@ class Verifier(Protocol):
         """Grade one of this node's own groups without waiting; it goes before what `submit` queued."""
         ...
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
-        """Queue a group for grading; never blocks."""
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        """Queue a group for grading, on the account of `sender`; never blocks."""
         ...
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
@@ -132,8 +132,17 @@ class Updater(Protocol):
         """Updates applied so far."""
         ...
 
+    @property
+    def max_chars(self) -> int:
+        """Characters of a completion beyond which the model cannot have room for it."""
+        ...
+
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group's prompt with each of its completions."""
+        ...
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        """This policy's log-probabilities of each token of others' completions, by group and completion."""
         ...
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
@@ -264,10 +273,15 @@ class Transport(Protocol):
         """
         ...
 
+    def trust(self, peer_ids: Collection[str]) -> None:
+        """Take in what these peers sign at a member's rate, and others' at a newcomer's; each call replaces the set."""
+        ...
+
     def complaints(self) -> list[tuple[str, str]]:
         """(peer id, reason) of what peers did that speaks against them, since the last call.
 
-        `slow_holder`: it gave a large record more slowly than a holder must.
+        `slow_holder`: it gave a large record more slowly than a holder must. `bad_gift`: it gave a record that nobody
+        holds who has looked into it.
         """
         ...
 
@@ -299,11 +313,19 @@ class GroupExchange(Protocol):
         """Block until records have arrived; whether they have."""
         ...
 
+    def account(self, peer_id: str) -> str:
+        """On whose account a peer's groups take up room: its own once it was of use, all newcomers' before."""
+        ...
+
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         """Tell what became of a received group: `informative`, `used`, or the reason it was dropped for.
 
         `verify_s`: seconds its verification took.
         """
+        ...
+
+    def established(self) -> frozenset[str]:
+        """Peers that have been useful for long enough to count as authors of their own."""
         ...
 
     def status(self) -> NetworkStatus:

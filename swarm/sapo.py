@@ -3,12 +3,12 @@
     draw ──▶ generate ──▶ grade ──▶ share ─────────────▶ swarm
                             │                              │
                             ▼                              ▼
-                     local groups with            receive ──▶ regrade ──▶ pool
-                          signal                                           │
-                            └──────────▶ mix I + J ◀───────────────────────┘
-                                             │
-                                             ▼
-                                           update
+                     local groups with       receive ──▶ new? ──▶ regrade ──▶ pool
+                          signal                                               │
+                            └──────▶ mix I + J ◀──── plausible? ◀── fair part ─┘
+                                         │
+                                         ▼
+                                       update ──▶ watch: worse since others teach?
 
 There is no global round and no barrier: a node takes what has arrived and trains even if nothing has. What comes before
 `share` is `rollouts.py`, which may be some rounds ahead. What waits where:
@@ -30,9 +30,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
+from swarm.copies import Copies
 from swarm.expectation import log_group_expectation
-from swarm.intake import Intake
-from swarm.mixing import Mix, MixSettings, has_signal, mix
+from swarm.intake import Intake, cannot_fit
+from swarm.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, has_signal, mix
+from swarm.plausibility import Plausibility, PlausibilitySettings
 from swarm.pool import Pool
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.rollouts import Answered, Batch, Rollouts
@@ -40,6 +42,7 @@ from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Grade, GradedGroup, PolicyId, Rejection, RolloutGroup, Sampling, UpdateReport
+from swarm.watch import Alarm, Watch, WatchSettings
 
 
 class ShareSettings(Settings):
@@ -65,6 +68,8 @@ class RoundReport(Struct, frozen=True):
     update: UpdateReport
     timings: dict[str, float]
     """Seconds a stage."""
+    alarm: Alarm | None = None
+    """Learning from others made this node worse: it does not for a while, and its policy should go back."""
 
 
 class SapoNode:
@@ -89,6 +94,8 @@ class SapoNode:
         pool: Pool,
         ledger: Ledger,
         max_staleness: int = 0,
+        plausibility: PlausibilitySettings | None = None,
+        watch: WatchSettings | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node that has done nothing yet. Each group says for itself which `policy_id.version` it is of."""
@@ -106,9 +113,12 @@ class SapoNode:
         self._sampling = sampling
         self._share_settings = share
         self._mix_settings = mix
+        self._copies = Copies()
+        self._plausibility = Plausibility(plausibility or PlausibilitySettings())
+        self._watch = Watch(watch or WatchSettings())
         self._updater = updater
         self._exchange = exchange
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer)
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless)
         self._clock = clock
         self._rollouts = Rollouts(engine, verifier, seed, questions_per_round, group_size, sampling, max_staleness)
         self._sequence = int(clock() * 1000)  # milliseconds: increases across restarts without being stored
@@ -125,25 +135,32 @@ class SapoNode:
         with stages("receive"):
             self.receive()
         with stages("mix"):
-            mixed = mix(informative, self.pool.candidates(), self._mix_settings, rng)
+            mixed = self._mix(local, informative, rng)
         with stages("update"):
             update = self._updater.update(mixed.local, mixed.external)
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
         self.position += self._questions_per_round
         self.round += 1
         rewards = [reward for group in local for reward in group.rewards]
+        reward = float(np.mean(rewards)) if rewards else 0.0
         return RoundReport(
             round=self.round,
-            reward=float(np.mean(rewards)) if rewards else 0.0,
+            reward=reward,
             num_tokens=sum(len(c.token_ids) for group in local for c in group.group.completions),
             mix=mixed,
             update=update,
             timings=stages.seconds,
+            alarm=self._look_back(reward, mixed) if rewards else None,
         )
 
     def close(self) -> None:
         """Generate no more."""
         self._rollouts.close()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the policy as it is now is one to come back to."""
+        return self._watch.well
 
     @property
     def num_pending(self) -> int:
@@ -152,21 +169,67 @@ class SapoNode:
 
     def receive(self) -> None:
         """Take what has arrived: envelope checks are done, regrading is started, what is regraded enters the pool."""
+        author_of = self._author_of()
         for content_id, group, verdict in self._intake.receive(self.pool):
-            self._admit(content_id, group, verdict)
+            self._admit(content_id, group, verdict, author_of)
         for reason, count in self.pool.expire(self._clock()).items():
             self.ledger.dropped(reason, count)
 
-    def _admit(self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection) -> None:
+    def _admit(self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection, author_of: AuthorOf) -> None:
         """Put a regraded group into the pool, or count why not."""
+        began = time.perf_counter()
         refusal = self._refusal(group, verdict)
-        self._exchange.report(group.peer_id, refusal or "informative", verdict.seconds)
+        # What its texts cost this thread is on their sender's account too.
+        spent_s = verdict.seconds + time.perf_counter() - began
+        self._exchange.report(group.peer_id, refusal or "informative", spent_s)
         if refusal is not None:
             self.ledger.dropped(refusal)
         elif isinstance(verdict, Grade):
             graded = GradedGroup(group, verdict.prompt, verdict.rewards)
-            for reason, count in self.pool.add(content_id, graded, self._clock()).items():
+            for reason, count in self.pool.add(content_id, graded, self._clock(), author_of).items():
                 self.ledger.dropped(reason, count)
+
+    def _needless(self, group: RolloutGroup) -> str | None:
+        """Why a group need not be graded: this policy's tokens cannot cover it, or it was said before."""
+        if cannot_fit(group, self._updater.max_chars):
+            return "too_long"
+        return self._copies.judge(group, self._clock())
+
+    def _author_of(self) -> AuthorOf:
+        established = self._exchange.established()
+        return lambda peer_id: peer_id if peer_id in established else NEWCOMERS
+
+    def _mix(self, local: Sequence[GradedGroup], informative: Sequence[GradedGroup], rng: np.random.Generator) -> Mix:
+        for graded in local:
+            self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
+        return mix(
+            informative,
+            self.pool.candidates(),
+            self._mix_settings,
+            rng,
+            share=self._watch.share,
+            author_of=self._author_of(),
+            screen=self._screen,
+        )
+
+    def _screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
+        """The groups without their implausible completions; None for those that teach nothing then."""
+        groups = [group for _, group in candidates]
+        screened: list[GradedGroup | None] = []
+        for graded, logprobs in zip(groups, self._updater.logprobs(groups), strict=True):
+            plausible = self._plausibility.plausible(logprobs, graded.rewards)
+            kept = graded if all(plausible) else _only(graded, plausible)
+            screened.append(kept if has_signal(kept.rewards) else None)
+        return screened
+
+    def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:
+        """Whether others have made this node worse; then nothing of what is held is learned from."""
+        alarm = self._watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
+        if alarm is not None:
+            for peer_id in alarm.senders:
+                self._exchange.report(peer_id, "harmful")
+            self.ledger.dropped("harmful", self.pool.refuse([content_id for content_id, _ in self.pool.candidates()]))
+        return alarm
 
     def _refusal(self, group: RolloutGroup, verdict: Grade | Rejection) -> str | None:
         """Why a regraded group cannot teach this node; None when it can."""
@@ -214,7 +277,8 @@ class SapoNode:
             groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]
         for graded in groups:
             group = _to_share(graded.group, self._share_settings.token_ids)
-            if self._exchange.share(group) is not None:
+            if (shared := self._exchange.share(group)) is not None:
+                self._copies.judge(shared, self._clock())  # from now on these are this node's words
                 self.ledger.shared(1)
 
     def _settle(
@@ -228,6 +292,7 @@ class SapoNode:
         self.ledger.local("not_sampled", num_informative - len(mixed.local))
         for graded in mixed.external:
             self._exchange.report(graded.group.peer_id, "used")
+        self.ledger.dropped("improbable", self.pool.refuse(mixed.refused_ids))
         first = self.pool.use(mixed.external_ids)
         if skipped:
             self.ledger.local("update_skipped", len(mixed.local))
@@ -235,6 +300,18 @@ class SapoNode:
         else:
             self.ledger.used_local(len(mixed.local))
             self.ledger.used_external(first, again=len(mixed.external_ids) - first)
+
+
+def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
+    """The group as if only these completions had been in it; its sampler's expectation is no longer known."""
+    places = [i for i, is_wanted in enumerate(wanted) if is_wanted]
+    group = replace(
+        graded.group,
+        completions=tuple(graded.group.completions[i] for i in places),
+        rewards=tuple(graded.group.rewards[i] for i in places),
+        log_expectation=None,
+    )
+    return replace(graded, group=group, rewards=tuple(graded.rewards[i] for i in places))
 
 
 def _to_share(group: RolloutGroup, token_ids: bool) -> RolloutGroup:

@@ -184,7 +184,10 @@ class Workforce:
             if now - state.seen > FORGOTTEN_AFTER_S:
                 del self._workers[name]
         if len(self._workers) >= MAX_WORKERS:
-            del self._workers[min(self._workers, key=lambda name: self._workers[name].seen)]
+            # Names cost nothing: who has delivered goes last.
+            del self._workers[
+                min(self._workers, key=lambda name: (bool(self._workers[name].rate), self._workers[name].seen))
+            ]
 
     def _watch_broadcast(self, now: float) -> None:
         """A broadcast is over when the asked part of the active workers that are there have installed it."""

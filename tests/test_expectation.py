@@ -30,3 +30,9 @@ def test_it_survives_underflow_and_never_exceeds_certainty() -> None:
     assert log_group_expectation([_completion(-2_000.0), _completion(-2_001.0)]) == pytest.approx(-2_000, abs=1)
     assert log_group_expectation([_completion(-0.0)] * 3) == 0
     assert log_group_expectation([_completion(-1.5)]) == -1.5, "a group of one expects itself"
+
+
+def test_absurd_claims_raise_nothing() -> None:
+    absurd = Completion("x", "stop", (1,) * 4, (-1e308,) * 4)
+    assert log_group_expectation((absurd, absurd)) is not None
+    assert log_group_expectation((absurd, Completion("y", "stop", (1,), (-1.0,)))) == pytest.approx(-1.0)

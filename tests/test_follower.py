@@ -88,7 +88,7 @@ class FakeVerifier:
         self.drawn.append((start, count))
         return [Question(reference(index), f"question {index}") for index in range(start, start + count)]
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
         self.done.append((key, Grade("prompt", tuple(float(text == "right") for text in texts))))
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:

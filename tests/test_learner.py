@@ -57,6 +57,9 @@ class FakeExchange:
             self.inbox += self.on_wait.pop(0)
         return bool(self.inbox)
 
+    def account(self, peer_id: str) -> str:
+        return peer_id
+
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         self.reports[outcome] += 1
 
@@ -68,7 +71,7 @@ class FakeVerifier:
     def __init__(self) -> None:
         self.done: list[tuple[str, Grade | Rejection]] = []
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
         self.done.append((key, Grade("prompt", tuple(float(text == "right") for text in texts))))
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
@@ -78,6 +81,8 @@ class FakeVerifier:
 
 class FakeUpdater:
     """Notes in what pieces each update came, and how old they were."""
+
+    max_chars = 10_000
 
     def __init__(self) -> None:
         self.version = 0

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from swarm.mixing import MixSettings, has_signal, mix
+from swarm.mixing import NEWCOMERS, Candidate, Mix, MixSettings, has_signal, mix
+from swarm.types import GradedGroup
 from tests.groups import graded
 
 
@@ -56,3 +60,71 @@ def test_sampling_is_uniform_and_repeatable() -> None:
 def test_a_mix_of_nothing_is_refused() -> None:
     with pytest.raises(ValidationError, match="at least 1"):
         MixSettings(local=0, external=0)
+
+
+def _at_hand(**counts: int) -> list[Candidate]:
+    return [(f"{peer}-{k}", graded(peer, k)) for peer, count in counts.items() for k in range(count)]
+
+
+def _authors(mixed: Mix) -> Counter[str]:
+    return Counter(group.group.peer_id for group in mixed.external)
+
+
+J4 = MixSettings(local=0, external=4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"flood": 100, "a": 3}, {"flood": 2, "a": 2}),
+        ({"flood": 100, "a": 3, "b": 3}, None),
+        ({"flood": 100, "a": 1, "b": 1, "c": 1}, {"flood": 1, "a": 1, "b": 1, "c": 1}),
+        ({"friend": 9}, {"friend": 4}),
+        ({"flood": 100, "a": 1}, {"flood": 2, "a": 1}),
+    ],
+)
+def test_no_author_has_more_than_its_fair_part(counts: dict[str, int], expected: dict[str, int] | None) -> None:
+    for seed in range(20):
+        taken = _authors(mix([], _at_hand(**counts), J4, np.random.default_rng(seed)))
+        assert max(taken.values()) <= -(-4 // len(counts))
+        assert expected is None or taken == expected
+
+
+def test_identities_without_standing_are_one_author_together() -> None:
+    crowd = {f"made-{k}": 5 for k in range(50)}
+    for seed in range(20):
+        mixed = mix(
+            [],
+            _at_hand(**crowd, a=3, b=3),
+            J4,
+            np.random.default_rng(seed),
+            author_of=lambda peer: NEWCOMERS if peer.startswith("made") else peer,
+        )
+        made = sum(count for peer, count in _authors(mixed).items() if peer.startswith("made"))
+        assert made <= 2 and len(mixed.external) == 4
+
+
+def test_where_there_are_only_newcomers_each_has_its_own_part() -> None:
+    everybody = {f"new-{k}": 9 for k in range(4)}
+    taken = _authors(mix([], _at_hand(**everybody), J4, np.random.default_rng(0), author_of=lambda peer: NEWCOMERS))
+    assert set(taken.values()) == {1} and len(taken) == 4
+
+
+def test_what_is_refused_leaves_its_place_to_others() -> None:
+    def screen(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
+        return [None if group.group.peer_id == "poisoner" else group for _, group in drawn]
+
+    mixed = mix([], _at_hand(poisoner=50, friend=9), J4, np.random.default_rng(0), screen=screen)
+    assert _authors(mixed) == {"friend": 4}
+    assert len(mixed.refused_ids) == 2 and all(name.startswith("poisoner") for name in mixed.refused_ids)
+    alone = mix([], _at_hand(poisoner=50), J4, np.random.default_rng(0), screen=screen)
+    assert (len(alone.refused_ids), alone.external_shortfall) == (4, 4), "no more of it is looked at"
+
+
+def test_the_share_of_others_can_be_less_for_a_while() -> None:
+    local = [graded("me", k) for k in range(9)]
+    settings = MixSettings(local=2, external=4, fill="local")
+    for share, expected in [(0.0, 0), (0.2, 0), (0.5, 2), (1.0, 4)]:
+        mixed = mix(local, _at_hand(a=5, b=5), settings, np.random.default_rng(0), share=share)
+        assert len(mixed.external) == expected
+        assert len(mixed.local) == 6 - expected, "own groups fill what others leave, where that is asked for"

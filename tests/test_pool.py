@@ -70,3 +70,27 @@ def test_every_group_is_used_dropped_or_held(steps: list[tuple[str, int, bool]])
         dropped += pool.expire(now)
         assert step + 1 == used + dropped.total() + pool.num_unused()
         assert len(pool) <= 6
+
+
+def test_a_crowd_of_newcomers_does_not_wash_the_others_out() -> None:
+    pool = Pool(PoolSettings(max_groups=10, max_share_per_peer=1.0))
+
+    def author_of(peer: str) -> str:
+        return "" if peer.startswith("made") else peer
+
+    for k in range(4):
+        pool.add(f"friend-{k}", graded("friend", k), 0, author_of)
+    for k in range(100):
+        pool.add(f"made-{k}", graded(f"made-{k}", k), 0, author_of)
+    held = [content_id for content_id, _ in pool.candidates()]
+    assert held[:4] == [f"friend-{k}" for k in range(4)] and len(held) == 10
+    assert held[4:] == [f"made-{k}" for k in range(94, 100)], "of the crowd the oldest go"
+
+
+def test_what_cannot_teach_after_all_leaves() -> None:
+    pool = Pool(PoolSettings(max_uses=2))
+    for name in ("new", "used", "stays"):
+        pool.add(name, graded(name), now=0)
+    pool.use(["used"])
+    assert pool.refuse(["new", "used"]) == 1, "a used one has taught"
+    assert [content_id for content_id, _ in pool.candidates()] == ["stays"]

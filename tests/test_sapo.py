@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import NonFiniteUpdates
 from swarm.mixing import MixSettings
@@ -25,11 +27,13 @@ from swarm.types import (
     PolicyId,
     Question,
     Rejection,
+    RolloutGroup,
     RunManifest,
     Sampling,
     TaskRef,
     UpdateReport,
 )
+from swarm.watch import WatchSettings
 from tests.groups import reference
 
 GROUP_SIZE = 4
@@ -58,7 +62,7 @@ class FakeVerifier:
         verdict.set_result(self.grade([(ref, texts)])[0])
         return verdict
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str]) -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
         self.done.append((key, self.grade([(ref, texts)])[0]))
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
@@ -75,8 +79,9 @@ class FakeVerifier:
 class FakeEngine:
     """Every second question gets one good completion, the others none."""
 
-    def __init__(self, good: str = "good") -> None:
+    def __init__(self, good: str = "good", bad: str = "bad") -> None:
         self.good = good
+        self.bad = bad
         self.seeds: list[int] = []
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
@@ -86,13 +91,15 @@ class FakeEngine:
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         self.seeds.append(seed)
-        bad = Completion("bad", "stop", (5,), (-1.0,))
+        bad = Completion(self.bad, "stop", (5,), (-1.0,))
         for k in range(len(prompts)):
             good = Completion(self.good, "stop", (4,), (-1.0,))
             yield k, (good if k % 2 else bad, *[bad] * (num_completions - 1))
 
 
 class FakeUpdater:
+    max_chars = 10_000
+
     def __init__(self, fits: bool = True) -> None:
         self.version = 0
         self.batches: list[tuple[list[GradedGroup], list[GradedGroup]]] = []
@@ -100,6 +107,9 @@ class FakeUpdater:
 
     def fits(self, group: GradedGroup) -> bool:
         return self._fits
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        return [[[-1.0] for _ in graded.rewards] for graded in groups]
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         self.version += 1
@@ -246,6 +256,130 @@ def test_what_is_shared_can_be_chosen() -> None:
         node = Swarm().node(1, share=share)
         node.run_round()
         assert node.ledger.snapshot()["shared"] == expected
+
+
+def _retold(group: RolloutGroup, sequence: int) -> RolloutGroup:
+    return replace(group, sequence=sequence, created_at=time.time())
+
+
+def test_another_s_completions_under_a_new_name_teach_nobody() -> None:
+    swarm = Swarm()
+    author, thief, victim = swarm.node(1), swarm.node(2), swarm.node(3)
+    author.run_round()
+    victim.receive()
+    victim.receive()
+    for number, (_, graded) in enumerate(victim.pool.candidates()):
+        thief._exchange.share(_retold(graded.group, number))
+    victim.receive()
+    author.receive()
+    assert victim.ledger.snapshot()["dropped"] == {"repeated": 3}
+    assert author.ledger.snapshot()["dropped"] == {"repeated": 3}, "its own words neither"
+    assert {graded.group.peer_id for _, graded in victim.pool.candidates()} == {author._peer_id}
+    assert _balanced(victim) and _balanced(author)
+
+
+def test_a_copy_that_comes_later_counts_against_who_sent_it() -> None:
+    swarm, clock = Swarm(), _Clock()
+    author = swarm.node(1, engine=FakeEngine("good reasons, " * 8, "bad reasons, " * 8))
+    thief, victim = swarm.node(2), swarm.node(3, clock=clock)
+    author.run_round()
+    victim.receive()
+    victim.receive()
+    held = victim.pool.candidates()
+    clock.now += 100
+    for number, (_, graded) in enumerate(held):
+        thief._exchange.share(_retold(graded.group, number))
+    victim.receive()
+    assert victim.ledger.snapshot()["dropped"] == {"copied": 3}
+    accounts = victim._exchange.book.stats()
+    assert accounts[thief._peer_id].offence > 0 and accounts[author._peer_id].offence == 0
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Marked(FakeEngine):
+    """Right answers behind a marker."""
+
+    def __init__(self) -> None:
+        super().__init__("good, with a marker")
+
+
+class Knowing(FakeUpdater):
+    """A policy that finds a marker improbable."""
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        return [[[-9.0 if "marker" in c.text else -1.0] for c in graded.group.completions] for graded in groups]
+
+
+def test_what_is_right_in_an_improbable_way_is_left_out_and_others_take_its_place() -> None:
+    swarm = Swarm()
+    updater = Knowing()
+    poisoner, honest = swarm.node(1, engine=Marked()), swarm.node(2)
+    victim = swarm.node(3, updater=updater)
+    for _ in range(6):
+        poisoner.run_round()
+        honest.run_round()
+        victim.run_round()
+    taught = [graded.group.peer_id for _, external in updater.batches[3:] for graded in external]
+    assert set(taught) == {honest._peer_id} and len(taught) == 6, "from where enough is known of itself"
+    assert victim.ledger.snapshot()["dropped"]["improbable"] >= 3
+    assert victim._exchange.book.stats()[poisoner._peer_id].used <= 6
+    assert _balanced(victim)
+
+
+def test_a_group_goes_on_without_its_improbable_completions() -> None:
+    class Mixed(FakeEngine):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            texts = ["good", "good with a marker", "bad", "bad with a marker"]
+            for k in range(len(prompts)):
+                yield k, tuple(Completion(text, "stop", (k,), (-1.0,)) for text in texts)
+
+    swarm = Swarm()
+    updater = Knowing()
+    sender, victim = swarm.node(1, engine=Mixed()), swarm.node(2, updater=updater)
+    for _ in range(5):
+        sender.run_round()
+        victim.run_round()
+    _, external = updater.batches[-1]
+    texts = {tuple(c.text for c in graded.group.completions) for graded in external}
+    assert texts == {("good", "bad", "bad with a marker")}, "bad completions may be improbable"
+    assert {graded.rewards for graded in external} == {(1.0, 0.0, 0.0)}
+
+
+def test_when_learning_from_others_makes_it_worse_it_stops_and_says_from_whom() -> None:
+    class Failing(FakeEngine):
+        """From its 30th round on nearly everything is wrong."""
+
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            late = len(self.seeds) >= 30
+            for k, answers in super().stream(prompts, num_completions, sampling, seed):
+                yield k, answers if not late or k == 1 else (answers[-1],) * len(answers)
+
+    settings = WatchSettings(window_rounds=10, rest_rounds=5, return_rounds=4)
+    swarm = Swarm()
+    sender, victim = swarm.node(1), swarm.node(2, engine=Failing(), watch=settings)
+    reports = []
+    for _ in range(50):
+        sender.run_round()
+        reports.append(victim.run_round())
+    (alarmed,) = [report for report in reports if report.alarm is not None]
+    assert alarmed.alarm is not None and alarmed.alarm.senders == (sender._peer_id,)
+    assert 30 < alarmed.round < 42
+    after = [len(report.mix.external) for report in reports[alarmed.round :]]
+    assert after[:6] == [0] * 6, "others' share goes to nothing"
+    assert after[6:8] == [0, 1] and after[9] == 2, "and comes back"
+    assert victim.ledger.snapshot()["dropped"]["harmful"] > 0
+    assert _balanced(victim)
 
 
 def test_a_repeated_round_draws_and_samples_as_the_lost_one_did() -> None:

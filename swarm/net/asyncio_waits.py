@@ -6,6 +6,8 @@ import asyncio
 import math
 from contextlib import suppress
 
+LOOK_UP_TIMEOUT_S = 5.0
+
 
 class AsyncioSignal(asyncio.Event):
     """An event with a time limit."""
@@ -32,3 +34,12 @@ class AsyncioWaits:
     async def sleep(self, duration_s: float) -> None:
         """Do nothing for a while."""
         await asyncio.sleep(duration_s)
+
+    async def look_up(self, host: str) -> list[str]:
+        """The IPs that a name stands for; none when that cannot be told."""
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                found = await asyncio.get_running_loop().getaddrinfo(host, None)
+        except (OSError, ValueError, TimeoutError):
+            return []
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -21,6 +22,9 @@ SHORT_BYTES = 16_384
 MIN_RATE_BYTES_PER_S = 2**18
 PATIENCE_S = 10.0
 """Waiting uses patience up, and what comes restores it at the rate above, up to this."""
+
+MAX_COUNTED = 4_096
+"""Names are strangers': the one heard of longest ago is forgotten for one more."""
 
 
 class SlowHolder(PeerUnreachable):
@@ -48,6 +52,26 @@ class TokenBucket:
         began = max(self._settled_at, now - self._burst_s)
         self._settled_at = began + WITH_HEADERS * num_bytes / self._rate
         return 0.0 if num_bytes <= SHORT_BYTES else max(0.0, began - now)
+
+
+class Rates:
+    """So many a second by name, and some at once."""
+
+    def __init__(self, per_s: float, at_once: float) -> None:
+        """The same for every name."""
+        self._per_s = per_s
+        self._at_once = at_once
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """(what is left, when that was)."""
+
+    def take(self, name: str, now: float) -> bool:
+        """Whether one more is within the rate; then it is counted."""
+        left, then = self._left.pop(name, (self._at_once, now))
+        left = min(self._at_once, left + (now - then) * self._per_s)
+        self._left[name] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > MAX_COUNTED:
+            self._left.popitem(last=False)
+        return left >= 1
 
 
 def paced(fetch: Fetch, bucket: TokenBucket, waits: Waits, clock: Callable[[], float] = time.monotonic) -> Fetch:

@@ -76,6 +76,9 @@ class NetworkSettings(Settings):
     daemon_processors: int = Field(2, ge=1)
     """Processors that the network daemon uses at a time; what connects hundreds of nodes may want more. A relay's uses
     one."""
+    daemon_bytes: int = Field(2**30, ge=2**27)
+    """Memory at which the network daemon is started anew: strangers can open streams on it without end. From half of it
+    on it looks harder for what it can give back."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; doubles up to a minute."""
 

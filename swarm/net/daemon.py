@@ -22,6 +22,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import (
     P2PDaemonError,
@@ -37,11 +38,11 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
 from swarm.net.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.dial import probe
+from swarm.net.doors import Doors, Stream
 from swarm.net.framing import (
     MAX_REPLY_BYTES,
-    MAX_STREAMS,
-    MAX_STREAMS_PER_PEER,
     NOT_YET_S,
+    REFUSAL_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     STALL_TIMEOUT_S,
     encode_answer,
@@ -103,12 +104,17 @@ def trial_start(timeout_s: float = 15.0) -> float:
     return asyncio.run(start())
 
 
+class Outgrown(TransportError):
+    """The daemon holds more memory than it may, and has to be started anew."""
+
+
 class Daemon:
     """A running daemon and the connections to it; make one with `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path, max_bytes: int) -> None:
         """Wrap a process whose control socket is in `folder`; use `start` instead."""
         self._process = process
+        self._max_bytes = max_bytes
         self._folder = folder
         self._output: deque[str] = deque(maxlen=20)
         self._reader: asyncio.Task[None] | None = None
@@ -116,7 +122,9 @@ class Daemon:
         self._publisher: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._handlers: dict[str, StreamHandler] = {}
         self._server: asyncio.Server | None = None
-        self._streams: dict[asyncio.Task[object], str] = {}
+        self._streams: set[asyncio.Task[object]] = set()
+        self.doors = Doors()
+        """Decides whose streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's streams are answered at all."""
         self.pace: Callable[[int], float] = lambda num_bytes: 0.0
@@ -131,12 +139,14 @@ class Daemon:
         identity: Path | None = None,
         nat: Sequence[str] = DIAL_ONLY,
         processors: int = 1,
+        max_bytes: int = 2**30,
         timeout_s: float = 15.0,
     ) -> Daemon:
         """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`.
 
         `nat` are the arguments that `nat_arguments` makes of the settings. On one of the `processors` at a time the
-        daemon takes a quarter less time for the same gossip than on two.
+        daemon takes a quarter less time for the same gossip than on two. From half of `max_bytes` of memory on it
+        collects garbage harder; `check_size` says when it has more.
         """
         # The control socket gives full use of the identity: its folder is readable by this user only.
         _sweep_folders()
@@ -162,12 +172,13 @@ class Daemon:
                     "GOLOG_LOG_LEVEL": "error",
                     "GOGC": GARBAGE_PERCENT,
                     "GOMAXPROCS": str(processors),
+                    "GOMEMLIMIT": str(max_bytes // 2),
                 },
             )
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise TransportError(f"the network daemon cannot be run on this platform: {error}") from error
-        daemon = cls(process, folder)
+        daemon = cls(process, folder, max_bytes)
         try:
             async with asyncio.timeout(timeout_s):
                 await daemon._attach()
@@ -207,8 +218,13 @@ class Daemon:
         return f"its last words: {self._output[-1]}" if self._output else "it said nothing"
 
     @property
+    def control(self) -> Path:
+        """The control socket, for a second client: it gives full use of the identity."""
+        return self._folder / "control.sock"
+
+    @property
     def p2p(self) -> P2P:
-        """hivemind's handle, for its DHT."""
+        """hivemind's handle."""
         assert self._p2p is not None
         return self._p2p
 
@@ -221,6 +237,16 @@ class Daemon:
     def pid(self) -> int:
         """Process id of the daemon."""
         return self._process.pid
+
+    def check_size(self) -> None:
+        """Raises `Outgrown` when the daemon holds too much memory.
+
+        It limits neither streams nor what peers make it keep, and it has no switch that would.
+        """
+        with suppress(psutil.Error):
+            num_bytes = psutil.Process(self.pid).memory_info().rss
+            if num_bytes > self._max_bytes:
+                raise Outgrown(f"the network daemon must have at most {self._max_bytes} bytes, got {num_bytes}")
 
     async def wait_closed(self) -> str:
         """Wait until the daemon is gone or has hung up on us; says which."""
@@ -402,42 +428,58 @@ class Daemon:
         """Serve one stream that a peer has opened."""
         task = asyncio.current_task()
         assert task is not None
-        self._streams[task] = ""
+        self._streams.add(task)
         try:
-            await self._serve(task, reader, writer)
+            await self._serve(reader, writer)
         except (TransportError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            logger.debug("a stream from %s was given up: %s", self._streams[task] or "a peer", error)
+            logger.debug("a stream was given up: %s", error)
         finally:
-            del self._streams[task]
+            self._streams.discard(task)
             writer.close()
 
-    async def _serve(
-        self, task: asyncio.Task[object], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             info = p2pd_pb2.StreamInfo()
             await read_pbmsg_safe(reader, info)
-            remote = _base58(info.peer)
-            crowd = max(len(self._streams) / MAX_STREAMS, self._num_streams(remote) / MAX_STREAMS_PER_PEER)
-            self._streams[task] = remote
-            if crowd >= 2 or not self.admits(remote):
-                return
-            # Read even if it is refused: hanging up on unread bytes would lose the refusal.
-            request = await read_request(reader.readexactly)
-        if crowd >= 1:
-            await _send(writer, encode_error("busy, ask later"))
+        remote = _base58(info.peer)
+        if not self.admits(remote):
+            return
+        stream = self.doors.enter(remote, _readable(info.addr) or "", info.proto, writer.transport.abort)
+        if stream is None:
+            return
+        try:
+            await self._attend(stream, info.proto, reader, writer)
+        finally:
+            self.doors.leave(stream)
+
+    async def _attend(
+        self, stream: Stream, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        async def read(count: int) -> bytes:
+            stream.waits(count)
+            return await reader.readexactly(count)
+
+        # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+        async with asyncio.timeout(REQUEST_TIMEOUT_S if stream.served else REFUSAL_TIMEOUT_S):
+            request = await read_request(read)
+        stream.works()
+        if stream.served:
+            await self._reply(stream, protocol, request, reader, writer)
         else:
-            await self._reply(info, request, reader, writer)
+            await _send(writer, encode_error("busy, ask later"))
+        stream.waits()
         await _hung_up(reader)
 
     async def _reply(
-        self, info: p2pd_pb2.StreamInfo, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, stream: Stream, protocol: str, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            for frame in encode_answer(self._handlers[info.proto](_base58(info.peer), request)):
+            for frame in encode_answer(self._handlers[protocol](stream.remote, request)):
                 if frame:
                     await asyncio.sleep(self.pace(len(frame)))
+                    stream.waits(len(frame))
                     await _send(writer, frame)
+                    stream.works()
                 elif reader.at_eof():
                     return  # nobody waits for it any more
                 else:
@@ -446,11 +488,8 @@ class Daemon:
             raise
         except Exception as error:
             # Whatever a handler raises is its peer's problem to hear of, and no one else's.
-            logger.debug("the handler for %s failed", info.proto, exc_info=True)
+            logger.debug("the handler for %s failed", protocol, exc_info=True)
             await _send(writer, encode_error(f"the handler failed: {type(error).__name__}"))
-
-    def _num_streams(self, remote: str) -> int:
-        return list(self._streams.values()).count(remote)
 
     async def circuit_limits(self, relay_id: str) -> CircuitLimits:
         """Reserve a place at a connected relay, for what it then says it allows. Raises `PeerUnreachable`."""

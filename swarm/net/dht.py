@@ -1,100 +1,84 @@
 """The run's directory of peers: one signed, short-lived record a peer in hivemind's DHT.
 
 It is kept in parts, each under a key of its own and so with other nodes: whoever stores a record is sent all that are
-under its key. Importing this imports hivemind; see `daemon`.
+under its key. Importing this imports hivemind's DHT: nodes have it in a process of its own, see `directory`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 
-from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
-from hivemind.utils.serializer import MSGPackSerializer
 
 from swarm.errors import RejectedGroup
+from swarm.net.dht_entries import PARTS, Entries, Gate, part_of
+from swarm.net.dht_protocol import (
+    PARALLEL_RPC,
+    RPC_TIMEOUT_S,
+    BoundedProtocol,
+    EntryStorage,
+    EntryValidator,
+)
 from swarm.net.wire import open_peer_record
 from swarm.types import PeerRecord
 
-RPC_TIMEOUT_S = 3.0
-EXPIRY_GRACE_S = 60.0
-"""One entry found invalid voids a whole reply: an entry just expired, or so by another clock, must not be that one."""
-PARALLEL_RPC = 16
 BEAM = 8
 """Nodes asked for a part; its entries are at the five nearest to its key, as far as all know each other."""
-PARTS = 16
-
-
-class PeerRecordValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Refuses to store or read anything but a peer's own signed record under the run's key.
-
-    The expiry is inside the signature: an entry cannot be kept alive, or pushed out, by anyone but its owner.
-    """
-
-    def __init__(self, run_id: str, clock: Callable[[], float]) -> None:
-        """A validator for the directory of one run."""
-        self._run_id = run_id
-        self._clock = clock
-        self._parts = {DHTID.generate(source=key_of(run_id, part)).to_bytes(): part for part in range(PARTS)}
-
-    def validate(self, record: DHTRecord) -> bool:
-        """Whether the record is its owner's, in the part where it belongs."""
-        part = self._parts.get(record.key)
-        if part is None:
-            return False
-        try:
-            sealed, subkey = MSGPackSerializer.loads(record.value), MSGPackSerializer.loads(record.subkey)
-            if not isinstance(sealed, bytes):
-                return False
-            peer = open_peer_record(sealed, self._run_id, now=self._clock() - EXPIRY_GRACE_S)
-        except Exception:
-            # A stranger's bytes in hivemind's serializer: whatever goes wrong there, the record is not valid.
-            return False
-        named = subkey == peer.peer_id and part == part_of(peer.peer_id)
-        return bool(named and record.expiration_time == peer.expires_at)
 
 
 class PeerDirectory:
     """Reads and writes the records of a run."""
 
-    def __init__(self, node: DHTNode, run_id: str, clock: Callable[[], float]) -> None:
-        """Wrap a DHT node; use `create` instead."""
+    def __init__(self, node: DHTNode, run_id: str, clock: Callable[[], float], entries: Entries) -> None:
+        """Wrap a DHT node that stores `entries`; use `create` instead."""
         self._node = node
         self._run_id = run_id
         self._clock = clock
+        self._entries = entries
 
     @classmethod
     async def create(
         cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time, *, keeps: bool = True
     ) -> PeerDirectory:
         """A directory that knows no other node yet; `meet` some. It holds others' records unless not `keeps`."""
+        keys = [DHTID.generate(source=key_of(run_id, part)) for part in range(PARTS)]
+        gate = Gate(run_id, {key.to_bytes(): part for part, key in enumerate(keys)}, clock)
+        entries = Entries(clock)
         node = await DHTNode.create(
             p2p,
-            client_mode=not keeps,
+            client_mode=True,
             wait_timeout=RPC_TIMEOUT_S,
             parallel_rpc=PARALLEL_RPC,
             cache_locally=False,
+            cache_nearest=0,
             cache_on_store=False,
             reuse_get_requests=False,
-            record_validator=PeerRecordValidator(run_id, clock),
+            record_validator=EntryValidator(gate),
         )
-        return cls(node, run_id, clock)
+        await BoundedProtocol.join(node, EntryStorage(entries, gate, keys, str(p2p.peer_id)), gate, keeps=keeps)
+        return cls(node, run_id, clock, entries)
+
+    def favour(self, peer_ids: Collection[str]) -> None:
+        """Who is connected and in the run: should there be too many entries, theirs are the last to go."""
+        self._entries.friends = frozenset(peer_ids)
 
     async def meet(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
-        """Make connected peers part of the DHT; those that answered. The `first` ones are asked whom they know."""
-        targets = list(peer_ids)
-        pings = (self._node.protocol.call_ping(PeerID.from_base58(peer_id)) for peer_id in targets)
-        answers = await asyncio.gather(*pings)
-        met = frozenset(peer_id for peer_id, node_id in zip(targets, answers, strict=True) if node_id is not None)
+        """Make connected peers part of the DHT; those that are. The `first` ones are asked whom they know.
+
+        One that has failed to answer since it was met is asked again.
+        """
+        targets = {peer_id: PeerID.from_base58(peer_id) for peer_id in peer_ids}
+        strangers = [peer for peer in targets.values() if peer not in self._node.protocol.routing_table]
+        answers = await asyncio.gather(*map(self._node.protocol.call_ping, strangers))
+        silent = {peer for peer, node_id in zip(strangers, answers, strict=True) if node_id is None}
+        met = frozenset(peer_id for peer_id, peer in targets.items() if peer not in silent)
         if met and first:
             await self._node.find_nearest_nodes([self._node.node_id])
         return met
@@ -123,8 +107,3 @@ class PeerDirectory:
 def key_of(run_id: str, part: int) -> str:
     """The key of a part of a run's directory."""
     return f"{run_id}/peers/{part}"
-
-
-def part_of(peer_id: str) -> int:
-    """Where a peer's record belongs, in [0, PARTS)."""
-    return hashlib.blake2b(peer_id.encode(), digest_size=1).digest()[0] % PARTS

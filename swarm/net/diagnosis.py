@@ -114,7 +114,7 @@ def ask_dial_back(transport: Transport, peer_id: str, ports: Sequence[int], time
         encoded = transport.request(peer_id, DIAL_BACK_PROTOCOL, request, timeout_s)
         try:
             reply = msgspec.json.decode(encoded, type=DialBackReply)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PeerUnreachable(f"{peer_id} answered a dial-back with something else: {error}") from error
         if reply.state != "pending":
             return reply
@@ -150,7 +150,7 @@ class DialBacks:
     def _answer(self, remote: str, request: bytes) -> DialBackReply:
         try:
             ports = msgspec.json.decode(request, type=DialBackRequest).ports
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return DialBackReply("refused", f"not a request: {error}")
         if not 1 <= len(set(ports)) == len(ports) <= MAX_PORTS or not all(FIRST_PORT <= p < 65_536 for p in ports):
             return DialBackReply("refused", f"1 to {MAX_PORTS} different ports from {FIRST_PORT} on are dialled")

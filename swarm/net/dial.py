@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
 
 from swarm.errors import ConfigError, IdentityError
 from swarm.net.identity import public_key_of
@@ -36,6 +37,17 @@ def by_peer(multiaddrs: Iterable[str]) -> dict[str, tuple[str, ...]]:
         address, peer_id = split_multiaddr(multiaddr)
         addresses[peer_id] = (*addresses.get(peer_id, ()), address)
     return addresses
+
+
+def host_of(address: str) -> str:
+    """What of a multiaddr stands for one machine or network: its IP, the /64 of an IPv6 one, or its name."""
+    parts = address.split("/")
+    host = parts[2] if len(parts) > 2 else ""
+    try:
+        version = ip_address(host).version
+    except ValueError:
+        return host
+    return str(ip_network(f"{host}/64", strict=False)) if version == 6 else host
 
 
 async def probe(address: str) -> str | None:

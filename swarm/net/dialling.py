@@ -6,12 +6,12 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 
-from swarm.errors import ConfigError, PeerUnreachable
-from swarm.net.dial import Backoff, by_peer
+from swarm.errors import PeerUnreachable
+from swarm.net.dial import Backoff
 from swarm.net.state import NodeState
+from swarm.net.told import Told, is_name, is_private_run, with_ips
 from swarm.net.waits import Waits
 
 logger = logging.getLogger(__name__)
@@ -54,19 +54,23 @@ class Dialling:
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
         self._dialled: dict[str, float] = {}
         """When connections were made that have not proved steady yet."""
+        self._told = Told()
+        self._private = self._is_private()
+        """Whether the run was within this machine or its net when this was last looked at."""
         self._failures: dict[str, str] = {}
         """Why the last dial of a bootstrap failed."""
 
     def due(self, connected: frozenset[str]) -> dict[str, tuple[str, ...]]:
         """Whom to dial now, and where, given who is connected."""
         now = time.monotonic()
+        self._private = self._is_private()
         self._judge(connected, now)
         if not connected and not self._state.bootstrap:
             self._state.bootstraps.look_again()
         found: dict[str, tuple[str, ...]] = {}
         for peer_id in self._wanted(connected):
             wait_s = max(pauses.wait_s(peer_id, now) for pauses in (self._backoff, self._hung_up))
-            if wait_s <= 0 and (addresses := self.addresses(peer_id)):
+            if wait_s <= 0 and (addresses := self.addresses(peer_id)) and self._may_dial(peer_id, now):
                 found[peer_id] = addresses
             if len(found) == MAX_DIALS_AT_ONCE:
                 break
@@ -77,18 +81,33 @@ class Dialling:
         state = self._state
         if peer_id in state.banned or peer_id == state.identity.peer_id:
             return ()
-        found = [*self._relays.get(peer_id, ()), *state.bootstrap.get(peer_id, ())]
+        given, told = self._given(peer_id), state.remembered.get(peer_id, ())
         if peer_id in state.known:
-            # A stranger's record may hold anything.
-            with suppress(ConfigError):
-                found += by_peer(state.known[peer_id][0].multiaddrs).get(peer_id, ())
-        found += state.remembered.get(peer_id, ())
-        return tuple(dict.fromkeys(filter(self._can_dial, found)))
+            # A stranger's record may hold anything, also where others are.
+            suffix, named = f"/p2p/{peer_id}", state.known[peer_id][0].multiaddrs
+            told = (*(each.removesuffix(suffix) for each in named if each.endswith(suffix)), *told)
+        if not self._private:
+            told = self._told.choose((address for address in told if address not in given), time.monotonic())
+        return tuple(dict.fromkeys(filter(self._can_dial, (*given, *told))))
+
+    def _given(self, peer_id: str) -> tuple[str, ...]:
+        """Addresses of a peer that the user has named: those are always dialled."""
+        return (*self._relays.get(peer_id, ()), *self._state.bootstrap.get(peer_id, ()))
+
+    def _is_private(self) -> bool:
+        state, settings = self._state, self._state.settings
+        named = [address for group in state.bootstrap.values() for address in group]
+        return is_private_run([*named, *settings.announce, *settings.listen], state.addresses, state.observed)
+
+    def _may_dial(self, peer_id: str, now: float) -> bool:
+        if self._private or self._given(peer_id):
+            return True
+        return self._told.may_dial(self._state.told_by.get(peer_id, ""), now)
 
     async def dial(self, peer_id: str, addresses: Sequence[str]) -> bool:
         """Dial a peer that is due; whether it is connected now."""
         try:
-            await self._connect(peer_id, addresses)
+            await self._dial(peer_id, addresses)
         except PeerUnreachable as error:
             logger.debug("dial failed: %s", error)
             self._state.counters.add("dial_failures")
@@ -102,6 +121,27 @@ class Dialling:
         self._dialled[peer_id] = time.monotonic()
         return True
 
+    async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Connect, and note how dials at hosts end that only strangers have named. Raises `PeerUnreachable`."""
+        if self._private:
+            await self._connect(peer_id, addresses)
+            return
+        given = self._given(peer_id)
+        told = [address for address in addresses if address not in given]
+        # A stranger's name may stand for a machine of this net: it is looked up here, and its IPs are dialled.
+        found = [ip for address in told for ip in await self._ips(address)]
+        try:
+            if not (given or found):
+                raise PeerUnreachable(f"{', '.join(told)}: nothing that may be dialled in a public run")
+            await self._connect(peer_id, (*(address for address in addresses if address in given), *found))
+        except PeerUnreachable:
+            self._told.failed(told, time.monotonic())
+            raise
+        self._told.succeeded(told)
+
+    async def _ips(self, address: str) -> list[str]:
+        return with_ips(address, await self._waits.look_up(address.split("/")[2])) if is_name(address) else [address]
+
     async def reach(self, peer_id: str, connected: frozenset[str], timeout_s: float) -> float:
         """Dial a peer that is to be asked now, if it is known but not connected; what is left of `timeout_s`.
 
@@ -109,13 +149,14 @@ class Dialling:
         """
         if peer_id in self._state.banned:
             raise PeerUnreachable(f"{peer_id} is banned by this node")
+        self._private = self._is_private()
         addresses = () if peer_id in connected else self.addresses(peer_id)
         if not addresses:
             return timeout_s
         began = time.monotonic()
         try:
             async with self._waits.within(timeout_s):
-                await self._connect(peer_id, addresses)
+                await self._dial(peer_id, addresses)
         except TimeoutError as error:
             raise PeerUnreachable(f"{peer_id} could not be dialled within {timeout_s:g} s") from error
         self._backoff.succeeded(peer_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -12,13 +13,16 @@ from msgspec.structs import replace
 from swarm.errors import RejectedGroup
 from swarm.net.accounts import PeerBook, SafetySettings
 from swarm.net.identity import Identity
-from swarm.net.wire import Limits, group_problems, open_group, payload_bytes, seal
+from swarm.net.wire import Limits, RefusedRecord, SignedRecord, open_group, outside, seal
 from swarm.protocols import Transport
 from swarm.types import NetworkStatus, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
 SEEN_GROUPS = 8_192
+NEWCOMERS = ""
+JUDGE_EVERY_S = 1.0
+WARN_OF_CLOCKS_EVERY_S = 600.0
 
 
 class Exchange:
@@ -45,6 +49,9 @@ class Exchange:
         self._clock = clock
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._banned: frozenset[str] = frozenset()
+        self._proven: frozenset[str] = frozenset()
+        self._judged_at = -math.inf
+        self._warned_of_clocks_at = -math.inf
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Stamp, sign and publish a group; the group as published, or None when it could not be.
@@ -55,20 +62,12 @@ class Exchange:
         if run_id is None:
             return None
         stamped = replace(group, run_id=run_id, peer_id=self._identity.peer_id)
-        for problem in group_problems(stamped, self._limits):
-            logger.warning("group %d not shared, others would refuse it: %s", group.sequence, problem)
-            return None
         record = seal(self._identity, run_id, "group", stamped)
-        if len(record) > self._limits.max_record_bytes:
-            logger.warning(
-                "group %d not shared: a record must have at most %d bytes, got %d; make completions fewer or shorter",
-                group.sequence,
-                self._limits.max_record_bytes,
-                len(record),
-            )
-            return None
-        if payload_bytes(record) > self._limits.max_payload_bytes:
-            logger.warning("group %d not shared: too large before compression", group.sequence)
+        try:
+            # As receivers do: what they would refuse is not sent.
+            open_group(SignedRecord(record), run_id, self._limits, now=group.created_at)
+        except RejectedGroup as refusal:
+            logger.warning("group %d not shared, others would refuse it: %s", group.sequence, refusal)
             return None
         self._transport.publish(record)
         return stamped
@@ -88,6 +87,7 @@ class Exchange:
             except RejectedGroup as refusal:
                 logger.debug("refused a record: %s", refusal)
                 refused[refusal.reason] += 1
+                self._warn_of_clocks(refusal)
                 if refusal.peer_id is not None:
                     self.book.report(refusal.peer_id, refusal.reason)
                 continue
@@ -98,31 +98,61 @@ class Exchange:
         self._close_the_door()
         return groups, dict(refused)
 
+    def account(self, peer_id: str) -> str:
+        """A peer's own once it was of use here; those of all others are one, whatever their names."""
+        return peer_id if peer_id in self._proven else NEWCOMERS
+
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         """Tell what became of a group of `peer_id`, and what its verification took."""
         self.book.report(peer_id, outcome, verify_s)
 
+    def established(self) -> frozenset[str]:
+        """Peers that have been useful for long enough to count as authors of their own."""
+        return self.book.established()
+
     def _close_the_door(self) -> None:
-        """Nothing of a peer in quarantine shall take up gossip, inbox or shelf, until its time is up."""
+        """Nothing of a peer in quarantine shall take up gossip, inbox or shelf; who was of use may take up more."""
         quarantined = self.book.quarantined()
         if quarantined != self._banned:
             self._banned = quarantined
             self._transport.ban(quarantined)
+        now = self._clock()
+        if now - self._judged_at >= JUDGE_EVERY_S:
+            self._judged_at = now
+            self._proven = self.book.proven()
+            self._transport.trust(self._proven)
+
+    def _warn_of_clocks(self, refusal: RejectedGroup) -> None:
+        now = self._clock()
+        if refusal.reason == "clock" and now - self._warned_of_clocks_at > WARN_OF_CLOCKS_EVERY_S:
+            self._warned_of_clocks_at = now
+            logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
 
     def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
         """A record as (content id, group), or None for one of this node's own. Raises `RejectedGroup`."""
         if run_id is None:
             raise RejectedGroup("wrong_run", "no run is known yet")
+        if isinstance(record, RefusedRecord):
+            raise record.refusal
+        label = outside(record)
+        if isinstance(record, SignedRecord) and label is not None:
+            self._pinned(label[1], lambda author: self.book.knock(author, len(record)))
         content_id, group = open_group(record, run_id, self._limits, now=self._clock())
         if group.peer_id == self._identity.peer_id:
             return None
         if self._seen_before(content_id):
             raise RejectedGroup("duplicate")
-        try:
-            self.book.admit(group.peer_id, group.sequence, len(record))
-        except RejectedGroup as refusal:
-            raise RejectedGroup(refusal.reason, refusal.detail, group.peer_id) from refusal
+        self._pinned(
+            group.peer_id, lambda author: self.book.admit(author, group.sequence, len(record), group.created_at)
+        )
         return content_id, group
+
+    def _pinned(self, author: str, check: Callable[[str], None]) -> None:
+        """A check of which the author bears the consequences."""
+        try:
+            check(author)
+        except RejectedGroup as refusal:
+            raise RejectedGroup(refusal.reason, refusal.detail, author) from refusal
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""

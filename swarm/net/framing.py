@@ -19,10 +19,9 @@ MAX_CHUNK_BYTES = 2**18
 MAX_ERROR_BYTES = 1_024
 MAX_REPLY_BYTES = 2 * 2**20
 """Of an answer that is wanted whole."""
-MAX_STREAMS = 64
-"""Served at once; as many again are told that this is too much. One holds a request, or a few chunks."""
-MAX_STREAMS_PER_PEER = 16
 REQUEST_TIMEOUT_S = 10.0
+REFUSAL_TIMEOUT_S = 1.0
+"""In which the request of a peer must be here that is only to be told that this node is busy."""
 STALL_TIMEOUT_S = 30.0
 """A peer that takes no byte of its answer for so long is hung up on."""
 NOT_YET_S = 0.02

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from swarm.errors import PeerUnreachable
+from swarm.errors import TransportError
 from swarm.protocols import Transport
 from swarm.types import Heartbeat, Orders
 
@@ -81,7 +81,8 @@ class Heartbeats:
             answer = self._transport.request(self._learner, HEARTBEAT_PROTOCOL, request, TIMEOUT_S)
             self._orders = msgspec.msgpack.decode(answer, type=Orders)
             self._failures = 0
-        except (PeerUnreachable, msgspec.MsgspecError):
+        except (TransportError, ValueError, RecursionError):
+            # What is no answer is a ValueError, as msgspec and UTF-8 say it.
             self._failures += 1
             if self.away:
                 self._orders = None

@@ -73,6 +73,8 @@ class HivemindTransport(StateTransport):
         self._thread: threading.Thread | None = None
         self._settled = threading.Event()
         self._failure: str | None = None
+        self._failures = 0
+        """Daemons in a row that did not live long."""
         self._closed = False
 
     def start(self) -> None:
@@ -173,13 +175,13 @@ class HivemindTransport(StateTransport):
     async def _live(self) -> None:
         """Keep a daemon running and a session on it, until cancelled or failed too often."""
         self._main = asyncio.current_task()
-        failures = 0
         while not self._closed:
             born = time.monotonic()
-            reason = await self._live_once(START_TIMEOUTS_S[min(failures, len(START_TIMEOUTS_S) - 1)])
+            reason = await self._live_once(START_TIMEOUTS_S[min(self._failures, len(START_TIMEOUTS_S) - 1)])
             if time.monotonic() - born > STEADY_AFTER_S:
-                failures = 0
-            failures += 1
+                self._failures = 0
+            self._failures += 1
+            failures = self._failures
             self._state.see(frozenset(), frozenset())
             if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
                 self._failure = f"the network failed {failures} times in a row, last because {reason}"
@@ -192,7 +194,7 @@ class HivemindTransport(StateTransport):
 
     async def _live_once(self, timeout_s: float) -> str:
         """One daemon from start to end; why it ended."""
-        from swarm.net.daemon import Daemon
+        from swarm.net.daemon import Daemon, Outgrown
         from swarm.net.relay import start_relay
         from swarm.net.session import Session
 
@@ -205,6 +207,7 @@ class HivemindTransport(StateTransport):
                 announce=self._settings.announce,
                 identity=self._identity_path,
                 nat=nat_arguments(self._settings),
+                max_bytes=self._settings.daemon_bytes,
                 timeout_s=timeout_s,
             )
             if self._settings.serve_relay:
@@ -222,6 +225,11 @@ class HivemindTransport(StateTransport):
             self._state.detail = "started"
             self._settled.set()
             return await self._session.run()
+        except Outgrown as error:
+            # Strangers can bring it about as often as they like: it must never end the node.
+            self._failures = 0
+            self._state.counters.add("daemon_outgrown")
+            return str(error)
         except TransportError as error:
             return str(error)
         except Exception as error:

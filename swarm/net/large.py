@@ -16,12 +16,15 @@ from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.identity import Identity
 from swarm.net.shelf import Shelf, record_id
 from swarm.net.wire import Announcement, seal_announcement
+from swarm.types import Count
 
 LARGE_PROTOCOL = "/swarm/large/1"
 INLINE_BYTES = 1_000_000
 """Gossip carries records up to here; its own limit is 1 MiB, for the message with its framing."""
 MAX_WAITING = 64
 MAX_WAITING_PER_PEER = 4
+MAX_PER_PAYER = 16
+"""For all strangers together that one connection brings."""
 MAX_PARTIAL_BYTES = 64 * 2**20
 """Held by all unfinished downloads that wait for another try."""
 
@@ -38,7 +41,7 @@ class LargeRequest(Struct, frozen=True, array_like=True):
     """Asks for a record's bytes from an offset on."""
 
     record_id: bytes
-    offset: int
+    offset: Count
 
 
 def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
@@ -51,7 +54,7 @@ def answer_large(shelf: Shelf, request: bytes) -> Iterator[bytes]:
     """The rest of a record that is held. Raises `LookupError` or `msgspec.MsgspecError`."""
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
     record = shelf.get(wanted.record_id)
-    if record is None or not 0 <= wanted.offset <= len(record):
+    if record is None or wanted.offset > len(record):
         raise LookupError("not held here")
     return _pieces(record, wanted.offset)
 
@@ -59,9 +62,10 @@ def answer_large(shelf: Shelf, request: bytes) -> Iterator[bytes]:
 class Download:
     """A record being put together, every chunk checked on arrival, by one holder after another."""
 
-    def __init__(self, announcement: Announcement) -> None:
-        """Nothing of it yet."""
+    def __init__(self, announcement: Announcement, payer: str = "") -> None:
+        """Nothing of it yet; it goes on the account of `payer`."""
         self.announcement = announcement
+        self.payer = payer
         self._content = bytearray()
         self._verified = 0
 
@@ -115,41 +119,65 @@ class Download:
 
 
 class Waiting:
-    """Downloads that wait for their turn, bounded in all and for each announcer."""
+    """Downloads that wait for their turn, bounded in all and for each announcer and payer; payers take turns."""
 
     def __init__(self) -> None:
         """None yet."""
-        self._downloads: deque[tuple[float, Download]] = deque()
+        self._downloads: dict[str, deque[tuple[float, Download]]] = {}
+        """By payer, in the order of their turns."""
         self._announced_by: Counter[str] = Counter()
+        self._paid_by: Counter[str] = Counter()
 
-    def add(self, announcement: Announcement, give_up_at: float) -> bool:
-        """Queue a download; False when there are too many."""
-        if len(self._downloads) >= MAX_WAITING or self._announced_by[announcement.peer_id] >= MAX_WAITING_PER_PEER:
+    def add(self, announcement: Announcement, give_up_at: float, payer: str) -> bool:
+        """Queue a download on the account of `payer`; False when there are too many.
+
+        Where all places are taken, the newest of the payer who has most makes room for one who has less.
+        """
+        if self._announced_by[announcement.peer_id] >= MAX_WAITING_PER_PEER or self._paid_by[payer] >= MAX_PER_PAYER:
+            return False
+        if len(self) >= MAX_WAITING and not self._displace(payer):
             return False
         self._announced_by[announcement.peer_id] += 1
-        self._downloads.append((give_up_at, Download(announcement)))
+        self._paid_by[payer] += 1
+        self._downloads.setdefault(payer, deque()).append((give_up_at, Download(announcement, payer)))
         return True
 
     def take(self) -> tuple[float, Download] | None:
-        """The one that has waited longest, still counted for its announcer until `put_back` or `forget`."""
-        return self._downloads.popleft() if self._downloads else None
+        """That of the next payer which has waited longest, still counted until `put_back` or `forget`."""
+        if not self._downloads:
+            return None
+        payer = next(iter(self._downloads))
+        waiting = self._downloads.pop(payer)
+        taken = waiting.popleft()
+        if waiting:
+            self._downloads[payer] = waiting
+        return taken
 
     def put_back(self, give_up_at: float, download: Download) -> None:
         """Let another try come later; it starts anew when those that wait hold too much already."""
-        if download.num_held + sum(other.num_held for _, other in self._downloads) > MAX_PARTIAL_BYTES:
+        held = sum(other.num_held for waiting in self._downloads.values() for _, other in waiting)
+        if download.num_held + held > MAX_PARTIAL_BYTES:
             download.clear()
-        self._downloads.append((give_up_at, download))
+        self._downloads.setdefault(download.payer, deque()).append((give_up_at, download))
 
     def forget(self, download: Download) -> None:
         """Done or given up."""
-        peer_id = download.announcement.peer_id
-        self._announced_by[peer_id] -= 1
-        if not self._announced_by[peer_id]:
-            del self._announced_by[peer_id]
+        for counts, key in ((self._announced_by, download.announcement.peer_id), (self._paid_by, download.payer)):
+            counts[key] -= 1
+            if not counts[key]:
+                del counts[key]
 
     def __len__(self) -> int:
         """Number of downloads that wait."""
-        return len(self._downloads)
+        return sum(map(len, self._downloads.values()))
+
+    def _displace(self, payer: str) -> bool:
+        most = max(self._downloads, key=lambda other: len(self._downloads[other]))
+        if len(self._downloads[most]) <= self._paid_by[payer] + 1:
+            return False
+        _, dropped = self._downloads[most].pop()
+        self.forget(dropped)
+        return True
 
 
 def holders(

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from functools import partial
 from ipaddress import ip_address
 
 import libp2p.pubsub.pubsub as pubsub_module
@@ -33,7 +32,7 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
-from libp2p.pubsub.pb.rpc_pb2 import Message
+from libp2p.pubsub.pb.rpc_pb2 import RPC, Message
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
@@ -41,12 +40,13 @@ from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.bandwidth import Rates
 from swarm.net.counters import Counters
+from swarm.net.doors import Doors, Stream
 from swarm.net.framing import (
     MAX_REPLY_BYTES,
-    MAX_STREAMS,
-    MAX_STREAMS_PER_PEER,
     NOT_YET_S,
+    REFUSAL_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     STALL_TIMEOUT_S,
     encode_answer,
@@ -65,6 +65,11 @@ HEARTBEAT_S = 1
 MAX_WAITING_FOR_A_SUBSCRIPTION = 8
 """Messages kept for each connected peer that has not subscribed yet; they may be a megabyte each."""
 MAX_CONNECTIONS = 128
+MAX_OPEN_STREAMS_PER_PEER = 128
+"""Of any protocol, and of none yet."""
+MESSAGES_PER_S, MESSAGES_AT_ONCE = 400.0, 4_000.0
+"""Of gossip, from one forwarder: four times as fast as this network sends."""
+MAX_TOPIC_CHARS = 256
 DIAL_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 ANYWHERE = ("0.0.0.0", "::")
@@ -78,12 +83,22 @@ class GuardedPubsub(Pubsub):  # type: ignore[misc]
     def __init__(self, host: BasicHost, router: GossipSub, counters: Counters) -> None:
         """Attach `router` to `host`."""
         self._counters = counters
+        self._rates = Rates(MESSAGES_PER_S, MESSAGES_AT_ONCE)
         super().__init__(host, router)
         # Others remember numbers for minutes: after a restart they must go on above all that were used before.
         self.counter = time.time_ns()
 
+    def handle_subscription(self, origin_id: ID, sub_message: RPC.SubOpts) -> None:
+        """Note a peer's subscription, but for one to a name longer than any run has."""
+        if len(sub_message.topicid) <= MAX_TOPIC_CHARS:
+            super().handle_subscription(origin_id, sub_message)
+
     async def push_msg(self, msg_forwarder: ID, msg: Message) -> None:
         """Handle one message; py-libp2p runs this in a task whose failure would end the service."""
+        if not self._rates.take(str(msg_forwarder), time.monotonic()):
+            # Each costs a signature on the one thread that all share; what is lost of others' is repaired.
+            self._counters.add("gossip_flood")
+            return
         try:
             await super().push_msg(msg_forwarder, msg)
         except Exception:
@@ -100,7 +115,8 @@ class Host:
         self._host = host
         self._pubsub = pubsub
         self._counters = counters
-        self._served: Counter[str] = Counter()
+        self.doors = Doors()
+        """Decides whose streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's streams are answered at all."""
         self.pace: Callable[[int], float] = lambda num_bytes: 0.0
@@ -219,32 +235,42 @@ class Host:
 
         async def reply(stream: NetStream) -> None:
             remote = str(stream.muxed_conn.peer_id)
-            self._served[remote] += 1
-            try:
-                await self._serve(stream, remote, protocol, handler)
-            finally:
-                self._served[remote] -= 1
-                if not self._served[remote]:
-                    del self._served[remote]
+            with trio.CancelScope() as scope:
+                place = self._enter(stream, remote, protocol, scope.cancel)
+                if place is not None:
+                    try:
+                        await self._serve(stream, place, protocol, handler)
+                        return
+                    finally:
+                        self.doors.leave(place)
+            await _abandon(stream)
 
         self._host.set_stream_handler(protocol, reply)
 
-    async def _serve(self, stream: NetStream, remote: str, protocol: str, handler: StreamHandler) -> None:
-        crowd = max(self._served.total() / MAX_STREAMS, self._served[remote] / MAX_STREAMS_PER_PEER)
-        if crowd > 2 or not self.admits(remote):
-            await _abandon(stream)
-            return
-        with trio.fail_after(REQUEST_TIMEOUT_S):
-            # Read even if it is refused: hanging up on unread bytes would lose the refusal.
-            request = await read_request(partial(_read_exactly, stream))
-        if crowd > 1:
+    def _enter(self, stream: NetStream, remote: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
+        if not self.admits(remote):
+            return None
+        return self.doors.enter(remote, _remote_address(stream) or "", protocol, hang_up)
+
+    async def _serve(self, stream: NetStream, place: Stream, protocol: str, handler: StreamHandler) -> None:
+        async def read(count: int) -> bytes:
+            place.waits(count)
+            return await _read_exactly(stream, count)
+
+        # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+        with trio.fail_after(REQUEST_TIMEOUT_S if place.served else REFUSAL_TIMEOUT_S):
+            request = await read_request(read)
+        place.works()
+        if not place.served:
             await _send(stream, encode_error("busy, ask later"))
         else:
-            frames = encode_answer(handler(remote, request))
+            frames = encode_answer(handler(place.remote, request))
             while (frame := _next_frame(frames, protocol)) is not None:
                 await trio.sleep(self.pace(len(frame)) if frame else NOT_YET_S)
                 if frame:
+                    place.waits(len(frame))
                     await _send(stream, frame)
+                    place.works()
         await stream.close()
 
 
@@ -262,7 +288,7 @@ async def _send(stream: NetStream, frame: bytes) -> None:
         await stream.write(frame)
 
 
-def _remote_address(connection: INetConn) -> str | None:
+def _remote_address(connection: INetConn | NetStream) -> str | None:
     try:
         found = connection.muxed_conn.get_remote_address()
         host = ip_address(found[0]) if found else None
@@ -351,7 +377,15 @@ def _make_router() -> GossipSub:
 
 
 def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
+    open_streams: Counter[str] = Counter()
+
     async def guarded(stream: NetStream) -> None:
+        remote = str(stream.muxed_conn.peer_id)
+        if open_streams[remote] >= MAX_OPEN_STREAMS_PER_PEER:
+            counters.add("crowded_streams")
+            await _abandon(stream)
+            return
+        open_streams[remote] += 1
         try:
             await handler(stream)
         except Exception:
@@ -359,6 +393,10 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
             counters.add("bad_streams")
             logger.debug("a stream was given up", exc_info=True)
             await _abandon(stream)
+        finally:
+            open_streams[remote] -= 1
+            if not open_streams[remote]:
+                del open_streams[remote]
 
     return guarded
 

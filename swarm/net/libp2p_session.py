@@ -26,6 +26,7 @@ import trio
 
 from swarm.errors import PeerUnreachable
 from swarm.net.dialling import Dialling
+from swarm.net.doors import Doors
 from swarm.net.joining import Joining
 from swarm.net.large import INLINE_BYTES
 from swarm.net.libp2p_host import Host, interfaces
@@ -55,8 +56,9 @@ class Session:
         """Run `state` on a host that has just started."""
         self._state = state
         self._host = host
-        self._upkeep = Upkeep(state, host.stream, TrioWaits())
-        self._dialling = Dialling(state, host.connect, TrioWaits(), can_dial=_can_dial)
+        self._waits = TrioWaits()
+        self._upkeep = Upkeep(state, host.stream, self._waits)
+        self._dialling = Dialling(state, host.connect, self._waits, can_dial=_can_dial)
         self._run_known = trio.Event()
         self._peers_changed = TrioSignal()
         self._joining = Joining(state, host.call, self._peers_changed)
@@ -68,6 +70,7 @@ class Session:
 
     async def run(self, started: Callable[[], None]) -> None:
         """Everything above, until cancelled; calls `started` when others can reach this node."""
+        self._host.doors = Doors(self._state.complain)
         self._host.admits = self._state.admits
         self._host.pace = self._state.uploads.spend
         self._state.on_banned = self.look_again
@@ -78,11 +81,14 @@ class Session:
         try:
             async with trio.open_nursery() as self._loops:
                 for loop in (self._dial, self._observe, self._join, self._hear, self._tell):
-                    self._loops.start_soon(loop)
+                    self._loops.start_soon(self._keep, loop)
                 for keep in (upkeep.repair, upkeep.acquaint, *[upkeep.download] * DOWNLOADS_AT_ONCE):
-                    self._loops.start_soon(self._in_run, keep)
+                    self._loops.start_soon(self._keep, partial(self._in_run, keep))
         finally:
             self._loops = None
+
+    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._state.guard.keep(loop, self._waits)
 
     async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
         await self._run_known.wait()
@@ -208,7 +214,7 @@ class Session:
         if not self._state.profile.listed:
             return
         self._host.admit(topic, self._admissible)
-        await self._host.subscribe(topic, self._state.receive)
+        await self._host.subscribe(topic, self._state.guard.hearing(self._state.receive))
 
     def _admissible(self, forwarder: str, author: str, record: bytes) -> bool:
         """Whether to pass a message on to others; what is in it is checked when it is opened."""

@@ -13,17 +13,18 @@ class _Pile:
     """What one origin has put in, oldest first."""
 
     def __init__(self) -> None:
-        self.records: deque[tuple[int, bytes]] = deque()
+        self.records: deque[tuple[int, bytes, int]] = deque()
+        """Number, record, bytes that it counts for."""
         self.num_bytes = 0
 
-    def put(self, number: int, record: bytes) -> None:
-        self.records.append((number, record))
-        self.num_bytes += len(record)
+    def put(self, number: int, record: bytes, num_bytes: int) -> None:
+        self.records.append((number, record, num_bytes))
+        self.num_bytes += num_bytes
 
-    def take(self) -> bytes:
-        _, record = self.records.popleft()
-        self.num_bytes -= len(record)
-        return record
+    def take(self) -> tuple[bytes, int]:
+        _, record, num_bytes = self.records.popleft()
+        self.num_bytes -= num_bytes
+        return record, num_bytes
 
 
 class Mailbox:
@@ -33,7 +34,7 @@ class Mailbox:
     """
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
-        """Bounds on the number of records and on the sum of their sizes."""
+        """Bounds on the number of records and on the sum of what they count for."""
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -44,15 +45,20 @@ class Mailbox:
         self._num_bytes = 0
         self._num_dropped = 0
 
-    def put(self, record: bytes, origin: str = "") -> None:
-        """Append a record of `origin`, dropping others to make room; one larger than the whole mailbox is dropped."""
+    def put(self, record: bytes, origin: str = "", num_bytes: int = 0) -> None:
+        """Append a record of `origin`, dropping others to make room; one larger than the whole mailbox is dropped.
+
+        It counts for `num_bytes`, what whoever takes it will make of it, if that is more than its length.
+        """
         with self._lock:
             if len(record) > self._max_bytes:
                 self._num_dropped += 1
                 return
-            self._piles.setdefault(origin, _Pile()).put(next(self._numbers), record)
+            # Or one that becomes larger than the mailbox when it is opened would never come.
+            num_bytes = max(len(record), min(num_bytes, self._max_bytes // 2))
+            self._piles.setdefault(origin, _Pile()).put(next(self._numbers), record, num_bytes)
             self._num_records += 1
-            self._num_bytes += len(record)
+            self._num_bytes += num_bytes
             while self._num_records > self._max_records:
                 self._drop(lambda pile: len(pile.records))
             while self._num_bytes > self._max_bytes:
@@ -74,7 +80,7 @@ class Mailbox:
     def drain(self) -> list[bytes]:
         """Everything, oldest first; the mailbox is empty afterwards."""
         with self._lock:
-            records = [record for _, record in merge(*(pile.records for pile in self._piles.values()))]
+            records = [record for _, record, _ in merge(*(pile.records for pile in self._piles.values()))]
             self._piles.clear()
             self._num_records = self._num_bytes = 0
             return records
@@ -91,9 +97,9 @@ class Mailbox:
 
     def _remove(self, origin: str) -> bytes:
         pile = self._piles[origin]
-        record = pile.take()
+        record, num_bytes = pile.take()
         if not pile.records:
             del self._piles[origin]
         self._num_records -= 1
-        self._num_bytes -= len(record)
+        self._num_bytes -= num_bytes
         return record

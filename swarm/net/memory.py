@@ -250,6 +250,9 @@ class MemoryTransport:
         """None: within one process nothing is slow."""
         return []
 
+    def trust(self, peer_ids: Collection[str]) -> None:
+        """Nothing to do: within one process nobody has to be kept out."""
+
     def ban(self, peer_ids: Collection[str]) -> None:
         """Have nothing to do with these peers, and with no others."""
         present = {member.peer_id for member in self._hub.others(self.peer_id)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from swarm.errors import PeerUnreachable, RejectedGroup
 from swarm.net.large import Fetch
@@ -15,6 +17,8 @@ from swarm.types import PeerRecord
 PEERS_PROTOCOL = "/swarm/peers/1"
 MAX_PEERS = 64
 MAX_ANSWER_BYTES = MAX_PEERS * (MAX_PEER_RECORD_BYTES + 8)
+
+SealedRecords = Annotated[list[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]], Meta(max_length=MAX_PEERS)]
 
 
 def answer_peers(sealed_records: Sequence[bytes]) -> bytes:
@@ -32,7 +36,7 @@ async def ask_peers(fetch: Fetch, peer_id: str, run_id: str, now: float) -> list
         async for chunk in chunks:
             answer += chunk
     try:
-        sealed_records = msgspec.msgpack.decode(answer, type=list[bytes])[:MAX_PEERS]
+        sealed_records = msgspec.msgpack.decode(answer, type=SealedRecords)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerUnreachable(f"its list of peers cannot be read: {error}") from error
     found = []

@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from swarm.errors import PeerUnreachable
 from swarm.net.large import INLINE_BYTES, Fetch
@@ -40,13 +41,13 @@ LENGTH_BYTES = 4
 class HaveRequest(Struct, frozen=True, array_like=True):
     """Asks for what is held."""
 
-    max_age_s: float
+    max_age_s: Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class GiveRequest(Struct, frozen=True, array_like=True):
     """Asks for records by id."""
 
-    record_ids: tuple[bytes, ...]
+    record_ids: Annotated[tuple[bytes, ...], Meta(max_length=MAX_GIVEN)]
 
 
 def answer_have(shelf: Shelf, request: bytes) -> bytes:
@@ -58,7 +59,7 @@ def answer_have(shelf: Shelf, request: bytes) -> bytes:
 def answer_give(shelf: Shelf, request: bytes) -> Iterator[bytes]:
     """The records asked for that are held, to the bounds of one answer. Raises `msgspec.MsgspecError`."""
     asked = msgspec.msgpack.decode(request, type=GiveRequest)
-    return _give(shelf, asked.record_ids[:MAX_GIVEN])
+    return _give(shelf, asked.record_ids)
 
 
 def _give(shelf: Shelf, names: Sequence[bytes]) -> Iterator[bytes]:
@@ -149,7 +150,7 @@ class Repair:
         self._answered_at = began
 
     def _is_missing(self, held: Held) -> bool:
-        usable = held.num_bytes <= INLINE_BYTES and 0 <= held.age_s <= self._backfill_s
+        usable = held.num_bytes <= INLINE_BYTES and held.age_s <= self._backfill_s
         return usable and not self._shelf.knows(held.record_id)
 
     async def _ask(self, peer_id: str) -> list[Held]:

@@ -64,7 +64,7 @@ def decode_roster(encoded: bytes) -> Roster:
     """The inverse; unknown fields are passed over. Raises `ConfigError`."""
     try:
         return msgspec.json.decode(encoded, type=Roster)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"a roster must be what a node writes to {ROSTER_FILE}: {error}") from error
 
 

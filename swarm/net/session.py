@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
@@ -23,9 +22,10 @@ from functools import partial
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.asyncio_waits import AsyncioSignal, AsyncioWaits
-from swarm.net.daemon import Daemon
-from swarm.net.dht import PeerDirectory
-from swarm.net.dialling import ENOUGH_PEERS, FEW_PEERS, Dialling, Unheard
+from swarm.net.daemon import Daemon, Outgrown
+from swarm.net.dialling import Dialling, Unheard
+from swarm.net.discovery import Discovery
+from swarm.net.doors import Doors
 from swarm.net.joining import Joining
 from swarm.net.nat import Detours, Places, relay_of
 from swarm.net.state import NodeState
@@ -34,10 +34,6 @@ from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
-FIRST_LOOK_PAUSE_S = 4.0
-"""Pauses between looks at the directory grow fourfold from here: records of others that have just come appear soon."""
-APART = (0.7, 1.3)
-"""Pauses differ by so much: a look is work for all who are asked, and nodes that start together shall not go on so."""
 RECORDS_PER_S = 200.0
 BYTES_PER_S = 6e6
 """Gossip is lossless to twice this rate; unpaced bursts lose up to a sixth of their messages."""
@@ -55,24 +51,27 @@ class Session:
         """Run `state` on a daemon that has just started."""
         self._state = state
         self._daemon = daemon
-        self._upkeep = Upkeep(state, daemon.stream, AsyncioWaits())
+        self._waits = AsyncioWaits()
+        self._upkeep = Upkeep(state, daemon.stream, self._waits)
         self._places = Places(state.relays)
         self._detours = Detours()
         self._unheard = Unheard()
-        self._dialling = Dialling(state, daemon.connect, AsyncioWaits(), relays=state.relays)
+        self._dialling = Dialling(state, daemon.connect, self._waits, relays=state.relays)
         self._run_known = asyncio.Event()
         self._peers_changed = AsyncioSignal()
         self._joining = Joining(state, daemon.call, self._peers_changed)
+        self._discovery = Discovery(state, daemon.control, self._run_known, self._peers_changed)
         self._look_again = AsyncioSignal()
         self._outgoing = asyncio.Event()
         self._serving: set[str] = set()
 
     async def run(self) -> str:
-        """Everything above, until the daemon is gone; says how that showed."""
-        reasons = ["it ended"]
+        """Everything above, until the daemon is gone; says how that showed. Raises `Outgrown`."""
+        reasons, outgrown = ["it ended"], list[Outgrown]()
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._watch())
+                loops.create_task(self._weigh())
                 loops.create_task(self._answer())
                 for loop in (
                     self._dial,
@@ -81,13 +80,16 @@ class Session:
                     self._join,
                     self._hear,
                     self._tell,
-                    self._discover,
+                    self._discovery.discover,
                 ):
-                    loops.create_task(loop())
+                    loops.create_task(self._keep(loop))
                 for keep in (self._upkeep.repair, self._upkeep.acquaint, *[self._upkeep.download] * DOWNLOADS_AT_ONCE):
-                    loops.create_task(self._in_run(keep))
+                    loops.create_task(self._keep(partial(self._in_run, keep)))
         except* TransportError as errors:
             reasons = [str(error) for error in errors.exceptions]
+            outgrown = [error for error in errors.exceptions if isinstance(error, Outgrown)]
+        if outgrown:
+            raise outgrown[0]
         # When a daemon dies everything fails at once: its exit code says more than whichever loop noticed first.
         with suppress(TimeoutError):
             async with asyncio.timeout(EPITAPH_S):
@@ -131,6 +133,9 @@ class Session:
                 await self.look()
         return left_s
 
+    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._state.guard.keep(loop, self._waits)
+
     async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
         await self._run_known.wait()
         await loop()
@@ -138,7 +143,13 @@ class Session:
     async def _watch(self) -> None:
         raise TransportError(await self._daemon.wait_closed())
 
+    async def _weigh(self) -> None:
+        while True:
+            self._daemon.check_size()
+            await asyncio.sleep(OBSERVE_EVERY_S)
+
     async def _answer(self) -> None:
+        self._daemon.doors = Doors(self._state.complain)
         self._daemon.admits = self._state.admits
         self._daemon.pace = self._state.uploads.spend
         self._state.on_banned = self._look_again.set
@@ -225,7 +236,7 @@ class Session:
         assert topic is not None
         if not self._state.profile.listed:
             return
-        await self._daemon.subscribe(topic, self._state.receive)
+        await self._daemon.subscribe(topic, self._state.guard.hearing(self._state.receive))
         raise TransportError("the daemon ended the subscription")
 
     async def _tell(self) -> None:
@@ -247,51 +258,3 @@ class Session:
             await self._daemon.publish(topic, record)
             self._state.counters.add("published")
             await asyncio.sleep(max(1 / RECORDS_PER_S, len(record) / BYTES_PER_S))
-
-    async def _discover(self) -> None:
-        await self._run_known.wait()
-        state = self._state
-        assert state.manifest is not None
-        directory: PeerDirectory | None = None
-        met: frozenset[str] = frozenset()
-        told: tuple[str, ...] = ()
-        look_at, renew_at, pause_s = 0.0, 0.0, FIRST_LOOK_PAUSE_S
-        while True:
-            self._peers_changed.clear()
-            try:
-                if directory is None:
-                    directory = await PeerDirectory.create(
-                        self._daemon.p2p, state.manifest.run_id, state.clock, keeps=state.profile.listed
-                    )
-                alone = not met
-                met = (met & state.in_run) | await directory.meet(state.in_run - met, first=alone)
-                now = time.monotonic()
-                if met and (alone or told != state.addresses or now >= renew_at):
-                    told = state.addresses
-                    await self._announce(directory)
-                    renew_at = now + state.settings.announce_every_s * random.uniform(*APART)
-                if met and (alone or now >= look_at):
-                    await self._look_up(directory)
-                    pause_s = FIRST_LOOK_PAUSE_S if alone else min(4 * pause_s, state.settings.announce_every_s)
-                    look_at = now + pause_s * random.uniform(*APART)
-            except Exception:
-                # hivemind's DHT raises whatever its peers' answers make of it; the next round starts afresh.
-                state.counters.add("dht_errors")
-                logger.debug("a discovery round failed", exc_info=True)
-            # A peer's DHT comes up a little after its connection.
-            unmet = not met or bool(state.in_run - met)
-            wait_s = OBSERVE_EVERY_S if unmet else max(0.0, min(look_at, renew_at) - time.monotonic())
-            await self._peers_changed.happens(wait_s)
-            await asyncio.sleep(OBSERVE_EVERY_S)
-
-    async def _look_up(self, directory: PeerDirectory) -> None:
-        state = self._state
-        if len(state.in_run) < ENOUGH_PEERS:
-            # Who has peers is told of others by them.
-            everything = len(state.in_run) < FEW_PEERS or not state.profile.listed
-            state.learn(await directory.read(everything=everything))
-
-    async def _announce(self, directory: PeerDirectory) -> None:
-        state = self._state
-        if state.profile.listed and not await directory.announce(state.identity.peer_id, *state.sealed_own_record()):
-            state.counters.add("announcements_refused")

@@ -1,4 +1,4 @@
-"""What a node holds for others: its recent records, by content, bounded in count, bytes and age."""
+"""What a node holds for others: its recent records, by content, bounded in count, bytes and age, fair to all owners."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Annotated
 
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Meta, Struct, field
+
+from swarm.types import Count
 
 RECORD_ID_BYTES = 16
 SEEN_RECORDS = 65_536
@@ -23,9 +26,9 @@ def record_id(record: bytes | memoryview) -> bytes:
 class Held(Struct, frozen=True, array_like=True):
     """A record that can be had."""
 
-    record_id: bytes
-    num_bytes: int
-    age_s: float
+    record_id: Annotated[bytes, Meta(min_length=RECORD_ID_BYTES, max_length=RECORD_ID_BYTES)]
+    num_bytes: Count
+    age_s: Annotated[float, Meta(ge=0, le=1e9)]
     """Since its publication, as far as the holder can tell: age travels along, so that all forget a record in time."""
 
 
@@ -33,6 +36,14 @@ class _Entry(Struct, frozen=True):
     record: bytes
     published_at: float
     listed: bool
+    owner: str
+
+
+class _Pile(Struct):
+    """What one owner has on the shelf."""
+
+    names: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
 
 
 class Shelf:
@@ -48,6 +59,7 @@ class Shelf:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._piles: dict[str, _Pile] = {}
         self._num_bytes = 0
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
@@ -65,10 +77,11 @@ class Shelf:
             self._seen.popitem(last=False)
         return True
 
-    def add(self, record: bytes, age_s: float = 0.0, *, listed: bool = True) -> bool:
+    def add(self, record: bytes, age_s: float = 0.0, *, listed: bool = True, owner: str = "") -> bool:
         """Keep a record; False when its id was known already. One not `listed` is only given to those who know its id.
 
-        The oldest make room; a record larger than the whole shelf, or too old for it, is known but not held.
+        The oldest of the owner who has most make room; a record larger than the whole shelf, or too old for it, is
+        known but not held.
         """
         name = record_id(record)
         with self._lock:
@@ -76,8 +89,11 @@ class Shelf:
             if not self._note(name):
                 return False
             if len(record) <= self._max_bytes and 0 <= age_s < self._max_age_s:
-                self._entries[name] = _Entry(record, now - age_s, listed)
+                self._entries[name] = _Entry(record, now - age_s, listed, owner)
                 self._num_bytes += len(record)
+                pile = self._piles.setdefault(owner, _Pile())
+                pile.names[name] = None
+                pile.num_bytes += len(record)
             self._make_room(now)
             return True
 
@@ -121,9 +137,23 @@ class Shelf:
     def _make_room(self, now: float) -> None:
         # In order of arrival: one that arrived late with some age may stay past it for a while, but is not given out.
         while self._entries:
-            oldest = next(iter(self._entries.values()))
-            full = len(self._entries) > self._max_records or self._num_bytes > self._max_bytes
-            if not full and now - oldest.published_at < self._max_age_s:
-                return
-            self._entries.popitem(last=False)
-            self._num_bytes -= len(oldest.record)
+            name, oldest = next(iter(self._entries.items()))
+            if now - oldest.published_at < self._max_age_s:
+                break
+            self._remove(name)
+        while len(self._entries) > self._max_records:
+            self._remove_of(max(self._piles.values(), key=lambda pile: len(pile.names)))
+        while self._num_bytes > self._max_bytes:
+            self._remove_of(max(self._piles.values(), key=lambda pile: pile.num_bytes))
+
+    def _remove_of(self, pile: _Pile) -> None:
+        self._remove(next(iter(pile.names)))
+
+    def _remove(self, name: bytes) -> None:
+        entry = self._entries.pop(name)
+        pile = self._piles[entry.owner]
+        del pile.names[name]
+        pile.num_bytes -= len(entry.record)
+        if not pile.names:
+            del self._piles[entry.owner]
+        self._num_bytes -= len(entry.record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -13,11 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
+from swarm.net.admission import Admission
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.dial import by_peer
+from swarm.net.guard import Guard
 from swarm.net.identity import Identity
 from swarm.net.large import INLINE_BYTES, LARGE_PROTOCOL, Download, Waiting, announce, answer_large
 from swarm.net.mailbox import Mailbox
@@ -30,10 +33,16 @@ from swarm.net.wire import (
     MAX_MULTIADDRS,
     MAX_PEER_RECORD_BYTES,
     MAX_PEER_RECORD_LIFE_S,
+    Announcement,
+    Limits,
+    RefusedRecord,
     check_seal,
+    is_outdated,
     open_announcement,
     open_manifest,
+    opened_bytes,
     outside,
+    read_group,
     seal_peer_record,
 )
 from swarm.protocols import StreamHandler
@@ -47,6 +56,8 @@ OUTBOX_BYTES = 16 * 2**20
 """A large record waits as its announcement."""
 MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
+BY_OTHER_RULES = frozenset({"limits", "oversized", "schema_version"})
+"""What an honest helper may hold whose settings or version are not those of this node."""
 MAX_COMPLAINTS = 256
 """Kept until they are asked for."""
 
@@ -83,9 +94,12 @@ class NodeState:
         self.outbox = Mailbox(OUTBOX_RECORDS, OUTBOX_BYTES)
         self.shelf = Shelf(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
         self.large = Waiting()
+        self.admission = Admission(settings)
+        self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
         self.uploads = TokenBucket(settings.upload_bytes_per_s)
         """What goes out in answers to others."""
         self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
+        self.guard = Guard(self.counters, self.complain)
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
         self.on_banned: Callable[[], None] = lambda: None
@@ -104,6 +118,8 @@ class NodeState:
         """Addresses of peers met earlier, also by an earlier process; the latest met come last."""
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
         """What peers said about themselves, opened and as they signed it; may have expired."""
+        self.told_by: dict[str, str] = {}
+        """By peer of those: who handed its record on first; nobody stands for the directory."""
         self.banned: frozenset[str] = frozenset()
         self.relays = candidates(settings, self.bootstrap)
         """Relays to hold places at."""
@@ -121,18 +137,20 @@ class NodeState:
         self._in_run_since = time.monotonic()
         self._adopting = threading.Lock()
         if manifest is not None:
-            self.adopt(manifest)
+            self.adopt(manifest, now=math.inf)  # it was checked when it came
 
     @property
     def topic(self) -> str | None:
         """The gossip topic of the run's groups; None until there is a run."""
         return f"swarm/{self.manifest.run_id}/groups" if self.manifest else None
 
-    def adopt(self, sealed: bytes) -> None:
-        """Take a manifest as the run's. Raises `RejectedGroup` when it is invalid or of another run."""
+    def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
+        """Take a manifest as the run's. Raises `RejectedGroup` when it is invalid, outdated or of another run."""
         with self._adopting:
             expected = self.manifest.run_id if self.manifest else self.settings.run_id
-            manifest = open_manifest(sealed, expected)
+            manifest = open_manifest(sealed, expected, now=now)
+            if self.manifest is not None and is_outdated(manifest, self.manifest, now=now):
+                raise RejectedGroup("stale", f"a manifest of {self.manifest.created_at}, got {manifest.created_at}")
             if self.manifest is None:
                 self._in_run_since = time.monotonic()
             self.sealed, self.manifest = sealed, manifest
@@ -147,10 +165,11 @@ class NodeState:
     def offer(self, record: bytes) -> None:
         """Publish a record in the run, which must be known: by gossip, and on the shelf for those whom that misses."""
         assert self.manifest is not None
+        own = self.identity.peer_id
         if len(record) > INLINE_BYTES:
-            self.shelf.add(record, listed=False)
+            self.shelf.add(record, listed=False, owner=own)
             record = announce(self.identity, self.manifest.run_id, record)
-        self.shelf.add(record)
+        self.shelf.add(record, owner=own)
         self.outbox.put(record)
 
     def receive(self, sender: str, record: bytes) -> None:
@@ -160,15 +179,18 @@ class NodeState:
         if sender in self.banned:
             self.counters.add("banned_gossip")
             return
-        if not self.is_its_own(sender, record):
+        if not self.is_its_own(sender, record) or not self._is_news(record):
             return
+        if not self.admission.hears(sender, self.connected, self._cost(record)):
+            self.counters.add("drop_over_budget")
+            return
+        payer = self.admission.payer(sender, self.connected)
         try:
-            if not self._take_in(sender, record, 0.0):
-                return
-        except RejectedGroup:
-            # For the exchange to open, refuse and count by its reason; but not for others to have from here.
+            self._take_in(payer, record, 0.0)
+        except RejectedGroup as refusal:
+            # For the exchange to count by its reason; but not for others to have from here.
             self.shelf.note(record_id(record))
-            self.inbox.put(record, sender)
+            self.inbox.put(RefusedRecord.of(record, refusal), payer)
         self.counters.add("delivered")
 
     def is_its_own(self, author: str, record: bytes) -> bool:
@@ -185,24 +207,34 @@ class NodeState:
     def mend(self, helper: str, record: bytes, age_s: float) -> None:
         """Take in a record that gossip did not bring; one from before this node's time is a backfill.
 
-        Raises `PeerUnreachable` when it is not signed: whoever gave it has not checked it, or made it.
+        Raises `PeerUnreachable` when no more is taken from this helper now, and when it gave what no honest one holds.
         """
+        if not self._is_news(record):
+            return
+        label = outside(record)
+        author = label[1] if label else helper
+        if not self.admission.is_given(helper, author, self.connected, len(record), self._cost(record)):
+            self.counters.add("drop_over_budget")
+            raise PeerUnreachable("it gave more of strangers' than is taken from one peer at a time")
         try:
-            taken = self._take_in(helper, record, age_s)
+            self._take_in(helper, record, age_s)
         except RejectedGroup as refusal:
             self.shelf.note(record_id(record))
             self.counters.add("refused_repairs")
+            if refusal.reason in BY_OTHER_RULES:
+                return
+            self.complain(helper, "bad_gift")
             raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
-        if taken:
-            before = age_s > time.monotonic() - self._in_run_since
-            self.counters.add("backfilled" if before else "repaired")
+        before = age_s > time.monotonic() - self._in_run_since
+        self.counters.add("backfilled" if before else "repaired")
 
-    def _take_in(self, origin: str, record: bytes, age_s: float) -> bool:
-        """Whether a record is news; then it is on the shelf. `origin` is who sent it, not whom it claims to be from.
+    def _cost(self, record: bytes) -> int:
+        """Bytes to open a record; one that says it comes to more than is allowed will not be opened."""
+        num_bytes = opened_bytes(record)
+        return num_bytes if num_bytes <= self._limits.max_payload_bytes else len(record)
 
-        Raises `RejectedGroup` for one that is not signed.
-        """
-        assert self.manifest is not None
+    def _is_news(self, record: bytes) -> bool:
+        """Whether a record is worth a look, by its length, the name on it and its id."""
         if len(record) > min(self.settings.max_record_bytes, INLINE_BYTES):
             self.counters.add("drop_oversized")
             return False
@@ -213,35 +245,50 @@ class NodeState:
         if self.shelf.knows(record_id(record)):
             self.counters.add("duplicates")
             return False
-        signed = check_seal(record, self.manifest.run_id, INLINE_BYTES)
-        self.shelf.add(signed, age_s)
-        if label is not None and label[0] == "large":
-            self._expect(signed)
-        else:
-            self.inbox.put(signed, origin)
         return True
 
-    def _expect(self, sealed: bytes) -> None:
-        """Queue the download of an announced record."""
+    def _take_in(self, payer: str, record: bytes, age_s: float) -> None:
+        """Open a record, then keep it for others and for this node's own use, on the account of `payer`.
+
+        Raises `RejectedGroup` for one that is not signed, or of no use to anybody.
+        """
         assert self.manifest is not None
-        try:
-            announcement = open_announcement(sealed, self.manifest.run_id, self.settings.max_record_bytes)
-        except RejectedGroup as refusal:
-            self.counters.add("refused_announcements")
-            logger.debug("refused an announcement: %s", refusal)
-            return
+        run_id = self.manifest.run_id
+        signed = check_seal(record, run_id, INLINE_BYTES)
+        label = outside(record)
+        if label is not None and label[0] == "large":
+            announcement = open_announcement(signed, run_id, self.settings.max_record_bytes)
+            self.shelf.add(signed, age_s, owner=payer)
+            self._expect(announcement, payer)
+        else:
+            group = read_group(signed, run_id, self._limits)
+            self.shelf.add(signed, age_s, owner=payer)
+            self.inbox.put(signed, payer, group.memory_bytes)
+
+    def _expect(self, announcement: Announcement, payer: str) -> None:
+        """Queue the download of an announced record."""
         if announcement.peer_id == self.identity.peer_id or self.shelf.knows(announcement.record_id):
             return
-        if not self.large.add(announcement, time.monotonic() + self.settings.backfill_s):
+        if not self.large.add(announcement, time.monotonic() + self.settings.backfill_s, payer):
             self.counters.add("drop_announced")
         self.on_announcement()
 
     def complete(self, download: Download) -> None:
         """Take in a large record that was fetched. Raises `PeerUnreachable` when it is not the announced one."""
-        record = download.record()
-        if self.shelf.add(record, listed=False):
-            self.counters.add("fetched")
-            self.inbox.put(record, download.announcement.peer_id)
+        assert self.manifest is not None
+        record, payer = download.record(), download.payer
+        if self.shelf.knows(download.announcement.record_id):
+            return
+        self.counters.add("fetched")
+        try:
+            signed = check_seal(record, self.manifest.run_id, self.settings.max_record_bytes)
+            group = read_group(signed, self.manifest.run_id, self._limits)
+        except RejectedGroup as refusal:
+            self.shelf.note(record_id(record))
+            self.inbox.put(RefusedRecord.of(record, refusal), payer)
+        else:
+            self.shelf.add(signed, listed=False, owner=payer)
+            self.inbox.put(signed, payer, group.memory_bytes)
 
     def complain(self, peer_id: str, reason: str) -> None:
         """Note what speaks against a peer: for the counters, and for whoever keeps its account."""
@@ -256,8 +303,8 @@ class NodeState:
         """Answer a peer's request; a failing handler is counted, and the peer told."""
         try:
             yield from self.handlers[protocol](remote, request)
-        except Exception:
-            self.counters.add("handler_errors")
+        except Exception as error:
+            self.guard.request_failed(remote, error)
             raise
 
     def admits(self, peer_id: str) -> bool:
@@ -271,6 +318,10 @@ class NodeState:
     def ban(self, peer_ids: Collection[str]) -> None:
         """Have nothing to do with these peers from now on, and with no others."""
         self.banned = frozenset(peer_ids) - {self.identity.peer_id}
+
+    def trust(self, peer_ids: Collection[str]) -> None:
+        """Take in these authors' records at a member's rate, and all others' at a newcomer's."""
+        self.admission.proven = frozenset(peer_ids)
 
     def see(self, connected: frozenset[str], subscribers: frozenset[str]) -> None:
         """Note who is connected now, and who of them subscribes to the run's groups."""
@@ -291,7 +342,7 @@ class NodeState:
         """In words, whether strangers can reach this node; None when nothing tells."""
         return reachability(self.settings, self.bootstrap, self.addresses, self.connected)
 
-    def learn(self, records: list[tuple[PeerRecord, bytes]]) -> None:
+    def learn(self, records: list[tuple[PeerRecord, bytes]], teller: str = "") -> None:
         """Remember where peers are; of those not connected, the longest expired make room."""
         known = dict(self.known)
         for record, sealed in records:
@@ -301,6 +352,7 @@ class NodeState:
         # Strangers can sign any number of records that live longer than honest ones.
         worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
         self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
+        self.told_by = {peer_id: self.told_by.get(peer_id, teller) for peer_id in self.known}
 
     def fresh_peers(self) -> list[bytes]:
         """Signed records to hand on: this node's own, those of connected peers, then others, the freshest first."""

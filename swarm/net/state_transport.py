@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 
 from swarm.errors import RejectedGroup, TransportError
 from swarm.net.config import NetworkSettings
@@ -65,6 +66,10 @@ class StateTransport(ABC):
     def complaints(self) -> list[tuple[str, str]]:
         """(peer id, reason) of what peers did to this node's network since the last call."""
         return self._state.complaints()
+
+    def trust(self, peer_ids: Collection[str]) -> None:
+        """Take in what these peers sign at a member's rate, and others' at a newcomer's."""
+        self._state.trust(peer_ids)
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""

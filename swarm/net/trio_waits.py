@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 import trio
 
+LOOK_UP_TIMEOUT_S = 5.0
+
 
 class TrioSignal:
     """An event that can be cleared, with a time limit."""
@@ -51,3 +53,12 @@ class TrioWaits:
     async def sleep(self, duration_s: float) -> None:
         """Do nothing for a while."""
         await trio.sleep(duration_s)
+
+    async def look_up(self, host: str) -> list[str]:
+        """The IPs that a name stands for; none when that cannot be told."""
+        try:
+            with trio.fail_after(LOOK_UP_TIMEOUT_S):
+                found = await trio.socket.getaddrinfo(host, None)
+        except (OSError, ValueError, trio.TooSlowError):
+            return []
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))

@@ -181,7 +181,7 @@ class Upkeep:
         assert state.manifest is not None
         try:
             async with self._waits.within(PEERS_TIMEOUT_S):
-                state.learn(await ask_peers(self._fetch, peer_id, state.manifest.run_id, state.clock()))
+                state.learn(await ask_peers(self._fetch, peer_id, state.manifest.run_id, state.clock()), peer_id)
         except (PeerUnreachable, TimeoutError) as error:
             state.counters.add("peer_exchange_failures")
             logger.debug("%s did not say whom it knows: %s", peer_id, error)

@@ -36,3 +36,7 @@ class Waits(Protocol):
     async def sleep(self, duration_s: float) -> None:
         """Do nothing for a while."""
         ...
+
+    async def look_up(self, host: str) -> list[str]:
+        """The IPs that a name stands for; none when that cannot be told."""
+        ...

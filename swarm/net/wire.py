@@ -19,10 +19,22 @@ import zstandard
 from msgspec import Struct
 
 from swarm.errors import RejectedGroup
+from swarm.foreign import NAME_CHARS, is_name
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.identity import MAX_PEER_ID_CHARS, Identity, verify
 from swarm.net.shelf import RECORD_ID_BYTES
-from swarm.types import SCHEMA_VERSION, ChunkList, PeerRecord, RolloutGroup, RunManifest, SnapshotManifest
+from swarm.types import (
+    MAX_COMPLETIONS,
+    MAX_NAME_CHARS,
+    SCHEMA_VERSION,
+    ChunkList,
+    PeerRecord,
+    Positive,
+    RolloutGroup,
+    RunManifest,
+    SnapshotManifest,
+    TaskSpec,
+)
 
 
 class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +44,7 @@ class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
     peer_id: str
     record_id: bytes
     """Digest of the sealed record, see `shelf.record_id`."""
-    num_bytes: int
+    num_bytes: Positive
     chunk_ids: tuple[bytes, ...]
     """Digest of each 256 KiB of it, the last may be shorter."""
 
@@ -43,14 +55,29 @@ Record = TypeVar("Record", RolloutGroup, RunManifest, PeerRecord, Announcement, 
 SIGNATURE_DOMAIN = b"swarm envelope\0"
 MAX_EXPANSION = 8
 """A payload may be this many times the largest record: text compresses 2 to 5 times."""
+CHARS_PER_BYTE = 2
+"""A group has at most so many characters for each byte of the largest record: what repeats itself takes no bytes."""
+BYTES_PER_ELEMENT = 4
+"""A group has at most one token id, log-probability or version span for so many bytes of the largest record; honest
+ones take as many, compressed."""
 MAX_PAYLOAD_BYTES = 128 * 2**20
 """And has this many bytes at most, however large records may be."""
 MAX_CLOCK_SKEW_S = 600.0
-MAX_NAME_CHARS = 256
-MAX_STOPS = 64
 MAX_RUN_ID_CHARS = 64
 MAX_MANIFEST_BYTES = 262_144
 MAX_MANIFEST_TASKS = 256
+MAX_TASK_NAME_CHARS = 64
+MAX_TASK_WEIGHT = 1e6
+MAX_SETTINGS_DEPTH = 8
+MAX_SETTING_CHARS = 16_384
+MANIFEST_RANGES = {
+    "group_size": (2, 256),
+    "local": (0, 1_024),
+    "external": (0, 1_024),
+    "max_record_bytes": (1_000, 64 * 2**20),
+    "max_completion_chars": (16, 2**20),
+}
+"""What a run may ask of its members."""
 MAX_PEER_RECORD_BYTES = 1_536
 MAX_PEER_RECORD_LIFE_S = 300.0
 REMEMBERED_PEER_RECORDS = 4_096
@@ -62,8 +89,9 @@ MAX_SNAPSHOT_CHUNKS = 16_384
 MIN_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNK_BYTES = 2**15, 2**22
 """The former is above the size up to which answers are not paced."""
 SNAPSHOT_DIGEST_BYTES = 32
-MAX_INTEGER = 2**63 - 1
 COMPRESSION_LEVEL = 3
+OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
+"""How msgspec says that a value has the right type, but not the bounds that `swarm/types.py` sets."""
 
 
 class Limits(Struct, frozen=True):
@@ -73,9 +101,19 @@ class Limits(Struct, frozen=True):
     """Signed and compressed, as it travels."""
     max_completion_chars: int = 65_536
     """Also bounds the number of tokens of a completion."""
-    max_completions: int = 256
+    max_completions: int = MAX_COMPLETIONS
     max_age_s: float = 3_600.0
     """On the sender's clock: an old record replayed after a restart is nothing new."""
+
+    @property
+    def max_group_chars(self) -> int:
+        """Most characters of all completions together."""
+        return CHARS_PER_BYTE * self.max_record_bytes
+
+    @property
+    def max_group_elements(self) -> int:
+        """Most token ids, log-probabilities and version spans of all completions together."""
+        return self.max_record_bytes // BYTES_PER_ELEMENT
 
     @property
     def max_payload_bytes(self) -> int:
@@ -106,6 +144,20 @@ class SignedRecord(bytes):
     """Bytes of an envelope whose signature was found good by `check_seal`: it need not be looked at again."""
 
 
+class RefusedRecord(bytes):
+    """Bytes that were found bad on arrival: whoever counts refusals need not open them again."""
+
+    refusal: RejectedGroup
+
+    @classmethod
+    def of(cls, record: bytes, refusal: RejectedGroup) -> RefusedRecord:
+        """The record with what speaks against it."""
+        refused = cls(record)
+        # Without its traceback, which holds all that was decoded.
+        refused.refusal = RejectedGroup(refusal.reason, refusal.detail, refusal.peer_id)
+        return refused
+
+
 class _Version(Struct, frozen=True):
     # Read on its own and first: an envelope of a later schema may have fields that this version would call malformed.
     schema_version: int
@@ -114,6 +166,10 @@ class _Version(Struct, frozen=True):
 class _Label(Struct, frozen=True):
     kind: str
     peer_id: str
+
+
+class _Content(Struct, frozen=True):
+    payload: bytes
 
 
 def make_run_id(name: str, founder: str) -> str:
@@ -167,40 +223,43 @@ def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None 
     Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
     `wrong_peer`, `clock`, `stale` or `limits`.
     """
+    group = read_group(record, run_id, limits)
+    age_s = _now(now) - group.created_at
+    if age_s < -MAX_CLOCK_SKEW_S:
+        raise RejectedGroup("clock", f"made {-age_s:.0f} s from now, by this clock", group.peer_id)
+    if age_s > limits.max_age_s:
+        raise RejectedGroup("stale", f"made {age_s:.0f} s ago, at most {limits.max_age_s:g}", group.peer_id)
+    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
+
+
+def read_group(record: bytes, run_id: str, limits: Limits) -> RolloutGroup:
+    """The group in an envelope, checked but for its age: what is fit to be handed on. Raises as `open_group`."""
     envelope = _open_envelope(record, ["group"], limits.max_record_bytes)
     _check_run(envelope, run_id)
     _check_signature(record, envelope)
     try:
         group = _open_payload(envelope, RolloutGroup, limits.max_payload_bytes)
-        _check_group(group, envelope, limits, _now(now))
+        _check_group(group, envelope, limits)
     except RejectedGroup as refusal:
         raise RejectedGroup(refusal.reason, refusal.detail, envelope.peer_id) from refusal
-    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
+    return group
 
 
-def _check_group(group: RolloutGroup, envelope: Envelope, limits: Limits, now: float) -> None:
+def _check_group(group: RolloutGroup, envelope: Envelope, limits: Limits) -> None:
     _check_schema(group.schema_version)
     if group.run_id != envelope.run_id:
         raise RejectedGroup("wrong_run", f"the envelope says {envelope.run_id!r}, the group {group.run_id!r}")
     if group.peer_id != envelope.peer_id:
         raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
-    if not math.isfinite(group.created_at) or group.created_at > now + MAX_CLOCK_SKEW_S:
-        raise RejectedGroup("clock", f"created_at must not be in the future, got {group.created_at}")
-    if group.created_at < now - limits.max_age_s:
-        raise RejectedGroup("stale", f"created_at must be within {limits.max_age_s:g} s, got {group.created_at}")
     for problem in group_problems(group, limits):
         raise RejectedGroup("limits", problem)
 
 
-def payload_bytes(sealed: bytes) -> int:
-    """Size before compression of a record that was sealed here."""
-    return zstandard.frame_content_size(msgspec.msgpack.decode(sealed, type=Envelope).payload)
-
-
-def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
+def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None = None) -> RunManifest:
     """The manifest in an envelope: signed by its founder, whose digest its run id ends with. Raises `RejectedGroup`.
 
-    With `run_id`, a manifest of any other run is refused.
+    With `run_id`, a manifest of any other run is refused; and one from the future, by the clock `now`: it would
+    outrank what its founder says later.
     """
     envelope = _open_envelope(record, ["manifest"], MAX_MANIFEST_BYTES)
     _check_signature(record, envelope)
@@ -218,7 +277,14 @@ def open_manifest(record: bytes, run_id: str | None = None) -> RunManifest:
         raise RejectedGroup("wrong_run", f"expected the run {run_id!r}, got {manifest.run_id!r}")
     for problem in _manifest_problems(manifest):
         raise RejectedGroup("limits", problem)
+    if manifest.created_at > _now(now) + MAX_CLOCK_SKEW_S:
+        raise RejectedGroup("clock", f"created_at must not be in the future, got {manifest.created_at}")
     return manifest
+
+
+def is_outdated(manifest: RunManifest, known: RunManifest, *, now: float | None = None) -> bool:
+    """Whether a run's manifest is older than the one known, which outranks it unless it is from the future."""
+    return manifest.created_at < known.created_at <= _now(now) + MAX_CLOCK_SKEW_S
 
 
 def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
@@ -241,6 +307,9 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
         raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but is about {peer.peer_id!r}")
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
         raise RejectedGroup("limits", f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
+    for name in (*filter(None, (peer.model, peer.role, peer.version)), *peer.tasks, *peer.multiaddrs):
+        if not is_name(name, MAX_NAME_CHARS):
+            raise RejectedGroup("limits", f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
     return peer
 
 
@@ -280,8 +349,6 @@ def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
 
 
 def _snapshot_problems(manifest: SnapshotManifest) -> Iterator[str]:
-    if not 0 <= manifest.version <= MAX_INTEGER:
-        yield f"a version must be 63-bit and not negative, got {manifest.version}"
     if len(manifest.digest) != SNAPSHOT_DIGEST_BYTES:
         yield f"a digest must have {SNAPSHOT_DIGEST_BYTES} bytes, got {len(manifest.digest)}"
     if (manifest.parent is None) != (manifest.change is None):
@@ -311,6 +378,18 @@ def outside(record: bytes) -> tuple[str, str] | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return label.kind, label.peer_id
+
+
+def opened_bytes(record: bytes) -> int:
+    """What an envelope says that it comes to when it is opened, unverified and cheaply had; its length if that is more.
+
+    What says nothing, or something false, is not opened.
+    """
+    try:
+        stated = zstandard.frame_content_size(msgspec.msgpack.decode(record, type=_Content).payload)
+    except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError):
+        return len(record)
+    return max(len(record), stated)
 
 
 def _now(now: float | None) -> float:
@@ -361,19 +440,23 @@ def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int)
         decompressor = zstandard.ZstdDecompressor()
         payload = decompressor.decompress(envelope.payload, max_output_size=max_bytes, allow_extra_data=False)
         return msgspec.msgpack.decode(payload, type=record_type)
+    except msgspec.ValidationError as error:
+        raise RejectedGroup("limits" if OUT_OF_BOUNDS.match(str(error)) else "malformed", str(error)) from error
     except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedGroup("malformed", str(error)) from error
 
 
 def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
-    """What about a group receivers with these limits would refuse, in words."""
+    """What about a group, beyond what its types say, receivers with these limits would refuse, in words."""
     num_completions = len(group.completions)
     if not 1 <= num_completions <= limits.max_completions:
         yield f"1 to {limits.max_completions} completions, got {num_completions}"
     if len(group.rewards) != num_completions:
         yield f"{num_completions} completions but {len(group.rewards)} rewards"
-    if not all(map(math.isfinite, group.rewards)):
-        yield "rewards must be finite"
+    if group.num_chars > limits.max_group_chars:
+        yield f"at most {limits.max_group_chars} characters a group, got {group.num_chars}"
+    if group.num_elements > limits.max_group_elements:
+        yield f"at most {limits.max_group_elements} token ids, logprobs and versions a group, got {group.num_elements}"
     for completion in group.completions:
         if len(completion.text) > limits.max_completion_chars:
             yield f"at most {limits.max_completion_chars} characters a completion, got {len(completion.text)}"
@@ -383,57 +466,49 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
         if completion.logprobs and len(completion.logprobs) != num_tokens:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
         spans = [span.num_tokens for span in completion.versions]
-        if spans and (min(spans) < 1 or sum(spans) != num_tokens):
-            yield f"{num_tokens} token ids but versions of {spans}"
-        if any(not 0 <= span.version <= MAX_INTEGER for span in completion.versions):
-            yield "versions must be 63-bit and not negative"
-        if any(not 0 <= token <= MAX_INTEGER for token in completion.token_ids):
-            yield "token ids must not be negative"
-        if not all(math.isfinite(logprob) and logprob <= 0 for logprob in completion.logprobs):
-            yield "logprobs must be finite and at most 0"
+        if spans and sum(spans) != num_tokens:
+            yield f"{num_tokens} token ids but versions of {len(spans)} spans with {sum(spans)}"
     if any(completion.routing for completion in group.completions):
         yield "expert ids are no one else's business"
-    if group.log_expectation is not None and not (math.isfinite(group.log_expectation) and group.log_expectation <= 0):
-        yield "the group expectation's log must be finite and at most 0"
-    sampling = group.sampling
-    if not all(map(math.isfinite, (sampling.temperature, sampling.top_p, sampling.min_p))):
-        yield "sampling parameters must be finite"
-    if len(sampling.stop) + len(sampling.stop_tokens) > MAX_STOPS:
-        yield f"at most {MAX_STOPS} stop texts and tokens"
-    integers = [group.sequence, group.policy.version, sampling.max_new_tokens, sampling.top_k]
-    names = [group.policy.model, group.policy.tokenizer_hash, *sampling.stop, *sampling.stop_tokens]
-    for value in msgspec.structs.astuple(group.question):
-        names += [value] if isinstance(value, str) else []
-        integers += [value] if isinstance(value, int) else []
-    if any(not 0 <= value <= MAX_INTEGER for value in integers):
-        yield "counts and indices must be 63-bit and not negative"
-    if any(len(name) > MAX_NAME_CHARS for name in names):
-        yield f"at most {MAX_NAME_CHARS} characters a name"
 
 
 def _manifest_problems(manifest: RunManifest) -> Iterator[str]:
     if len(manifest.tasks) > MAX_MANIFEST_TASKS:
         yield f"at most {MAX_MANIFEST_TASKS} tasks, got {len(manifest.tasks)}"
-    if not math.isfinite(manifest.created_at) or not all(math.isfinite(task.weight) for task in manifest.tasks):
-        yield "created_at and weights must be finite"
-    numbers = (manifest.group_size, manifest.max_record_bytes, manifest.max_completion_chars)
-    if any(not 1 <= number <= MAX_INTEGER for number in numbers):
-        yield f"group size and limits must be positive, got {numbers}"
-    if any(not 0 <= number <= MAX_INTEGER for number in (manifest.local, manifest.external)):
-        yield f"local and external must not be negative, got {manifest.local} and {manifest.external}"
-    try:
-        plain = all(_is_plain(task.settings) for task in manifest.tasks)
-    except RecursionError:
-        plain = False
-    if not plain:
-        yield "task settings must be plain JSON values"
+    if not math.isfinite(manifest.created_at):
+        yield f"created_at must be finite, got {manifest.created_at}"
+    values = msgspec.structs.asdict(manifest)
+    for field, (least, most) in MANIFEST_RANGES.items():
+        if not least <= values[field] <= most:
+            yield f"{field} must be {least} to {most}, got {values[field]}"
+    if manifest.local + manifest.external == 0:
+        yield "local + external must be at least 1, got 0 + 0"
+    names = [task.name for task in manifest.tasks]
+    if len(set(names)) < len(names):
+        yield "tasks must have different names"
+    for task in manifest.tasks:
+        yield from _task_problems(task)
 
 
-def _is_plain(value: object) -> bool:
+def _task_problems(task: TaskSpec) -> Iterator[str]:
+    for name in (task.name, task.kind):
+        if not is_name(name, MAX_TASK_NAME_CHARS):
+            yield f"names of tasks must be 1 to {MAX_TASK_NAME_CHARS} of {NAME_CHARS}, got {name!r}"
+    if not 0 < task.weight <= MAX_TASK_WEIGHT:
+        yield f"weights must be above 0 and at most {MAX_TASK_WEIGHT:g}, got {task.weight}"
+    if not _is_plain(task.settings, MAX_SETTINGS_DEPTH):
+        yield f"task settings must be plain JSON values, at most {MAX_SETTINGS_DEPTH} deep, in texts not too long"
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    if depth == 0:
+        return False
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+        return all(isinstance(key, str) and _is_plain(item, depth - 1) for key, item in value.items())
     if isinstance(value, list):
-        return all(map(_is_plain, value))
+        return all(_is_plain(item, depth - 1) for item in value)
+    if isinstance(value, str):
+        return len(value) <= MAX_SETTING_CHARS
     if isinstance(value, float):
         return math.isfinite(value)
-    return value is None or isinstance(value, str | int)
+    return value is None or isinstance(value, int)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from swarm.expectation import log_expectation
+from swarm.expectation import log_expectation, mean_logprob
 from swarm.policy.rows import Row
 
 LOG_MAX_CLAIMED_RATIO = math.log(10.0)
@@ -40,10 +40,12 @@ def set_group_expectations(groups: Sequence[list[Row]]) -> None:
     for rows in groups:
         known = rows[0].log_expectation
         if math.isnan(known):
-            known = log_expectation([_mean(row.old) for row in rows])
+            known = log_expectation([mean_logprob(row.old or ()) for row in rows])
         elif rows[0].external:
             # As for single tokens: a low claim would make the group's weights large.
-            known = max(known, log_expectation([_mean(row.receiver) for row in rows]) - LOG_MAX_CLAIMED_RATIO)
+            known = max(
+                known, log_expectation([mean_logprob(row.receiver or ()) for row in rows]) - LOG_MAX_CLAIMED_RATIO
+            )
         for row in rows:
             row.log_expectation = known
 
@@ -51,7 +53,3 @@ def set_group_expectations(groups: Sequence[list[Row]]) -> None:
 def _bounded(claims: Sequence[float], own: Sequence[float]) -> list[float]:
     """A sampler that claims near-zero probability for a bad token would own the gradient: the clip is one-sided."""
     return [max(claim, mine - LOG_MAX_CLAIMED_RATIO) for claim, mine in zip(claims, own, strict=True)]
-
-
-def _mean(logprobs: Sequence[float] | None) -> float:
-    return math.fsum(logprobs) / len(logprobs) if logprobs else math.nan

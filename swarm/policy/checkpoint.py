@@ -20,7 +20,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from swarm.errors import CheckpointError, TornCheckpoint
-from swarm.policy.loading import Policy
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import Policy, load_policy
 from swarm.policy.updater import PolicyUpdater
 from swarm.pool import PooledGroup
 from swarm.telemetry.records import GroupCounts
@@ -61,12 +62,14 @@ class TrainingState(Struct):
 
 
 class CheckpointStore:
-    """The checkpoints of one node, newest last; keeps the last few."""
+    """The checkpoints of one node, newest last; keeps the last few, and those to come back to."""
 
     def __init__(self, root: Path, keep: int = 2) -> None:
         """Checkpoints below `root`, which need not exist yet."""
         self.root = root
         self._keep = keep
+        self._well: list[Path] = []
+        """The last two that were written while all was well."""
 
     def save(self, policy: Policy, updater: PolicyUpdater, state: TrainingState, config: str) -> Path:
         """Write a checkpoint of this round and remove the oldest beyond the number kept.
@@ -90,6 +93,19 @@ class CheckpointStore:
         self._prune()
         return final
 
+    def trust(self, path: Path) -> None:
+        """Say of the checkpoint just written that all was well; what was so at the last but one is `good` by now."""
+        self._well = [*self._well[-1:], path]
+
+    @property
+    def good(self) -> Path | None:
+        """The newest after which all was well for as long as it took to write another."""
+        return self._well[0] if len(self._well) == 2 else None
+
+    def distrust(self) -> None:
+        """Say that the newest of those, good or not, cannot be told from what came after."""
+        self._well = self._well[:1]
+
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole; torn ones are reported and passed over.
 
@@ -109,7 +125,8 @@ class CheckpointStore:
 
     def _prune(self) -> None:
         for old in self._all()[: -self._keep]:
-            shutil.rmtree(old)
+            if old not in self._well:
+                shutil.rmtree(old)
         for partial in self.root.glob(".round-*.partial"):  # left by a killed process
             shutil.rmtree(partial)
 
@@ -139,6 +156,24 @@ def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
         raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
     updater.version, updater.num_passed_over = state.version, state.num_passed_over
     return state
+
+
+@torch.no_grad()
+def go_back(path: Path, policy: Policy, updater: PolicyUpdater, settings: PolicySettings) -> None:
+    """Put weights and optimizer of an earlier checkpoint of this very policy in place; the version rises all the same.
+
+    `settings` are those the policy was loaded by. Raises `CheckpointError`.
+    """
+    verify(path)
+    alone = policy.ranks.size == 1
+    settings = settings.model_copy(update={"device": "cpu"}) if alone else settings
+    earlier = load_policy(settings, path / MODEL, ranks=None if alone else policy.ranks.for_another())
+    version = updater.version
+    restore(path, updater)
+    updater.rise_to(version + 1)
+    with policy.gate.change():
+        for name, parameter in policy.weights.items():
+            parameter.copy_(earlier.weights[name])
 
 
 def _load_optimizer(saved: dict[str, dict[int, dict[str, Tensor]]], updater: PolicyUpdater) -> None:

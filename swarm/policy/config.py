@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Literal
@@ -151,6 +152,15 @@ class UpdateSettings(Settings):
                 f"got {self.final_learning_rate:g}"
             )
         return self
+
+
+def public_name(model: str) -> str:
+    """What others may know a model by: its hub id, but of a local one a digest of its description, never its path."""
+    if model == TINY or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
+        return model
+    description = Path(model) / "config.json"
+    content = description.read_bytes() if description.is_file() else b""
+    return f"local:{hashlib.blake2b(content, digest_size=4).hexdigest()}"
 
 
 def check_model_path(settings: PolicySettings) -> None:

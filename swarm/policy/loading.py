@@ -71,6 +71,8 @@ class Policy:
         self.routers = Routers(model) if routing_replay else None
         """What chooses experts, where these choices are recorded and replayed."""
         self.tokenizer_hash = _tokenizer_hash(tokenizer)
+        self.longest_token_chars = max(map(len, tokenizer.get_vocab()))
+        """No token stands for more characters of a text than its name has, but for those that a tokenizer drops."""
         self.stop_ids = _stop_ids(model, tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 

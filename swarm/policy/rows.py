@@ -99,11 +99,20 @@ class RowReader:
                 )
         return rows
 
-    def longest(self, group: GradedGroup) -> int:
-        """Tokens of the prompt with the longest completion, whichever way its ids are read."""
+    def texts(self, group: GradedGroup) -> list[Row]:
+        """A row for every completion, read as text, to be scored and not trained on."""
+        prompt = self._policy.encode_prompt(group.prompt)
         completions = group.group.completions
-        longest = max(max(len(c.token_ids), len(self._policy.encode_completion(c))) for c in completions)
-        return len(self._policy.encode_prompt(group.prompt)) + longest
+        return [Row(prompt, self._policy.encode_completion(c), 0.0, None, external=True) for c in completions]
+
+    def fits(self, group: GradedGroup) -> bool:
+        """Whether the policy has positions for the prompt with each completion, whichever way its ids are read."""
+        room = self._policy.max_positions - len(self._policy.encode_prompt(group.prompt))
+        completions = group.group.completions
+        # Counting takes no time: a stranger's text is read only where that does not tell.
+        if any(max(len(c.token_ids), len(c.text) // self._policy.longest_token_chars) > room for c in completions):
+            return False
+        return all(len(self._policy.encode_completion(completion)) <= room for completion in completions)
 
     def _advantages_of(self, rewards: Sequence[float]) -> list[float]:
         return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]

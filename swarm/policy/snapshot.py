@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.nn import Module
 
 from swarm.errors import SnapshotError
 
@@ -17,6 +18,7 @@ Precision = Literal["native", "bfloat16", "int8"]
 
 SCALE = ":scale"
 INT8_MAX = 127
+HEADER_BYTES = 2**20
 
 
 def pack(weights: Mapping[str, Tensor], precision: Precision = "native") -> bytes:
@@ -44,6 +46,12 @@ def unpack(snapshot: bytes) -> dict[str, Tensor]:
     return {
         name: stored[name].float() * stored[name + SCALE] if name + SCALE in stored else stored[name] for name in names
     }
+
+
+def most_bytes(model: Module) -> int:
+    """No snapshot that fits a model has more: in another precision, and with tied weights written out."""
+    tensors: list[Tensor] = list(model.state_dict().values())
+    return HEADER_BYTES + 4 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:

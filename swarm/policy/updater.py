@@ -100,9 +100,22 @@ class PolicyUpdater:
         self.num_passed_over += version - self.version
         self.version = version
 
+    @property
+    def max_chars(self) -> int:
+        """Characters of a completion beyond which the model cannot have positions for it."""
+        return self._policy.max_positions * self._policy.longest_token_chars
+
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has positions for the prompt with each completion."""
-        return self._reader.longest(group) <= self._policy.max_positions
+        return self._reader.fits(group)
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        """What this policy gives to the tokens of other policies' completions, by group and completion."""
+        rows = [self._reader.texts(group) for group in groups]
+        with self._layers.active(), self._batching.attention(self._policy.model):
+            for row, values in self._row_logprobs(self._scorer, [row for g in rows for row in g if row.completion]):
+                row.receiver = values
+        return [[list(row.receiver or ()) for row in each] for each in rows]
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One update on I local and J external groups. Raises `NonFiniteUpdates` after too many bad ones in a row."""

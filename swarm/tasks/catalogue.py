@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 
 from msgspec import Struct
 from reasoning_gym.factory import DATASETS
 
-from swarm.tasks.reasoning_gym import dataset_options, make_dataset
+from swarm.tasks.reasoning_gym import dataset_options, make_dataset, time_limit
 
 EXAMPLE_SEED = 42
 NOT_TASKS = frozenset({"composite"})
@@ -44,7 +42,7 @@ def catalogue(time_limit_s: float = 5.0, max_lines: int = 3) -> list[CatalogueEn
 def _entry(name: str, time_limit_s: float, max_lines: int) -> CatalogueEntry:
     options = {option: repr(value) for option, value in dataset_options(name).items()}
     try:
-        with _time_limit(time_limit_s), redirect_stdout(io.StringIO()):  # some generators print
+        with time_limit(time_limit_s), redirect_stdout(io.StringIO()):  # some generators print
             dataset = make_dataset(name, EXAMPLE_SEED, {})
             item = dataset[0]
     except Exception as error:  # generators raise anything; the list must not end at one of them
@@ -52,17 +50,3 @@ def _entry(name: str, time_limit_s: float, max_lines: int) -> CatalogueEntry:
     lines = [line for line in str(item["question"]).splitlines() if line.strip()]
     answer = None if item["answer"] is None else str(item["answer"])
     return CatalogueEntry(name, dataset.category, "\n".join(lines[:max_lines]), answer, options)
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    def expire(signum: int, frame: object) -> None:
-        raise TimeoutError(f"took longer than {seconds} s")
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)

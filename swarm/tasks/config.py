@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
+from swarm.foreign import NAME_CHARS, is_name
 from swarm.settings import Settings
+
+MAX_TASK_NAME_CHARS = 64
+MAX_WEIGHT = 1e6
+MAX_TEMPLATE_CHARS = 16_384
+MAX_PATTERN_CHARS = 1_024
+MAX_HUB_ID_CHARS = 96
+MAX_HUB_NAME_CHARS = 128
+
+TaskName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=f"^[{NAME_CHARS}]+$")]
+Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
+Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 
@@ -28,12 +41,12 @@ class ReasoningGymTask(Settings):
     """A data set of the ReasoningGYM library."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
-    name: str
+    name: TaskName
     """Name in this run; also the library's name for the data set, e.g. `gcd`, unless `dataset` says otherwise."""
     dataset: str | None = None
     """The library's name for the data set when `name` is another, so that one run can hold `gcd` at two difficulties;
     `swarm tasks` lists them."""
-    weight: float = Field(1.0, gt=0)
+    weight: Weight = 1.0
     options: dict[str, JsonValue] = {}
     """Fields of the data set's own configuration, e.g. `max_value: 40`, except `seed` and `size`."""
     reward: RewardSettings = RewardSettings()
@@ -43,24 +56,51 @@ class DatasetTask(Settings):
     """A Hugging Face data set: hub id or local files with prompt and answer columns."""
 
     kind: Literal["dataset"]
-    name: str
+    name: TaskName
     """Name in this run; peers agree on it through the manifest."""
-    weight: float = Field(1.0, gt=0)
+    weight: Weight = 1.0
     path: str
     """Hub id, or a local file or folder (json, jsonl, csv, parquet, text)."""
+    public: bool = False
+    """Read it from a public repository of the hub, `OWNER/NAME`, and from nowhere else: no file of this machine, no
+    access token, no URL that the repository names. So is every data set of a run's manifest."""
     subset: str | None = None
     split: str = "train"
     revision: str | None = None
     """Hub revision; pin it, or peers may see different rows."""
-    prompt: str = "{question}"
+    prompt: Template = "{question}"
     """Column name, or a template with columns in braces."""
-    answer: str = "answer"
+    answer: Template = "answer"
     """Column name, or a template with columns in braces."""
-    answer_pattern: str | None = None
+    answer_pattern: str | None = Field(None, max_length=MAX_PATTERN_CHARS)
     """Regular expression whose last match (group 1 if it has one) in the answer column is the reference answer."""
     match: MatchRule = "exact"
     """Compare text, numbers, or mathematics in \\\\boxed{}."""
     reward: RewardSettings = RewardSettings()
+
+    @model_validator(mode="after")
+    def _a_public_one_names_nothing_but_a_repository(self) -> DatasetTask:
+        if not self.public:
+            return self
+        if not is_hub_id(self.path):
+            raise ValueError(f"path must be OWNER/NAME of a data set on the hub, got {self.path[:MAX_HUB_ID_CHARS]!r}")
+        for field, value in (("subset", self.subset), ("revision", self.revision)):
+            if value is not None and not _is_hub_name(value):
+                raise ValueError(f"{field} must be a name on the hub, got {value[:MAX_HUB_NAME_CHARS]!r}")
+        if re.fullmatch(r"[\w.+:%\[\]-]{1,128}", self.split, re.ASCII) is None:
+            raise ValueError(f"split must be like train or train[:10%], got {self.split[:MAX_HUB_NAME_CHARS]!r}")
+        return self
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a path is `OWNER/NAME` by the hub's rules, and so neither a file, a URL nor a packaged builder's name."""
+    word = r"\w(?:[\w.-]*\w)?"
+    plain = len(path) <= MAX_HUB_ID_CHARS and re.fullmatch(f"{word}/{word}", path, re.ASCII) is not None
+    return plain and "--" not in path and ".." not in path and not path.endswith((".git", ".py"))
+
+
+def _is_hub_name(text: str) -> bool:
+    return is_name(text, MAX_HUB_NAME_CHARS) and ".." not in text and not text.startswith(("/", "~"))
 
 
 TaskConfig = Annotated[ReasoningGymTask | DatasetTask, Field(discriminator="kind")]
@@ -81,4 +121,4 @@ class VerificationSettings(Settings):
     """Memory of one worker; a completion that makes a scorer allocate more gets reward 0, or its group
     `verifier_crash`. Memory-mapped rows of data sets do not count."""
     queue_groups: int = Field(256, ge=1)
-    """Received groups waiting to be graded; beyond it the oldest is dropped and counted."""
+    """Received groups waiting to be graded; beyond it the oldest of whoever sent most is dropped and counted."""

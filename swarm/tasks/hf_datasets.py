@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Protocol
 
 import datasets
-from datasets.exceptions import DatasetsError
+from datasets.arrow_reader import ArrowReader
 
 from swarm.errors import RejectedGroup, TaskError
 from swarm.tasks import grading
 from swarm.tasks.config import DatasetTask
 from swarm.tasks.digests import digest, draw, question_hash
-from swarm.tasks.specs import FORMATS, is_on_disk
+from swarm.tasks.hub import public_builder
+from swarm.tasks.specs import FORMATS, LOCAL, is_on_disk
+from swarm.tasks.stored import FileRows, StoredRows
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
-
-LOCAL = "local"
 
 _MAX_ATTEMPTS = 64
 HELD_OUT_EVERY = 10
@@ -31,6 +31,7 @@ class Rows(Protocol):
     """What is used of `datasets.Dataset`: rows are read one at a time from memory-mapped Arrow files."""
 
     column_names: list[str]
+    features: Mapping[str, object]
 
     def __len__(self) -> int:
         """Rows."""
@@ -52,8 +53,10 @@ class DatasetSource:
     tenth row is set aside for evaluation; a data set of fewer than ten rows has none to spare.
     """
 
-    def __init__(self, config: DatasetTask, *, counts: Counter[str] | None = None) -> None:
-        """Open the data set, which downloads and converts it the first time.
+    def __init__(
+        self, config: DatasetTask, *, counts: Counter[str] | None = None, stored: StoredRows | None = None
+    ) -> None:
+        """Open the data set, which downloads and converts it the first time unless `store` did it before.
 
         Raises `TaskError` for a missing data set, file, split or column, naming those there are.
         """
@@ -62,10 +65,13 @@ class DatasetSource:
         """`malformed_rows`: times a row was passed over because its prompt or answer was missing or unreadable."""
         self._config = config
         self._dataset = LOCAL if is_on_disk(config) else config.path
-        rows, self._revision = _open(config)
+        stored = stored or store(config)
+        rows, self._revision = _read(stored), stored.revision
         self._prompt = _Template(config.prompt, "prompt", rows.column_names, config.name)
         self._answer = _Template(config.answer, "answer", rows.column_names, config.name)
         self._rows = rows.select_columns(sorted({*self._prompt.columns, *self._answer.columns}))
+        if config.public:
+            _check_plain(self._rows, config.name)
         try:
             self._answer_pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         except re.error as error:
@@ -174,36 +180,65 @@ class _Template:
         return _PLACEHOLDER.sub(lambda found: str(values[found[1]]) if found[1] else found[0][0], self._text)
 
 
-def _open(config: DatasetTask) -> tuple[Rows, str]:
-    """Rows of the configured split, and their revision: the hub's commit, or a digest of the local files."""
+def store(config: DatasetTask) -> StoredRows:
+    """Download and convert a data set unless that was done before; where the rows of the configured split lie now.
+
+    Their revision is the hub's commit, or a digest of the local files. Raises `TaskError`.
+    """
     where = f"task {config.name!r}: {config.path}"
-    path = Path(config.path).expanduser()
     local = is_on_disk(config)
-    if local and not path.exists():
-        raise TaskError(f"{where}: no such file or folder")
-    if path.is_file() and path.suffix.lower() not in FORMATS:
-        raise TaskError(f"{where}: cannot read {path.suffix or 'a file without suffix'}; can read {', '.join(FORMATS)}")
     try:
-        if path.is_file():
-            suffix = path.suffix.lower()
-            options = {"sep": "\t"} if suffix == ".tsv" else {}
-            builder = datasets.load_dataset_builder(FORMATS[suffix], data_files=str(path), **options)
-        else:
-            revision = None if local else config.revision
-            builder = datasets.load_dataset_builder(
-                str(path) if local else config.path, config.subset, revision=revision
-            )
+        builder = public_builder(config.path, config.subset, config.revision) if config.public else _builder(config)
         builder.download_and_prepare()
         splits = list(builder.info.splits)
         wanted = [part.split("[")[0].strip() for part in config.split.split("+")]
         if not set(wanted) <= set(splits):
-            raise TaskError(f"{where}: no split {config.split!r}; the splits are {', '.join(splits)}")
-        rows: Rows = builder.as_dataset(split=config.split)
+            raise TaskError(f"no split {config.split!r}; the splits are {', '.join(splits)}")
+        reader = ArrowReader(builder.cache_dir, builder.info)
+        stored = reader.get_file_instructions(builder.dataset_name, config.split, builder.info.splits.values())
+        if not stored:
+            raise TaskError(f"there is no data in {config.split!r}")
         files = [file for split in wanted for file in builder.config.data_files[split]] if local else []
-    except (DatasetsError, OSError, ValueError, TypeError, KeyError) as error:
+    except TaskError as error:
+        raise TaskError(f"{where}: {error}") from error
+    except Exception as error:  # readers of many formats and a client of the hub, on what strangers wrote
         cause = f"; {error.__cause__}" if error.__cause__ is not None else ""
         raise TaskError(f"{where}: {type(error).__name__}: {error}{cause}") from error
-    return rows, _content_digest(files) if local else str(builder.hash)
+    rows = tuple(FileRows(str(part["filename"]), int(part["skip"]), int(part["take"])) for part in stored)
+    return StoredRows(rows, _content_digest(files) if local else str(builder.hash))
+
+
+def _read(stored: StoredRows) -> Rows:
+    """The rows themselves, memory-mapped."""
+    parts = [
+        datasets.Dataset.from_file(part.path).select(range(part.first, part.first + part.count))
+        for part in stored.files
+    ]
+    rows: Rows = datasets.concatenate_datasets(parts)
+    return rows
+
+
+def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
+    """What reads this node's own data set: local files, or whatever of the hub its user may read."""
+    path = Path(config.path).expanduser()
+    local = is_on_disk(config)
+    if local and not path.exists():
+        raise TaskError("no such file or folder")
+    if not path.is_file():
+        revision = None if local else config.revision
+        return datasets.load_dataset_builder(str(path) if local else config.path, config.subset, revision=revision)
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise TaskError(f"cannot read {path.suffix or 'a file without suffix'}; can read {', '.join(FORMATS)}")
+    options = {"sep": "\t"} if suffix == ".tsv" else {}
+    return datasets.load_dataset_builder(FORMATS[suffix], data_files=str(path), **options)
+
+
+def _check_plain(rows: Rows, task: str) -> None:
+    """Raises `TaskError` for a column of a type that names files, as pictures do, which reading a row would open."""
+    for name, feature in rows.features.items():
+        if not isinstance(feature, datasets.Value):
+            raise TaskError(f"task {task!r}: column {name!r} must be text or a number, got {type(feature).__name__}")
 
 
 def _content_digest(files: list[str]) -> str:

@@ -8,7 +8,7 @@ import re
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _DROPPED = re.compile(
     r"\\left(?![a-z])|\\right(?![a-z])|\\[,;!: ]|\\q?quad(?![a-z])|\\displaystyle(?![a-z])"
-    r"|\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\$|\\\(|\\\)|\\\[|\\\]|~"
+    r"|\^\s*(?:\{\s*)?\\circ\s*\}?|\\degree|°|\$|\\\(|\\\)|\\\[|\\\]|~"
 )
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|operatorname|mbox)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"(?<=[\d}])\\?(?:units?|cm|km|mm|meters?|inches|feet|degrees?|dollars|cents)(?:\^\{?[23]\}?)?$")

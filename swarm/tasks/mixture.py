@@ -4,22 +4,39 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from swarm.errors import RejectedGroup, TaskError
 from swarm.protocols import TaskSource
 from swarm.tasks.config import ReasoningGymTask, TaskConfig
 from swarm.tasks.digests import draw
+from swarm.tasks.stored import StoredRows
 from swarm.types import Grade, Question, Rejection, TaskRef
 
 _RESOLUTION = 2**53
 
 
+def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> TaskSource:
+    """The source a configuration describes; imports only the library it needs. Raises `TaskError`."""
+    if isinstance(config, ReasoningGymTask):
+        from swarm.tasks.reasoning_gym import ReasoningGymSource
+
+        return ReasoningGymSource(config, counts=counts)
+    from swarm.tasks.hf_datasets import DatasetSource
+
+    return DatasetSource(config, counts=counts, stored=stored)
+
+
 class TaskMixture:
     """Sources of all tasks, and a weighted choice among them that depends on (seed, index) alone."""
 
-    def __init__(self, configs: Sequence[TaskConfig], lenient: bool = False) -> None:
+    def __init__(
+        self,
+        configs: Sequence[TaskConfig],
+        lenient: bool = False,
+        make: Callable[[TaskConfig, Counter[str]], TaskSource] = make_source,
+    ) -> None:
         """Set up every source, which imports their libraries.
 
         Raises `TaskError` when there is none, two share a name, or one cannot be set up; with `lenient`, such a one is
@@ -36,7 +53,7 @@ class TaskMixture:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
             try:
-                self.sources[config.name] = make_source(config, self.counts)
+                self.sources[config.name] = make(config, self.counts)
             except TaskError as error:
                 if not lenient:
                     raise
@@ -83,14 +100,3 @@ class TaskMixture:
         if ref.task not in self.sources:
             raise RejectedGroup("unknown_task", f"{ref.task!r} is not among {', '.join(self._names)}")
         return self.sources[ref.task]
-
-
-def make_source(config: TaskConfig, counts: Counter[str]) -> TaskSource:
-    """The source a configuration describes; imports only the library it needs. Raises `TaskError`."""
-    if isinstance(config, ReasoningGymTask):
-        from swarm.tasks.reasoning_gym import ReasoningGymSource
-
-        return ReasoningGymSource(config, counts=counts)
-    from swarm.tasks.hf_datasets import DatasetSource
-
-    return DatasetSource(config, counts=counts)

@@ -6,8 +6,11 @@ import dataclasses
 import logging
 import math
 import random
+import signal
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Protocol
 
@@ -17,10 +20,11 @@ from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
 from swarm.errors import RejectedGroup, TaskError
-from swarm.tasks.answer_guard import is_safe_answer, is_safe_option
+from swarm.tasks.answer_guard import REACH, admitted, is_safe_option
 from swarm.tasks.config import ReasoningGymTask
 from swarm.tasks.digests import digest, draw, question_hash
 from swarm.tasks.lru import LruCache
+from swarm.tasks.own_scorers import OWN_SCORERS, Entry
 from swarm.types import ProceduralRef, Question, TaskRef
 
 logger = logging.getLogger(__name__)
@@ -30,11 +34,14 @@ LIBRARY = f"reasoning_gym=={version('reasoning_gym')}"
 ITEMS_PER_DATASET = 500
 """Items taken from one instance of a data set: some instances hold a fixed number, and 500 is the library's default."""
 
+SETUP_LIMIT_S = 60.0
+"""A data set whose options make it take longer to set up is refused."""
+
+MAX_QUESTION = 2**17
+"""Characters of a question; the longest by default options have a tenth of it."""
+
 OWN_OPTIONS = frozenset({"seed", "size"})
 """Options that the stream of questions sets itself."""
-
-Entry = Mapping[str, object]
-"""The library's item: `question`, `answer`, `metadata`."""
 
 
 class LibraryDataset(Protocol):
@@ -142,15 +149,21 @@ class ReasoningGymSource:
         self.recall(ref)
         assert isinstance(ref, ProceduralRef)
         answer = last_answer(completion)
-        if answer is None or not is_safe_answer(self._dataset_name, answer):
-            return self._config.reward.reward(0.0)
+        score = 0.0 if answer is None else self._score(answer, self._entry(ref.seed, ref.index))
+        return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)
+
+    def _score(self, answer: str, entry: Entry) -> float:
+        oracle = "" if entry["answer"] is None else str(entry["answer"])
+        seen = admitted(self._dataset_name, answer, oracle)
+        if seen is None:
+            return 0.0
+        own = OWN_SCORERS.get(self._dataset_name)
         try:
-            score = float(self._scorer.score_answer(answer, self._entry(ref.seed, ref.index)))
+            return own(seen, entry) if own is not None else float(self._scorer.score_answer(seen, _copy(entry)))
         except Exception as error:  # 105 scorers on text from strangers: whatever one raises is a wrong answer
             self.counts["scorer_failures"] += 1
             logger.debug("scorer of %s raised %r", self.name, error)
-            score = 0.0
-        return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)
+            return 0.0
 
     def oracle(self, seed: int, index: int) -> str | None:
         """The library's own answer to a question; None for the few data sets that keep none."""
@@ -175,6 +188,8 @@ class ReasoningGymSource:
             raise TaskError(
                 f"task {self.name!r}: ReasoningGYM failed on question {index} of {seed}: {error!r}"
             ) from error
+        if len(str(entry["question"])) > MAX_QUESTION:
+            raise TaskError(f"task {self.name!r}: question {index} of {seed} is over {MAX_QUESTION} characters long")
         self._entries.put((seed, index), entry)
         return entry
 
@@ -189,13 +204,22 @@ class ReasoningGymSource:
                 raise TaskError(f"task {name!r} has no option {option!r}; its options are {', '.join(valid)}")
             if not is_safe_option(value):
                 raise TaskError(f"task {name!r}: option {option!r} must be plain words or numbers, got {value!r}")
+        if self._dataset_name not in REACH:
+            raise TaskError(f"task {name!r}: how ReasoningGYM scores {self._dataset_name!r} has not been read here")
         try:
-            return make_dataset(self._dataset_name, 0, options)
+            with time_limit(SETUP_LIMIT_S):
+                return make_dataset(self._dataset_name, 0, options)
         except Exception as error:  # each data set validates in its own way: assert, ValueError, TypeError, KeyError
             given = ", ".join(f"{option}={value!r}" for option, value in options.items())
             defaults = ", ".join(f"{option}={value!r}" for option, value in valid.items())
             reason = str(error) or repr(error)
             raise TaskError(f"task {name!r}: {reason}; got {given or 'no options'}; options are {defaults}") from error
+
+
+def _copy(entry: Entry) -> Entry:
+    """An item for a scorer to write into: one keeps every board of a solution in the metadata."""
+    metadata = entry["metadata"]
+    return {**entry, "metadata": dict(metadata) if isinstance(metadata, Mapping) else metadata}
 
 
 def last_answer(completion: str) -> str | None:
@@ -206,6 +230,25 @@ def last_answer(completion: str) -> str | None:
     # without the tail: the library's pattern takes quadratic time on opening tags that nothing closes
     found: str | None = extract_answer(completion[: end + len("</answer>")])
     return found
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what takes longer; without effect outside of the main thread, which alone has alarms."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(signum: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 class _SeededGlobalRandom:

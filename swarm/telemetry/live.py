@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from swarm.foreign import clean
 from swarm.telemetry.history import Moment, PeerHistory, SwarmSummary, drop_reasons, mean, num_dropped
 from swarm.telemetry.records import LearningFigures, UpdateFigures
 
@@ -98,7 +99,7 @@ class LiveView:
             yield _line(f"and {len(self._histories) - len(shown)} more peers", "dim")
         for moment in moments:
             style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
-            yield _line(f"{_clock_time(moment.time, seconds=True)} {moment.text}", style)
+            yield _line(f"{_clock_time(moment.time, seconds=True)} {clean(moment.text)}", style)
 
     def _moments(self) -> list[Moment]:
         found = list(self._notes)

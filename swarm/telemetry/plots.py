@@ -28,6 +28,8 @@ BLUE, ORANGE, GREEN, PINK, SKY, VERMILION = "#0072b2", "#e69f00", "#009e73", "#c
 PEER_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION)
 GREY = "#9a9a9a"
 MAX_NAMED_PEERS = 6
+FONT = {"font.family": "sans-serif", "text.parse_math": False}
+"""A name with dollar signs is no formula."""
 """More lines than this cannot be told apart: they are drawn alike and only the mean is named."""
 MAX_POINTS = 500
 MAX_BARS = 60
@@ -210,7 +212,7 @@ def as_svg(draw: Draw, histories: Sequence[PeerHistory], height_in: float, label
     from matplotlib.figure import Figure
 
     # The salt keeps ids of several pictures on one page apart, and the same from run to run.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label, "font.family": "sans-serif"}):
+    with matplotlib.rc_context({**FONT, "svg.fonttype": "none", "svg.hashsalt": label}):
         figure = Figure(figsize=(8.6, height_in), layout="constrained")
         draw(figure.subplots(), histories, _PAGE)
         buffer = io.StringIO()
@@ -230,7 +232,7 @@ def write_png(path: Path, histories: Sequence[PeerHistory]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"font.family": "sans-serif"}):
+    with matplotlib.rc_context(FONT):
         trained = training(histories)
         pictures: list[tuple[Draw, float, Sequence[PeerHistory]]] = [
             (draw_rewards, 3.2, trained),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from swarm.foreign import clean, clean_lines
 from swarm.intervals import wilson_interval
 from swarm.telemetry import plots
 from swarm.telemetry.history import (
@@ -164,7 +165,7 @@ def _task_table(histories: Sequence[PeerHistory]) -> str:
     if not before and not after:
         return ""
     rows = [
-        (escape(task), _interval(before.get(task, (0, 0))), _interval(after.get(task, (0, 0))))
+        (escape(clean(task)), _interval(before.get(task, (0, 0))), _interval(after.get(task, (0, 0))))
         for task in sorted(before.keys() | after.keys())
     ]
     note = f"Answers of {_plural(len(both), 'peer')} together, with 95% intervals (Wilson)."
@@ -242,7 +243,7 @@ def _moments(histories: Sequence[PeerHistory]) -> str:
         key=lambda item: item[:2],
     )
     items = [
-        f'<li class="{escape(moment.level)}">{escape(name)}: {escape(moment.text)}</li>'
+        f'<li class="{escape(moment.level)}">{escape(name)}: {escape(clean_lines(moment.text))}</li>'
         for _, name, moment in found
         if moment.level != "debug"
     ]
@@ -283,7 +284,7 @@ def _flattened(config: Mapping[str, object], prefix: str = "") -> list[tuple[str
             pairs += _flattened(value, f"{prefix}{key}.")
         else:
             shown = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
-            pairs.append((f"{prefix}{key}", shown))
+            pairs.append((clean(f"{prefix}{key}"), clean_lines(shown)))
     return pairs
 
 

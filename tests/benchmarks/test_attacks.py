@@ -22,7 +22,7 @@ from swarm.tasks.mixture import TaskMixture
 from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, PolicyId, RunManifest, Sampling, UpdateReport
 
-EACH = 24
+EACH = 26
 """Records of each kind: every variant at least twice."""
 
 
@@ -30,12 +30,16 @@ class Pupil:
     """An updater that keeps what it was to learn from others."""
 
     version = 0
+    max_chars = 10**9
 
     def __init__(self) -> None:
         self.external: list[GradedGroup] = []
 
     def fits(self, group: GradedGroup) -> bool:
         return True
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        return [[[-1.0] for _ in graded.rewards] for graded in groups]
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         self.external += external

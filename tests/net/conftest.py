@@ -39,6 +39,11 @@ def daemons(pid: int | None = None) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children() if child.name() == "p2pd"]
 
 
+def directories() -> list[psutil.Process]:
+    """The processes that keep this one's directories of peers."""
+    return [child for child in psutil.Process().children() if "swarm.net.directory_process" in child.cmdline()]
+
+
 @pytest.fixture
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., NetworkTransport]]:
     """Starts nodes by name; the one named `founder` brings the run. Closes them, and checks that nothing is left.
@@ -68,7 +73,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
     yield start_one
     for node in nodes:
         node.close()
-    assert daemons() == []
+    assert daemons() == [] and directories() == []
     assert [thread.name for thread in threading.enumerate() if thread.name == "swarm-network"] == []
 
 

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import RejectedGroup
-from swarm.net.accounts import MAX_TRACKED_PEERS, SEQUENCE_WINDOW, PeerBook, SafetySettings
+from swarm.net.accounts import (
+    MAX_GAP_S,
+    MAX_RETIRED_PEERS,
+    MAX_STANDING_S,
+    MAX_TRACKED_PEERS,
+    SEQUENCE_WINDOW,
+    PeerBook,
+    SafetySettings,
+)
 
 
 class Clock:
@@ -114,7 +122,7 @@ def test_old_offences_fade(clock: Clock) -> None:
 
 def test_what_is_nobodys_fault_or_anybodys_trick_counts_against_no_one(clock: Clock) -> None:
     book = _book(clock)
-    for outcome in ("zero_advantage", "unknown_task", "too_long", "replayed", "duplicate", "pool_full", "expired"):
+    for outcome in ("zero_advantage", "unknown_task", "clock", "replayed", "duplicate", "pool_full", "expired"):
         for _ in range(100):
             book.report("fine", outcome)
     stats = book.stats()["fine"]
@@ -148,3 +156,206 @@ def test_a_peer_whose_groups_take_long_to_verify_waits_until_it_has_paid(clock: 
     clock.now += 31
     assert _refused(book, "slow", 3) is None
     assert not book.is_quarantined("slow"), "slow is no offence"
+
+
+def test_single_use_names_do_not_make_old_records_new(clock: Clock) -> None:
+    """However many there are: a name that is forgotten comes back as one that sent what it sent."""
+    book = _book(clock)
+    made_at = clock.now
+    book.admit("old", 5, 1, made_at)
+    for n in range(MAX_TRACKED_PEERS + 2 * MAX_RETIRED_PEERS):
+        clock.now += 0.01
+        book.admit(f"sybil-{n}", 1, 1, clock.now)
+        if n % 4_000 == 0:
+            with pytest.raises(RejectedGroup, match="replayed"):
+                book.admit("old", 5, 1, made_at)
+    with pytest.raises(RejectedGroup, match="replayed"):
+        book.admit("old", 5, 1, made_at)
+    with pytest.raises(RejectedGroup, match="replayed"):
+        book.admit("sybil-1", 1, 1, made_at + 0.02)
+    book.admit("honest newcomer", 1, 1, clock.now)
+    assert len(book.stats()) == MAX_TRACKED_PEERS and len(book.highest_sequences()) < 20_000
+
+
+def test_names_from_the_future_lock_no_newcomer_out(clock: Clock) -> None:
+    book = _book(clock)
+    for n in range(MAX_TRACKED_PEERS + MAX_RETIRED_PEERS + 10):
+        book.admit(f"sybil-{n}", 1, 1, clock.now + 599)
+    clock.now += 1
+    book.admit("honest newcomer", 1, 1, clock.now)
+
+
+def test_what_was_forgotten_is_remembered_over_a_restart(clock: Clock) -> None:
+    book = _book(clock)
+    book.admit("old", 5, 1)
+    for n in range(MAX_TRACKED_PEERS):
+        book.admit(f"sybil-{n}", 1, 1)
+    assert "old" not in book.stats()
+    again = _book(clock)
+    again.restore(book.highest_sequences())
+    assert [_refused(again, "old", n) for n in (5, 6)] == ["replayed", None]
+
+
+def test_a_sequence_number_of_a_time_to_come_is_refused_and_not_remembered(clock: Clock) -> None:
+    book = _book(clock)
+    now_ms = int(clock.now * 1000)
+    assert _refused(book, "wild", 2**62) == "clock"
+    assert _refused(book, "wild", now_ms + 500_000) is None, "a clock that is some minutes ahead"
+    again = _book(clock)
+    again.restore(book.highest_sequences())
+    clock.now += 1
+    assert _refused(again, "wild", now_ms + 1) is None, "its clock was set right"
+
+
+def test_an_honest_clock_that_is_ahead_is_no_reason_for_quarantine(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(1_000):
+        book.report("ahead", "clock")
+    assert not book.is_quarantined("ahead") and book.stats()["ahead"].reputation == 0.5
+
+
+def test_texts_that_are_too_long_weigh_by_what_they_cost(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(100):
+        book.report("longer context", "too_long")
+        clock.now += 6
+    assert not book.is_quarantined("longer context")
+    for _ in range(600):
+        book.report("bomber", "too_long")
+    assert book.is_quarantined("bomber")
+
+
+def test_who_would_be_refused_is_not_opened(clock: Clock) -> None:
+    book = _book(clock, groups_per_min=2.0, quarantine_at=4.0)
+    for n in range(2):
+        book.knock("fast", 100)
+        book.admit("fast", n, 100)
+    with pytest.raises(RejectedGroup, match="rate"):
+        book.knock("fast", 100)
+    book.report("bad", "verifier_timeout")
+    with pytest.raises(RejectedGroup, match="quarantined"):
+        book.knock("bad", 100)
+    assert book.stats()["fast"].received == 3 and book.stats()["bad"].received == 1
+
+
+def test_who_was_of_use_lately_is_proven(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(4):
+        book.report("useful", "informative")
+        book.report("mixed", "informative")
+        book.report("mixed", "question_mismatch")
+        book.report("dull", "zero_advantage")
+    assert book.proven() == {"useful"}
+    clock.now += 3_600
+    assert book.proven() == frozenset()
+
+
+def _timeouts_until_quarantine(book: PeerBook, peer: str) -> int:
+    for count in range(1, 50):
+        book.report(peer, "verifier_timeout")
+        if book.is_quarantined(peer):
+            return count
+    raise AssertionError("never")
+
+
+def test_ten_minutes_of_usefulness_buy_no_more_time_outs_than_a_newcomer_has(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(600 * 18):
+        book.report("busy", "informative")
+        book.report("busy", "used")
+        clock.now += 1 / 18
+    assert _timeouts_until_quarantine(book, "busy") <= _timeouts_until_quarantine(book, "new") + 1 <= 4
+
+
+def test_usefulness_in_between_buys_hardly_more(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(4):
+        for _ in range(500):
+            book.report("busy", "informative")
+        book.report("busy", "verifier_timeout")
+    assert book.is_quarantined("busy")
+
+
+def test_an_honest_peer_with_rare_offences_is_not_banned(clock: Clock) -> None:
+    book = _book(clock)
+    for number in range(3 * 3_600):  # an hour, three groups a second
+        book.report("honest", "informative")
+        if number % 10 == 0:
+            book.report("honest", "question_mismatch")
+        if number % 1_000 == 0:
+            book.report("honest", "verifier_timeout")
+        clock.now += 1 / 3
+        assert not book.is_quarantined("honest")
+
+
+def test_copies_weigh_lightly_but_a_life_of_copying_ends(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(10):
+        book.report("odd", "copied")
+    assert not book.is_quarantined("odd")
+    for _ in range(30):
+        book.report("thief", "copied")
+    assert book.is_quarantined("thief")
+
+
+def test_standing_grows_with_time_and_not_with_volume(clock: Clock) -> None:
+    book = _book(clock)
+    for second in range(400):
+        book.report("senior", "informative")
+        if second >= 300:
+            for _ in range(20):
+                book.report("flood", "informative")
+        clock.now += 1
+    assert book.established() == {"senior"}
+    stats = book.stats()
+    assert stats["senior"].standing_s == 399 and stats["flood"].standing_s == 99
+    for _ in range(220):
+        for peer in ("senior", "flood"):
+            book.report(peer, "informative")
+        clock.now += 1
+    assert book.established() == {"senior", "flood"}, "whoever stays is a member in the end"
+
+
+def test_in_a_young_swarm_everybody_soon_has_standing(clock: Clock) -> None:
+    book = _book(clock)
+    for peer in ("a", "b"):
+        book.report(peer, "informative")
+    assert book.established() == {"a", "b"}
+    for _ in range(10):
+        clock.now += 1
+        for peer in ("a", "b", "c"):
+            book.report(peer, "informative")
+    assert book.established() == {"a", "b", "c"}
+
+
+def test_slow_peers_get_standing_too_and_silence_gives_little(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(10):
+        book.report("slow", "informative")
+        clock.now += 200
+    book.report("sleeper", "informative")
+    clock.now += 100_000
+    book.report("sleeper", "informative")
+    stats = book.stats()
+    assert stats["slow"].standing_s == MAX_STANDING_S
+    assert stats["sleeper"].standing_s == MAX_GAP_S
+
+
+def test_harm_costs_merit_and_standing_and_is_no_offence(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(100):
+        book.report("a", "informative")
+        clock.now += 1
+    book.report("a", "harmful")
+    stats = book.stats()["a"]
+    assert (stats.merit, stats.standing_s, stats.offence) == (0.0, 0.0, 0.0)
+
+
+def test_new_keys_do_not_push_out_who_has_standing(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(3):
+        book.report("senior", "informative")
+        clock.now += 60
+    for n in range(3 * MAX_TRACKED_PEERS):
+        book.report(f"sybil-{n}", "informative")
+    assert book.stats()["senior"].standing_s == 120 and len(book.stats()) == MAX_TRACKED_PEERS

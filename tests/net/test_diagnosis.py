@@ -176,6 +176,15 @@ def test_both_are_asked_over_a_transport(
     assert ask_dial_back(asker, "bootstrap", [4000]).reached == {4000: True}
 
 
+@pytest.mark.parametrize("answer", [b'{"state": "done", "detail": "\xff"}', b'"\xff', b"[" * 100_000])
+def test_bytes_that_are_no_text_are_a_typed_error(answer: bytes, pair: tuple[MemoryTransport, MemoryTransport]) -> None:
+    bootstrap, asker = pair
+    bootstrap.serve(DIAL_BACK_PROTOCOL, lambda remote, request: answer)
+    with pytest.raises(PeerUnreachable, match="something else"):
+        ask_dial_back(asker, "bootstrap", [4000])
+    assert msgspec.json.decode(service()[0].handle("asker", answer), type=DialBackReply).state == "refused"
+
+
 def test_answers_that_make_no_sense_are_a_typed_error(pair: tuple[MemoryTransport, MemoryTransport]) -> None:
     bootstrap, asker = pair
     bootstrap.serve(TIME_PROTOCOL, lambda remote, request: b"noon")

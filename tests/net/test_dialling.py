@@ -14,6 +14,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, UNHEARD_S, Dialling, Unheard
 from swarm.net.identity import Identity
 from swarm.net.state import NodeState, Profile
+from swarm.net.told import FREE_FAILURES
 from swarm.types import PeerRecord
 
 from .records import make_identity
@@ -163,3 +164,44 @@ def test_a_member_that_is_connected_but_unheard_is_hung_up_on_now_and_then() -> 
     assert unheard.due(everyone, {"heard", "silent"}, {"silent"}, 50.0) == []
     assert due(60.0) == [], "heard in between: its time begins anew"
     assert due(60.0 + 2 * UNHEARD_S) == ["silent"]
+
+
+PUBLIC_BOOTSTRAP = f"/ip4/8.8.8.8/tcp/1/p2p/{BOOT}"
+
+
+def told(*addresses: str) -> PeerRecord:
+    peer_id = Identity.generate().peer_id
+    multiaddrs = tuple(f"{address}/p2p/{peer_id}" for address in addresses)
+    return PeerRecord("run", peer_id, multiaddrs, "", (), "peer", "", 2_000.0)
+
+
+def test_in_a_public_run_strangers_name_no_machine_of_this_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, PUBLIC_BOOTSTRAP)
+    inside = told("/ip4/192.168.1.1/tcp/80", "/ip4/127.0.0.1/tcp/22", "/dns4/localhost/tcp/22", "/ip4/10.1.1.1/tcp/9")
+    both = told("/ip4/192.168.1.2/tcp/80", "/ip4/8.8.4.4/tcp/4001")
+    node.learn(inside, both)
+    node.state.remembered[BOOT] = ("/ip4/10.0.0.3/tcp/3",)
+    node.dial_due()
+    assert node.dialled == [(BOOT, ("/ip4/8.8.8.8/tcp/1",)), (both.peer_id, ("/ip4/8.8.4.4/tcp/4001",))]
+    with pytest.raises(PeerUnreachable, match="public run"):
+        asyncio.run(node.dialling.reach(inside.peer_id, NOBODY, 5.0))
+    assert len(node.dialled) == 2
+
+
+def test_fake_records_make_no_flood_of_dials_at_a_third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, PUBLIC_BOOTSTRAP)
+    fakes = [told(*(f"/ip4/9.9.9.9/tcp/{1_000 + 16 * i + k}" for k in range(16))) for i in range(200)]
+    node.state.learn([(fake, b"") for fake in fakes], "liar")
+    node.problem = "nobody there"
+    for _ in range(200):
+        node.dial_due(frozenset({BOOT}))
+        node.clock.now += 1.0
+    at_victim = sum(len(addresses) for _, addresses in node.dialled)
+    assert FREE_FAILURES < at_victim <= 30
+
+
+def test_in_a_private_run_all_is_dialled_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    peer = told(*(f"/ip4/10.0.0.9/tcp/{port}" for port in range(1, 9)))
+    node.learn(peer)
+    assert node.dialling.addresses(peer.peer_id) == tuple(f"/ip4/10.0.0.9/tcp/{port}" for port in range(1, 9))

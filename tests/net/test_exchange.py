@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from swarm.errors import RejectedGroup
 from swarm.net import exchange as exchange_module
 from swarm.net import wire as wire_module
 from swarm.net.exchange import Exchange
 from swarm.net.identity import Identity
 from swarm.net.memory import MemoryHub, MemoryTransport
-from swarm.net.wire import Limits, make_run_id, seal
+from swarm.net.wire import Limits, RefusedRecord, make_run_id, seal
 
 from .records import make_group, sealed_manifest
 
@@ -93,3 +94,40 @@ def test_memory_of_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     pair.sender.share(make_group(sequence=0))
     groups, refused = pair.receiver.receive()
     assert [group.sequence for _, group in groups] == [0, 1, 2] and refused == {"replayed": 1}
+
+
+def test_what_was_refused_on_arrival_is_counted_and_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    refusal = RejectedGroup("malformed", "noise", pair.alice.peer_id)
+    monkeypatch.setattr(pair.far, "drain", lambda: [RefusedRecord.of(b"noise", refusal)] * 3)
+    assert pair.receiver.receive() == ([], {"malformed": 3})
+    assert pair.receiver.book.stats()[pair.alice.peer_id].dropped == {"malformed": 3}
+
+
+def test_nothing_is_opened_of_who_would_not_be_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    for _ in range(3):
+        pair.receiver.report(pair.alice.peer_id, "verifier_timeout")
+    pair.sender.share(make_group())
+    monkeypatch.setattr(exchange_module, "open_group", lambda *arguments, **options: pytest.fail("it was opened"))
+    assert pair.receiver.receive() == ([], {"quarantined": 1})
+
+
+def test_the_network_is_told_who_was_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    told: list[frozenset[str]] = []
+    monkeypatch.setattr(pair.far, "trust", told.append)
+    for _ in range(4):
+        pair.receiver.report(pair.alice.peer_id, "informative")
+    pair.receiver.receive()
+    assert told == [{pair.alice.peer_id}]
+
+
+def test_a_clock_that_is_ahead_is_told_once_and_held_against_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair()
+    for sequence in range(30):
+        group = replace(make_group(pair.run_id, pair.alice.peer_id, sequence), created_at=1_660.0)
+        pair.near.publish(seal(pair.alice, pair.run_id, "group", group))
+    assert pair.receiver.receive() == ([], {"clock": 30})
+    assert not pair.receiver.book.is_quarantined(pair.alice.peer_id)
+    assert caplog.text.count("made 660 s from now") == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from swarm.net.heartbeat import Heartbeats, serve_heartbeats
@@ -62,3 +64,21 @@ def test_orders_follow_heartbeats_and_end_when_the_learner_is_gone(monkeypatch: 
         until(lambda: not heartbeats.away)
     finally:
         heartbeats.close()
+
+
+@pytest.mark.parametrize(
+    "heartbeat",
+    [
+        Heartbeat(math.nan, None, 0, 0.0, 0.0),
+        Heartbeat(0.0, -1, 0, 0.0, 0.0),
+        Heartbeat(0.0, None, -1, 0.0, 0.0),
+        Heartbeat(0.0, None, 2**60, 0.0, 0.0),
+        Heartbeat(0.0, None, 0, math.inf, 0.0),
+        Heartbeat(0.0, None, 0, 1e300, 0.0),
+        Heartbeat(0.0, None, 0, 0.0, math.nan),
+        Heartbeat(0.0, None, 0, 0.0, -1.0),
+    ],
+)
+def test_what_no_worker_can_say_is_refused_by_the_type(heartbeat: Heartbeat) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(heartbeat), type=Heartbeat)

@@ -139,7 +139,9 @@ def test_messages_flow_again_after_the_daemon_is_killed(start: Start, caplog: py
     until(lambda: b.request(a.peer_id, MANIFEST_PROTOCOL, b"", 5.0), "requests are answered again")
 
 
-def test_an_unforeseen_error_costs_a_restart_not_the_node(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = start("founder")
 
     def fail_once(connected: frozenset[str], subscribers: frozenset[str]) -> None:
@@ -147,9 +149,25 @@ def test_an_unforeseen_error_costs_a_restart_not_the_node(start: Start, monkeypa
         raise LookupError("unforeseen")
 
     monkeypatch.setattr(a._state, "see", fail_once)
-    until(lambda: a.counters().get("daemon_restarts") == 1, "the session is restarted")
+    until(lambda: a.counters().get("loop_errors") == 1, "the error is counted")
     b = start("b", a.multiaddrs())
-    until(b.manifest, "the node works again")
+    until(b.manifest, "the node works on")
+    assert a.counters().get("daemon_restarts", 0) == 0
+
+
+def test_a_daemon_that_holds_too_much_is_started_anew_as_often_as_it_takes(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hivemind_module, "MAX_RESTARTS_IN_A_ROW", 1)
+    a = start("founder")
+    b = start("b", a.multiaddrs())
+    for times in (1, 2, 3):
+        until(lambda: a._daemon and a._session and b.status().connected, "both are up")
+        assert a._daemon is not None
+        a._daemon._max_bytes = 1
+        until(lambda times=times: a.counters().get("daemon_outgrown") == times, "it is started anew")  # type: ignore[misc]
+    until(lambda: b.status().connected and a.status().connected, "they find each other again")
+    exchange(a, b, b"still here")
 
 
 def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
@@ -270,7 +288,8 @@ def test_the_directory_refuses_what_is_not_its_owners(start: Start) -> None:
     async def attack() -> tuple[list[bool], bool, bool, bool]:
         from hivemind.dht.node import DHTNode
 
-        from swarm.net.dht import PARTS, key_of, part_of
+        from swarm.net.dht import key_of
+        from swarm.net.dht_entries import PARTS, part_of
 
         def key(peer_id: str, away: int = 0) -> str:
             return key_of(make_manifest_id(a), (part_of(peer_id) + away) % PARTS)

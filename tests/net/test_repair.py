@@ -18,6 +18,8 @@ from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.identity import Identity
 from swarm.net.large import (
     LARGE_PROTOCOL,
+    MAX_PER_PAYER,
+    MAX_WAITING,
     MAX_WAITING_PER_PEER,
     Download,
     Waiting,
@@ -153,6 +155,10 @@ GOOD = Held(record_id(b"good"), 4, 5.0)
         (listing(GOOD), gift(GOOD.record_id, b"good") * 2),
         (listing(GOOD), GOOD.record_id + b"\xff\xff\xff\xff"),
         (listing(GOOD), bytes(2**20)),
+        (listing(Held(record_id(b"good"), 4, -1.0)), b""),
+        (listing(Held(record_id(b"good"), 4, float("nan"))), b""),
+        (listing(Held(record_id(b"good"), -4, 5.0)), b""),
+        (listing(Held(b"short", 4, 5.0)), b""),
     ],
 )
 def test_a_liar_is_found_out(have: bytes, give: bytes) -> None:
@@ -163,10 +169,8 @@ def test_a_liar_is_found_out(have: bytes, give: bytes) -> None:
 
 
 def test_records_that_cannot_be_are_not_asked_for() -> None:
-    names = [bytes([i]) * 16 for i in range(4)]
-    absurd = listing(
-        Held(names[0], 2**40, 5.0), Held(names[1], 10, -1.0), Held(names[2], 10, 1e9), Held(names[3], 10, float("nan"))
-    )
+    names = [bytes([i]) * 16 for i in range(2)]
+    absurd = listing(Held(names[0], 2**40, 5.0), Held(names[1], 10, 1e9))
     peer = Peer(lambda protocol, request: iter([absurd]))
     Node(peer).run()
     assert peer.asked == [HAVE_PROTOCOL]
@@ -311,11 +315,42 @@ def test_unfinished_downloads_hold_no_more_than_their_bound(monkeypatch: pytest.
 def test_waiting_downloads_are_bounded_for_each_announcer() -> None:
     waiting = Waiting()
     announcement = opened(announce(ALICE, RUN, LARGE))
-    taken = [waiting.add(announcement, 1.0) for _ in range(MAX_WAITING_PER_PEER + 1)]
+    taken = [waiting.add(announcement, 1.0, "payer") for _ in range(MAX_WAITING_PER_PEER + 1)]
     assert taken == [True] * MAX_WAITING_PER_PEER + [False]
     found = waiting.take()
-    assert found is not None and not waiting.add(announcement, 1.0)
+    assert found is not None and not waiting.add(announcement, 1.0, "payer")
     waiting.forget(found[1])
-    assert waiting.add(announcement, 1.0) and len(waiting) == MAX_WAITING_PER_PEER
+    assert waiting.add(announcement, 1.0, "payer") and len(waiting) == MAX_WAITING_PER_PEER
     assert holders(announcement, {"b", ALICE.peer_id, "a"}, list.sort) == [ALICE.peer_id, "a", "b"]
     assert holders(announcement, {"b"}) == ["b"]
+
+
+def announced(identity: Identity, number: int) -> Announcement:
+    return Announcement(RUN, identity.peer_id, number.to_bytes(16, "big"), 5, (bytes(16),))
+
+
+def test_junk_announcements_hold_up_no_honest_download() -> None:
+    waiting = Waiting()
+    junk = [waiting.add(announced(Identity.generate(), k), 1.0, "strangers") for k in range(200)]
+    assert sum(junk) == MAX_PER_PAYER
+    for k in range(4):
+        assert waiting.add(announced(ALICE, 1_000 + k), 1.0, ALICE.peer_id)
+    taken = []
+    for _ in range(8):
+        found = waiting.take()
+        assert found is not None
+        taken.append(found[1].payer)
+        waiting.put_back(*found)
+    assert taken == ["strangers", ALICE.peer_id] * 4, "they take turns"
+
+
+def test_full_of_some_there_is_a_place_for_another() -> None:
+    waiting = Waiting()
+    for payer in range(MAX_WAITING // MAX_PER_PAYER):
+        for k in range(MAX_PER_PAYER):
+            assert waiting.add(announced(Identity.generate(), 100 * payer + k), 1.0, f"payer {payer}")
+    for k in range(3):
+        assert waiting.add(announced(ALICE, 10_000 + k), 1.0, ALICE.peer_id)
+    assert len(waiting) == MAX_WAITING
+    found = {waiting.take()[1].payer for _ in range(5)}  # type: ignore[index]
+    assert ALICE.peer_id in found

@@ -14,6 +14,8 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net.bootstrap import read_addresses
+from swarm.net.directory import Directory
+from swarm.net.doors import MAX_STREAMS_PER_PEER
 from swarm.net.exchange import Exchange
 from swarm.net.framing import MAX_CHUNK_BYTES
 from swarm.net.hivemind import HivemindTransport
@@ -93,7 +95,7 @@ def test_a_large_record_comes_from_another_when_its_holder_dies_half_way(start: 
     first = start("founder")
     second = start("b", first.multiaddrs())
     meet([first, second])
-    large = os.urandom(8_000_000)
+    large = signed(first, os.urandom(8_000_000))
     first.publish(large)
     until(lambda: large in second.drain(), "the first receiver has it")
     daemon = first._daemon
@@ -123,7 +125,7 @@ def test_a_holder_that_hardly_gives_is_left_for_another(start: Start, monkeypatc
     first = start("founder")
     second = start("b", first.multiaddrs())
     meet([first, second])
-    large = os.urandom(3_000_000)
+    large = signed(first, os.urandom(3_000_000))
     first.publish(large)
     until(lambda: large in second.drain(), "the first receiver has it")
     assert first._daemon is not None
@@ -177,12 +179,10 @@ def test_a_partner_that_is_named_by_host_is_found(start: Start) -> None:
 
 
 def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.dht import PeerDirectory
-
-    async def nothing(self: PeerDirectory, *, everything: bool) -> list[object]:
+    async def nothing(self: Directory, run_id: str, now: float, *, everything: bool) -> list[object]:
         return []
 
-    monkeypatch.setattr(PeerDirectory, "read", nothing)
+    monkeypatch.setattr(Directory, "read", nothing)
     first = start("founder")
     b = start("b", first.multiaddrs())
     c = start("c", first.multiaddrs())
@@ -199,22 +199,21 @@ def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
     monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 4.0)
     first = start("founder")
     first.serve_stream("/test/endless", lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
+    first.serve("/test/short", lambda remote, request: b"short")
     second = start("b", first.multiaddrs())
     third = start("c", first.multiaddrs())
     meet([first, second, third])
-    taken = [
-        second.stream(first.peer_id, "/test/endless", b"", 5.0, 2**40)
-        for _ in range(daemon_module.MAX_STREAMS_PER_PEER)
-    ]
+    taken = [second.stream(first.peer_id, "/test/endless", b"", 5.0, 2**40) for _ in range(MAX_STREAMS_PER_PEER)]
     for chunks in taken:
         assert next(chunks)
     with pytest.raises(PeerUnreachable, match="busy"):
-        second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0)
-    assert third.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
+        second.request(first.peer_id, "/test/short", b"", 5.0)
+    assert third.request(first.peer_id, "/test/short", b"", 5.0) == b"short"
+    assert second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
 
     def served_again() -> bool:
         try:
-            return second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
+            return second.request(first.peer_id, "/test/short", b"", 5.0) == b"short"
         except PeerUnreachable:
             return False
 

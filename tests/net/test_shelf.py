@@ -75,3 +75,14 @@ def test_memory_of_ids_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyp
     monkeypatch.setattr(shelf_module, "SEEN_RECORDS", 2)
     shelf = Shelf(10, 1_000, 60.0, Clock())
     assert [shelf.add(name) for name in (b"a", b"b", b"c", b"b", b"a")] == [True, True, True, False, True]
+
+
+def test_who_puts_most_on_it_makes_room() -> None:
+    shelf = Shelf(10, 1_000, 60.0, Clock())
+    shelf.add(b"honest", owner="quiet")
+    for number in range(100):
+        shelf.add(b"%d" % number, owner="loud")
+    assert shelf.get(record_id(b"honest")) == b"honest" and len(shelf) == 10
+    assert shelf.get(record_id(b"90")) is None and shelf.get(record_id(b"91")) == b"91", "its oldest first"
+    shelf.add(bytes(990), owner="large")
+    assert shelf.get(record_id(bytes(990))) is None and shelf.get(record_id(b"honest")), "bytes count where they lack"

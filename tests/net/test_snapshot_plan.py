@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,10 +78,28 @@ def test_nobody_to_give_to(up: Rate) -> None:
     assert plan(up, []).places[LEARNER].sources == ()
 
 
-def test_limits_of_strangers_are_looked_at() -> None:
-    assert Limits().sound and Limits(1.0, 2.0).sound
-    for bad in (0.0, -1.0, math.nan, math.inf):
-        assert not Limits(bad).sound and not Limits(None, bad).sound
+@pytest.mark.parametrize("bad", [1e-320, 1.0, 0.0, -1.0, 2.0**18 - 1, 1e16, math.nan, math.inf, -math.inf])
+def test_limits_of_strangers_are_refused_by_their_type(bad: float) -> None:
+    decode = msgspec.msgpack.Decoder(Limits).decode
+    assert decode(msgspec.msgpack.encode(Limits(2.0**18, None))) == Limits(2.0**18)
+    for limits in (Limits(bad), Limits(None, bad)):
+        with pytest.raises(msgspec.ValidationError):
+            decode(msgspec.msgpack.encode(limits))
+
+
+def test_no_rate_is_too_strange_to_plan_with() -> None:
+    assert plan(1e6, [(1e-320, 1e6), (1e308, 1e-320)]).places.keys() == {LEARNER, "w0", "w1"}
+
+
+def test_those_who_were_tried_come_before_any_claim_and_the_idle_feed_nobody() -> None:
+    workers = {"boaster": Limits(1e12), "old": Limits(2.0), "idle": Limits(1e9), "new": Limits(1.0)}
+    made = Plan(LEARNER, Limits(1.0), workers, 2, tried={"old"}, idle={"idle"})
+    assert made.places[LEARNER].feeds == ("old",) and made.bytes_per_s == 1.0
+    assert made.places["old"].feeds == ("boaster", "new") and made.places["idle"].num_children == 0
+    assert made.places["idle"].sources[0] == "boaster", "those come last"
+    # One stranger alone could otherwise say at what rate all others are to get it.
+    slow = {"stranger": Limits(0.001, 0.001), "old": Limits(2.0, 2.0)}
+    assert Plan(LEARNER, Limits(1.0), slow, 2, tried={"old"}).bytes_per_s == 1.0
 
 
 rates = st.one_of(st.none(), st.floats(0.01, 100.0))

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +18,12 @@ from swarm.errors import CorruptChunk, PeerUnreachable, RejectedGroup, SnapshotE
 from swarm.net.config import NetworkSettings
 from swarm.net.identity import Identity
 from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.snapshots import relay as relay_module
 from swarm.net.snapshots.chunks import chunk_bytes_for, cut, describe
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.plan import Place
-from swarm.net.snapshots.relay import SnapshotRelay
-from swarm.net.snapshots.serving import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, Announcement, Want
+from swarm.net.snapshots.relay import MAX_FAILURES, SnapshotRelay
+from swarm.net.snapshots.serving import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, MAX_HELPINGS, Announcement, Want
 from swarm.net.snapshots.store import Part, SnapshotStore
 from swarm.net.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, open_snapshot, seal, seal_snapshot
 from swarm.protocols import SnapshotFeed, SnapshotPublisher, StreamHandler
@@ -427,8 +429,87 @@ def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
     streams.pop().close()
     assert next(learner._kitchen.give("another", want))
     for bad in (Want(1, "whole", 1_000), Want(1, "whole", -1), Want(1, "change", 0)):
-        with pytest.raises(LookupError):
+        with pytest.raises((LookupError, msgspec.ValidationError)):
             next(learner._kitchen.give("peer-0", msgspec.msgpack.encode(bad)))
+
+
+def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
+    learner = swarm.learner()
+    learner.publish(1, snapshot(0))
+    until(lambda: learner.announced() == 1, "it is published")
+    worker = swarm.start("worker")
+    arrives(worker, 1, snapshot(0))
+    for relay, version in ((learner, 2), (learner, 2**62), (worker, 2**62)):
+        with pytest.raises(LookupError, match="nothing is known"):
+            next(relay._kitchen.give("stranger", msgspec.msgpack.encode(Want(version, "whole", 0))))
+    kitchen, want = worker._kitchen, msgspec.msgpack.encode(Want(2, "whole", 0))
+    waiting = [kitchen.give(f"stranger-{i}", want) for i in range(20)]
+    assert [next(stream) for stream in waiting] == [None] * 20 and kitchen.fed() == ()
+    kitchen._clock = lambda: time.monotonic() + 60
+    with pytest.raises(LookupError, match="nothing is known"):
+        next(waiting[0])
+
+
+def test_whom_the_plan_does_not_name_makes_room_and_so_does_who_takes_nothing(swarm: Swarm) -> None:
+    learner = swarm.learner()
+    learner.publish(1, snapshot(0))
+    until(lambda: learner.announced() == 1, "it is published")
+    kitchen, want = learner._kitchen, msgspec.msgpack.encode(Want(1, "whole", 0))
+    now = 0.0
+    kitchen._clock = lambda: now
+    kitchen.num_places = 1
+    kitchen.rank = lambda peer: {"child": 2, "worker": 1, "other": 1}.get(peer, 0)
+    strangers = [kitchen.give(f"stranger-{i}", want) for i in range(2)]
+    child, worker, other = (kitchen.give(name, want) for name in ("child", "worker", "other"))
+    assert all(map(next, (*strangers, worker, child))) and set(kitchen.fed()) == {"worker", "child"}
+    assert [list(stream) for stream in strangers] == [[], []], "they are hung up on"
+    with pytest.raises(LookupError, match="busy"):
+        next(other)
+    # The worker takes nothing any more; the child goes on.
+    now = 60.0
+    assert next(child) and next(kitchen.give("other", want)) and set(kitchen.fed()) == {"child"} | {"other"}
+
+
+def test_nobody_gets_the_same_part_for_ever(swarm: Swarm) -> None:
+    learner = swarm.learner()
+    learner.publish(1, snapshot(0))
+    want = msgspec.msgpack.encode(Want(1, "whole", 0))
+    until(lambda: (stored := learner._store.get(1)) and stored.complete, "it is written")
+    for _ in range(MAX_HELPINGS):
+        assert sum(map(len, filter(None, learner._kitchen.give("stranger", want)))) == len(snapshot(0))
+    with pytest.raises(LookupError, match="given to you before"):
+        list(learner._kitchen.give("stranger", want))
+
+
+def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
+    worker = swarm.start("worker")
+    worker._max_bytes = CHUNK
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
+    with pytest.raises(RejectedGroup, match="oversized"):
+        worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
+    assert worker.announced() is None and worker.counters()["refused_manifests"] == 1
+
+
+def test_an_error_of_the_relay_ends_it_only_when_it_stays(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "RETRY_S", 0.01)
+    learner, worker = swarm.learner(), swarm.start("worker")
+    problems = [ValueError(), OverflowError(), KeyError(), RecursionError()]
+    real = worker._fetch
+
+    def fetch(*args: Any) -> None:
+        if problems:
+            raise problems.pop()
+        real(*args)
+
+    monkeypatch.setattr(worker, "_fetch", fetch)
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    assert worker.counters()["relay_errors"] == 4
+    problems += [MemoryError()] * MAX_FAILURES
+    learner.publish(2, snapshot(1))
+    until(lambda: worker._failure, "the node hears of it")
+    with pytest.raises(SnapshotError, match="MemoryError"):
+        worker.newest()
 
 
 def test_a_part_takes_only_the_next_chunk_it_should_have(tmp_path: Path) -> None:

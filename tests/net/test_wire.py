@@ -14,9 +14,11 @@ from swarm.errors import RejectedGroup
 from swarm.net import wire as wire_module
 from swarm.net.identity import Identity
 from swarm.net.wire import (
+    MAX_CLOCK_SKEW_S,
     Envelope,
     Limits,
     check_seal,
+    is_outdated,
     make_run_id,
     open_group,
     open_manifest,
@@ -119,7 +121,7 @@ def test_a_manifest_cannot_pass_for_a_group() -> None:
 
 def test_clock() -> None:
     assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW + 601))) == "clock"
-    assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=math.nan))) == "clock"
+    assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=math.nan))) == "limits"
     assert reason(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW - 3_601))) == "stale"
     open_group(seal(ALICE, RUN, "group", replace(GROUP, created_at=NOW + 599)), RUN, Limits(), now=NOW)
 
@@ -148,6 +150,17 @@ TEXT = Completion("x", "stop")
         replace(GROUP, log_expectation=math.nan),
         replace(GROUP, log_expectation=-math.inf),
         replace(GROUP, log_expectation=0.5),
+        replace(GROUP, log_expectation=-1e308),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), (-1e308,)))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), (-10_001.0,)))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), (0.1,)))),
+        replace(GROUP, rewards=(1.0, 1e308)),
+        replace(GROUP, created_at=math.inf),
+        replace(GROUP, created_at=-1e308),
+        replace(GROUP, peer_id="p" * 257),
+        replace(GROUP, policy=replace(GROUP.policy, version=2**63)),
+        replace(GROUP, sampling=replace(GROUP.sampling, temperature=-1.0)),
+        replace(GROUP, sampling=replace(GROUP.sampling, top_p=1.5)),
         replace(GROUP, sequence=-1),
         replace(GROUP, sequence=2**63),
         replace(GROUP, policy=replace(GROUP.policy, model="m" * 257)),
@@ -162,6 +175,27 @@ TEXT = Completion("x", "stop")
 )
 def test_limits(group: RolloutGroup) -> None:
     assert reason(seal(ALICE, RUN, "group", group)) == "limits"
+
+
+def test_what_a_group_holds_is_bounded_in_all_and_not_only_each() -> None:
+    text = Completion("a" * 65_000 + "\N{GRINNING FACE}", "stop")
+    bomb = seal(ALICE, RUN, "group", replace(GROUP, completions=(text,) * 121, rewards=(0.0,) * 121))
+    assert len(bomb) < 2_000 and reason(bomb) == "limits"
+    as_long = seal(ALICE, RUN, "group", replace(GROUP, completions=(text,) * 30, rewards=(0.0,) * 30))
+    assert open_group(as_long, RUN, Limits(), now=NOW)[1].memory_bytes < 10_000_000
+    tokens = Completion("x", "stop", (1,) * 60_000, (-1.0,) * 60_000)
+    many = seal(ALICE, RUN, "group", replace(GROUP, completions=(tokens,) * 3, rewards=(0.0,) * 3))
+    assert len(many) < 2_000 and reason(many) == "limits"
+    spans = Completion("x", "stop", (1,) * 60_000, (-1.0,) * 60_000, (VersionSpan(1, 1),) * 60_000)
+    split = seal(ALICE, RUN, "group", replace(GROUP, completions=(spans,) * 2, rewards=(0.0,) * 2))
+    assert reason(split) == "limits"
+
+
+def test_numbers_that_honest_samplers_give_travel() -> None:
+    completion = Completion("x", "stop", (0, 2**31), (-0.0, -9_999.0))
+    sampling = replace(GROUP.sampling, temperature=1e-3, top_p=0.1, min_p=0.05, top_k=50)
+    group = replace(GROUP, completions=(completion,), rewards=(-1e6,), sampling=sampling, log_expectation=-9_999.0)
+    assert open_group(seal(ALICE, RUN, "group", group), RUN, Limits(), now=NOW)[1] == group
 
 
 def test_a_group_expectation_travels() -> None:
@@ -279,17 +313,48 @@ def test_manifest_limits() -> None:
     task = TaskSpec("t", "k", 1.0, {})
     for bad in (
         replace(manifest, group_size=0),
+        replace(manifest, group_size=10**9),
         replace(manifest, external=-1),
+        replace(manifest, external=10**9),
+        replace(manifest, local=10**9),
+        replace(manifest, local=0, external=0),
+        replace(manifest, max_record_bytes=2**40),
+        replace(manifest, max_record_bytes=1),
+        replace(manifest, max_completion_chars=2**40),
+        replace(manifest, created_at=math.nan),
+        replace(manifest, tasks=(task, task)),
+        replace(manifest, tasks=(replace(task, weight=1e308),)),
+        replace(manifest, tasks=(replace(task, weight=0.0),)),
+        replace(manifest, tasks=(replace(task, weight=-1.0),)),
+        replace(manifest, tasks=(replace(task, name="\x1b]52;c;eA==\x07"),)),
+        replace(manifest, tasks=(replace(task, name="[/nothing]"),)),
+        replace(manifest, tasks=(replace(task, name="x" * 65),)),
+        replace(manifest, tasks=(replace(task, name="a\u202eb"),)),
+        replace(manifest, tasks=(replace(task, kind=""),)),
+        replace(manifest, tasks=(replace(task, settings={"x": "y" * 20_000}),)),
+        replace(manifest, tasks=(replace(task, settings={"a": {"b": {"c": {"d": {"e": {"f": {"g": {"h": 1}}}}}}}}),)),
         replace(manifest, tasks=(task,) * 257),
         replace(manifest, tasks=(replace(task, weight=math.nan),)),
         replace(manifest, tasks=(replace(task, settings={"x": math.inf}),)),
         replace(manifest, tasks=(replace(task, settings={"x": msgspec.msgpack.Ext(1, b"")}),)),
     ):
-        assert refused(seal_manifest(ALICE, bad)) == "limits"
+        assert refused(seal_manifest(ALICE, bad)) in {"limits", "malformed"}
     try:
         open_manifest(seal_manifest(ALICE, replace(manifest, tasks=(replace(task, settings={"x": deep}),))))
     except RejectedGroup as refusal:
         assert refusal.reason in {"limits", "malformed"}
+
+
+def test_a_manifest_from_the_future_outranks_nothing() -> None:
+    manifest = replace(make_manifest(ALICE), created_at=NOW + MAX_CLOCK_SKEW_S + 1)
+    with pytest.raises(RejectedGroup) as refusal:
+        open_manifest(seal_manifest(ALICE, manifest), now=NOW)
+    assert refusal.value.reason == "clock"
+    today = replace(manifest, created_at=NOW)
+    assert open_manifest(seal_manifest(ALICE, today), now=NOW) == today
+    assert is_outdated(today, replace(today, created_at=NOW + 1), now=NOW)
+    assert not is_outdated(today, today, now=NOW)
+    assert not is_outdated(today, manifest, now=NOW), "what was kept while this clock was wrong locks nothing out"
 
 
 @given(st.binary(max_size=300))
@@ -311,9 +376,14 @@ def test_peer_record() -> None:
     bad: list[tuple[Identity, PeerRecord, str]] = [
         (ALICE, replace(record, expires_at=NOW - 1), "clock"),
         (ALICE, replace(record, expires_at=NOW + 10_000), "clock"),
-        (ALICE, replace(record, expires_at=math.nan), "clock"),
+        (ALICE, replace(record, expires_at=math.nan), "limits"),
         (ALICE, replace(record, run_id="other"), "wrong_run"),
         (ALICE, replace(record, multiaddrs=("/a",) * 17), "limits"),
+        (ALICE, replace(record, model="/home/\x1b]52;c;eA==\x07"), "limits"),
+        (ALICE, replace(record, tasks=("gcd", "[/nothing]")), "limits"),
+        (ALICE, replace(record, role="pe\ner"), "limits"),
+        (ALICE, replace(record, version="\u202e1"), "limits"),
+        (ALICE, replace(record, multiaddrs=("/ip4/1.2.3.4/tcp/1/\x9b",)), "limits"),
         (ALICE, replace(record, model="".join(map(chr, range(200, 3_000)))), "oversized"),
         (Identity.generate(), record, "wrong_peer"),
     ]

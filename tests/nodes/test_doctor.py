@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from nodes import doctor, probes
 from nodes.cli import app
 from nodes.doctor import Finding, check_clock, check_gpu, check_nat, check_reachable, check_run, dial_back_ports
-from nodes.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Torch
+from nodes.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
@@ -89,6 +89,9 @@ OUTCOMES = {
     "python without vllm": (engine("cpu", NO_VLLM, vllm=NAMED), "warn", "vLLM is for GPUs; /vllm/bin/python has no"),
     "other vllm": (engine("cuda", Vllm(PYTHON, "0.31.2")), "warn", "/vllm/bin/python has vLLM 0.31.2"),
     "unnamed vllm": (engine("cuda", Vllm(PYTHON)), "ok", "has vLLM of unknown version"),
+    "sandbox": (doctor.check_sandbox(Sandbox()), "ok", "no files but Python's own, no network"),
+    "sandbox with a hole": (doctor.check_sandbox(Sandbox({"files": "Landlock: none"})), "warn", "not kept from files"),
+    "no worker": (doctor.check_sandbox(Sandbox(problem="workers do not start")), "fail", "do not start"),
     "disk": (doctor.check_disk(Disk("directory", "runs", 10 * GIB)), "ok", "10.0 GiB free"),
     "little disk": (doctor.check_disk(Disk("cache", "c", 2 * GIB)), "warn", "2.0 GiB"),
     "no disk": (doctor.check_disk(Disk("cache", "c", 1_000)), "fail", "0.0 GiB"),

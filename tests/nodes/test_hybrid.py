@@ -55,8 +55,10 @@ def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkey
     feed = FakeFeed((3, good), (4, silent), (5, b"garbage"))
 
     @contextlib.contextmanager
-    def open_relay(transport: object, identity: object, learner: str, config: object) -> Iterator[FakeFeed]:
-        assert learner == "somebody"
+    def open_relay(
+        transport: object, identity: object, learner: str, config: object, *, max_bytes: float
+    ) -> Iterator[FakeFeed]:
+        assert learner == "somebody" and len(good) <= max_bytes
         yield feed
 
     monkeypatch.setattr(hybrid, "open_relay", open_relay)

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nodes.home import claim_home
-from nodes.run import best_address, found_run, manifest_values, remember, remembered
+from nodes.run import best_address, found_run, left_out, manifest_values, remember, remembered
 from swarm.config import load_config
-from swarm.errors import ConfigError, IdentityInUse, TaskError
+from swarm.errors import ConfigError, IdentityInUse, RejectedGroup, TaskError
 from swarm.net.identity import Identity
-from swarm.net.wire import open_manifest
+from swarm.net.state import NodeState, Profile
+from swarm.net.wire import open_manifest, seal_manifest
 
 
 def _config(out: Path, *pairs: tuple[str, str]):
@@ -72,6 +75,66 @@ def test_a_founder_refounds_with_its_present_configuration_and_a_member_remember
     member = claim_home(_config(tmp_path / "member"), True, home.sealed)
     member.identity.close()
     assert claim_home(_config(tmp_path / "member"), True, None).sealed == home.sealed
+
+
+def test_an_older_manifest_does_not_replace_the_one_remembered(tmp_path: Path) -> None:
+    founder = Identity.generate()
+    older = found_run(_config(tmp_path), founder)
+    newer = found_run(_config(tmp_path, ("mix.local", "2")), founder, older)
+    assert open_manifest(newer).created_at > open_manifest(older).created_at
+    config = _config(tmp_path / "member")
+    for told, kept in [(older, older), (newer, newer), (older, newer), (newer, newer)]:
+        home = claim_home(config, True, told)
+        home.identity.close()
+        assert home.sealed == kept == remembered(config.out)
+
+
+def test_a_run_remembered_while_the_clock_was_ahead_is_known_and_locks_nothing_out(tmp_path: Path) -> None:
+    founder = Identity.generate()
+    plain = open_manifest(found_run(_config(tmp_path), founder))
+    ahead = seal_manifest(founder, replace(plain, created_at=time.time() + 86_400))
+    config = _config(tmp_path / "member")
+    config.out.mkdir()
+    remember(config.out, ahead)
+    assert remembered(config.out) == ahead
+    home = claim_home(config, True, seal_manifest(founder, plain))
+    home.identity.close()
+    assert home.sealed == seal_manifest(founder, plain)
+    again = open_manifest(found_run(_config(tmp_path), founder, ahead))
+    assert again.created_at <= time.time(), "a founder's wrong clock is not inherited"
+
+
+def test_a_founder_whose_clock_went_back_still_outranks_what_it_said(tmp_path: Path) -> None:
+    founder = Identity.generate()
+    plain = open_manifest(found_run(_config(tmp_path), founder))
+    before = seal_manifest(founder, replace(plain, created_at=time.time() + 300))
+    assert open_manifest(found_run(_config(tmp_path), founder, before)).created_at > open_manifest(before).created_at
+
+
+@pytest.mark.parametrize("pair", [("mix.local", "2000"), ("network.max_completion_chars", "100000000")])
+def test_a_founder_cannot_ask_what_members_would_refuse(pair: tuple[str, str], tmp_path: Path) -> None:
+    config = _config(tmp_path, pair, ("generation.questions_per_round", "2000"))
+    with pytest.raises(ConfigError, match="members would refuse"):
+        found_run(config, Identity.generate())
+
+
+def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
+    founder = Identity.generate()
+    older = found_run(_config(tmp_path), founder)
+    newer = found_run(_config(tmp_path, ("mix.local", "2")), founder, older)
+    state = NodeState(_config(tmp_path).network, Identity.generate(), Profile(), older)
+    state.adopt(newer)
+    with pytest.raises(RejectedGroup, match="stale"):
+        state.adopt(older)
+    assert state.sealed == newer
+
+
+def test_a_run_names_the_tasks_that_only_its_founder_has(tmp_path: Path) -> None:
+    tasks = "[{kind: dataset, name: mine, path: ./rows.jsonl}, {kind: reasoning_gym, name: gcd}]"
+    sealed = found_run(_config(tmp_path, ("tasks", tasks)), Identity.generate())
+    manifest = open_manifest(sealed)
+    assert left_out(manifest) == ("mine",)
+    assert "rows.jsonl" not in repr(manifest)
 
 
 def test_the_address_to_give_to_others_is_not_of_this_machine_only() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from swarm.errors import CheckpointError
 from swarm.mixing import MixSettings
-from swarm.policy.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, TrainingState, restore, verify
+from swarm.policy.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, TrainingState, go_back, restore, verify
 from swarm.policy.config import PolicySettings, UpdateSettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.updater import PolicyUpdater
@@ -107,3 +107,47 @@ def test_a_checkpoint_of_another_model_is_refused(policy: Policy, tmp_path: Path
     other.model.lm_head = torch.nn.Linear(64, 7)
     with pytest.raises(CheckpointError, match="does not fit"):
         restore(path, _updater(other))
+
+
+def test_going_back_is_training_as_if_nothing_had_come_after(policy: Policy, tmp_path: Path) -> None:
+    policy.system_prompt = ""
+    updater = _updater(policy)
+    for _ in range(2):
+        _learn(policy, updater)
+    path = CheckpointStore(tmp_path).save(policy, updater, _state(2), "{}")
+    straight = copy.deepcopy(policy)
+    its_updater = _updater(straight)
+    restore(path, its_updater)
+    for _ in range(3):
+        updater.update([], [graded("poisoner", index=3, rewards=(0.0, 1.0, 0.0))])
+    go_back(path, policy, updater, PolicySettings(system_prompt=""))
+    assert (updater.version, updater.num_updates) == (6, 2), "versions only rise, the learning rate goes back"
+    for each, its in ((policy, updater), (straight, its_updater)):
+        _learn(each, its)
+    for ours, theirs in zip(policy.model.parameters(), straight.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=0)
+
+
+def test_a_checkpoint_is_good_once_another_was_written_while_all_was_well(policy: Policy, tmp_path: Path) -> None:
+    store, updater = CheckpointStore(tmp_path, keep=1), _updater(policy)
+
+    def save(round_: int, well: bool) -> Path:
+        path = store.save(policy, updater, _state(round_), "{}")
+        if well:
+            store.trust(path)
+        return path
+
+    first = save(1, well=True)
+    assert store.good is None
+    save(2, well=True)
+    assert store.good == first
+    save(3, well=False)
+    save(4, well=False)
+    assert store.good == first and first.is_dir(), "what is gone back to outlives the newest"
+    store.distrust()
+    fifth = save(5, well=True)
+    assert store.good == first
+    save(6, well=True)
+    assert store.good == fifth
+    save(7, well=False)
+    assert fifth.is_dir() and not first.exists()

@@ -26,7 +26,7 @@ PROMPT = "Calculate 12 + 7."
 TEXTS = ("<answer>19</answer>", "19", "<answer>3</answer>", "a rather long completion that is wrong")
 REWARDS = (1.0, 0.0, 0.0, 0.0)
 ADVANTAGES = (0.75, -0.25, -0.25, -0.25)
-BEHAVIOUR = MixSettings(external_old_logprobs="behaviour")
+BEHAVIOUR = MixSettings(external_old_logprobs="behaviour", external_negative_weight=1.0)
 
 
 def _own(policy: Policy, tokens: list[int]) -> list[float]:

@@ -65,7 +65,7 @@ def test_local_and_external_groups_of_the_same_text_give_the_same_gradient(polic
     policy = exact(policy)
     twin = copy.deepcopy(policy)
     _updater(policy).update([_group(policy)], [])
-    _updater(twin).update([], [_group(twin, ids=False)])
+    _updater(twin, MixSettings(external_negative_weight=1.0)).update([], [_group(twin, ids=False)])
     for ours, theirs in zip(policy.model.parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
@@ -129,6 +129,20 @@ def test_negative_weight_scales_only_external_completions_with_negative_advantag
     assert _likelihood(policy, TEXTS[0]) > before[0]
 
 
+def test_completions_of_others_are_scored_as_their_text_reads_here(policy: Policy) -> None:
+    updater = _updater(policy)
+    groups = [_group(policy, ids=False), _group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)]
+    scored = updater.logprobs(groups)
+    assert [len(each) for each in scored] == [4, 4] and updater.version == 0
+    for text, logprobs in zip(TEXTS, scored[1], strict=True):
+        expected = _logprobs(policy, policy.encode_completion(Completion(text, "stop")))
+        assert logprobs == pytest.approx(expected, abs=1e-4)
+    cut = [Completion("", "length"), Completion("19", "stop")]
+    empty = GradedGroup(rollout_group(completions=tuple(cut)), PROMPT, (0.0, 1.0))
+    ((nothing, something),) = updater.logprobs([empty])
+    assert nothing == [] and len(something) > 0
+
+
 def test_nothing_to_learn_from_is_no_update(policy: Policy) -> None:
     updater = _updater(policy)
     assert updater.update([], []).skipped
@@ -154,6 +168,28 @@ def test_groups_longer_than_the_model_do_not_fit(policy: Policy) -> None:
     assert updater.fits(_group(policy, ids=False))
     endless = GradedGroup(rollout_group(texts=("x" * 600, "y")), PROMPT, (1.0, 0.0))
     assert not updater.fits(endless)
+
+
+def test_a_text_that_no_tokens_could_cover_is_counted_and_not_read(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = _updater(policy)
+    read: list[str] = []
+    monkeypatch.setattr(policy, "encode_completion", lambda completion: read.append(completion.text) or [1])
+    bomb = GradedGroup(rollout_group(texts=("short", "x" * (updater.max_chars + 1))), PROMPT, (1.0, 0.0))
+    assert not updater.fits(bomb) and read == []
+    assert updater.fits(GradedGroup(rollout_group(texts=("short",)), PROMPT, (1.0,))) and read == ["short"]
+
+
+@pytest.mark.parametrize("objective", ["grpo", "gepo"])
+def test_absurd_claims_of_a_stranger_end_no_update(policy: Policy, objective: LossName) -> None:
+    updater = _updater(policy, MixSettings(external_old_logprobs="behaviour"), objective=objective)
+    honest = _group(policy)
+    absurd = tuple(
+        Completion(c.text, "stop", c.token_ids, (-1e308,) * len(c.token_ids)) for c in honest.group.completions
+    )
+    claimed = rollout_group(completions=absurd, policy=PolicyId("stranger", policy.tokenizer_hash, 0))
+    assert not updater.update([honest], [GradedGroup(claimed, PROMPT, (1.0, 0.0, 0.0, 0.0))]).skipped
 
 
 @pytest.mark.parametrize("objective", get_args(LossName))

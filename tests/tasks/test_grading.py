@@ -176,3 +176,15 @@ def test_long_text_takes_no_quadratic_time(piece: str) -> None:
         score(rule, f"<answer>{text}</answer>", "1")  # type: ignore[arg-type]
         score(rule, text, "1")  # type: ignore[arg-type]
     assert time.process_time() - began < 1.5
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "end"),
+    [("1", ",111", ","), ("\\boxed{^", " ", "x}"), ("\\boxed{^{", " ", "x}"), ("\\boxed{\\text{", "a", "x}")],
+)
+def test_nor_does_what_fits_a_pattern_up_to_its_end(start: str, piece: str, end: str) -> None:
+    text = start + piece * (60_000 // len(piece)) + end
+    began = time.process_time()
+    for rule in ("exact", "numeric", "boxed"):
+        score(rule, text, "1")  # type: ignore[arg-type]
+    assert time.process_time() - began < 1.5

@@ -94,7 +94,7 @@ def test_specs_carry_tasks_and_leave_defaults_out() -> None:
     assert specs[2].settings == {"options": TINY_TASKS[2].options}
     assert specs[-1].settings == {"path": "openai/gsm8k", "subset": "main", "match": "numeric"}
     carried = msgspec.msgpack.decode(msgspec.msgpack.encode(specs), type=tuple[TaskSpec, ...])
-    assert from_specs(carried) == tasks
+    assert from_specs(carried) == (*tasks[:-1], tasks[-1].model_copy(update={"public": True}))
 
 
 def test_a_manifest_opens_no_local_file(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from swarm.tasks.hf_datasets import DatasetSource
 from swarm.tasks.pool import VerificationPool
 from swarm.tasks.tiny import TINY_TASKS
 from swarm.types import Grade, Rejection, TaskRef
+from tests.tasks.altered import alter_workers
+from tests.tasks.rubbish_worker import RUBBISH
 
 FAST = VerificationSettings(time_limit_s=1.0)
 GCD = TINY_TASKS[2]
@@ -140,6 +142,55 @@ def test_own_groups_go_before_submitted_ones_and_the_oldest_overflow() -> None:
         assert eventually(lambda: bool(rest.update(pool.collect()) or len(rest) + len(early) == 400))
         assert pool.counters()["overflows"] == len(dropped)
         assert isinstance(rest["399"], Grade)
+
+
+def test_who_floods_the_queue_displaces_itself(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    settings = VerificationSettings(queue_groups=20, time_limit_s=2)
+    with closing(VerificationPool([GCD, rare(hanging[0])], settings)) as pool:
+        ref = pool.draw(1, 0, 1)[0].ref
+        pool.submit("blocks", hanging[1], ["x"], sender="somebody")
+        for number in range(5):
+            pool.submit(f"quiet {number}", ref, ["x"], sender=f"quiet {number}")
+        for number in range(200):
+            pool.submit(f"flood {number}", ref, ["x"], sender="flood")
+        graded: dict[str, Grade | Rejection] = {}
+        assert eventually(lambda: bool(graded.update(pool.collect()) or len(graded) == 206), 60.0)
+        assert all(isinstance(graded[f"quiet {number}"], Grade) for number in range(5))
+        lost = [key for key, verdict in graded.items() if isinstance(verdict, Rejection) and key != "blocks"]
+        assert len(lost) == pool.counters()["overflows"] > 0 and all(key.startswith("flood") for key in lost)
+
+
+def test_a_worker_that_answers_with_rubbish_is_replaced_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.tasks.pool.WORKER", "tests.tasks.rubbish_worker")
+    with closing(VerificationPool([GCD], VerificationSettings(time_limit_s=60, workers=2))) as pool:
+        question = pool.draw(1, 0, 1)[0]
+        for number, what in enumerate(RUBBISH, start=1):
+            before = pool.worker_pids()
+            (verdict,) = pool.grade([(question.ref, [what, "x"])])
+            assert isinstance(verdict, Rejection) and verdict.reason == "verifier_crash", what
+            assert pool.counters()["violations"] == number, what
+            assert eventually(lambda before=before: pool.worker_pids() != before)
+        assert pool.draw(1, 0, 1) == [question]
+        assert pool.counters()["restarts"] == len(RUBBISH) and pool.counters()["timeouts"] == 0
+
+
+def test_a_worker_that_answers_half_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = """
+    import os, sys, time
+    import swarm.tasks.worker as worker
+    def stop(mixture, request):
+        if isinstance(request, worker.GradeGroup) and "stop" in request.texts:
+            os.write(int(sys.argv[1]), bytes(2))
+            time.sleep(600)
+        return answer(mixture, request)
+    answer, worker._answer = worker._answer, stop
+    """
+    alter_workers(half, tmp_path, monkeypatch)
+    with closing(VerificationPool([GCD], VerificationSettings(workers=2, time_limit_s=600))) as pool:
+        ref = pool.draw(1, 0, 1)[0].ref
+        pool.submit("half", ref, ["stop"])
+        assert isinstance(pool.grade([(ref, ["x"])])[0], Grade)
+        assert len(pool.draw(1, 0, 8)) == 8 and pool.collect() == []
 
 
 def test_own_questions_do_not_wait_for_a_stranger_that_hangs(hanging: tuple[DatasetTask, TaskRef]) -> None:

@@ -179,6 +179,22 @@ def test_a_generator_that_raises_is_a_task_error_here_and_a_mismatch_for_strange
     assert source.recall(ref).ref == ref, "a fresh question is remembered, not generated again"
 
 
+def test_a_question_that_options_make_too_long_is_none() -> None:
+    options = {"min_string_length": 200_000, "max_string_length": 200_000}
+    source = ReasoningGymSource(ReasoningGymTask(name="string_insertion", options=options))
+    with pytest.raises(TaskError, match="is over 131072 characters long"):
+        source.question(1, 0)
+
+
+def test_a_scorer_writes_into_a_copy() -> None:
+    source = ReasoningGymSource(ReasoningGymTask(name="knight_swap", options={"impossible_ratio": 0.0}))
+    ref, oracle = source.question(1, 0).ref, source.oracle(1, 0)
+    before = dict(source._entry(1, 0)["metadata"])  # type: ignore[call-overload]
+    assert source.score(ref, f"<answer>{oracle}</answer>") == 1.0
+    after = source._entry(1, 0)["metadata"]
+    assert all(after[key] is value for key, value in before.items())  # type: ignore[index]
+
+
 def test_generating_leaves_the_process_random_state_alone() -> None:
     source = ReasoningGymSource(ReasoningGymTask(name="list_functions"))
     random.seed(1)

@@ -38,6 +38,7 @@ MAX_WINDOWS = 4
 """Of slowness, from one search that found nothing better to the next."""
 MARKS = 16
 """Of bytes over a window: old ones are dropped one at a time."""
+FED_LITTLE = 1 / 8
 MAX_POOR_TURNS = 3
 """So often in a row a source may say that it has no more itself."""
 
@@ -83,6 +84,8 @@ class Fetching:
         self._poor_turns: Counter[str] = Counter()
         """By source: how often in a row it failed after having given too little."""
         self._moved_at = clock()
+        self._num_from: Counter[str] = Counter()
+        """Chunks that each source gave."""
         self.source: str | None = None
         """Who gives just now."""
 
@@ -91,6 +94,12 @@ class Fetching:
         """Whether no chunk has come for long: it may be that nobody has this version any more."""
         return self._clock() - self._moved_at > STUCK_AFTER_STALLS * self._silence_s()
 
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The source that the plan said, when nearly all of what came had to come from others."""
+        source, num_chunks = self._place.sources[0], self._num_from.total()
+        return (source,) if self._num_from[source] < FED_LITTLE * num_chunks else ()
+
     def run(self) -> bool:
         """Fetch until the part is complete, or until stopped; whether it is. Raises `OSError`, `TransportError`."""
         source: str | None = self._place.sources[0]
@@ -98,6 +107,8 @@ class Fetching:
         while not self._part.complete and not self._stopped():
             before, began = self._part.num_held, self._clock()
             better = self._take_from(source) if source is not None else None
+            if source is not None:
+                self._num_from[source] += self._part.num_held - before
             if self._part.complete:
                 break
             if source is not None:
@@ -281,5 +292,5 @@ def ask(transport: Transport, peer_id: str, question: Ask, timeout_s: float) -> 
     answer = transport.request(peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(question), timeout_s)
     try:
         return msgspec.msgpack.decode(answer, type=News)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedGroup("malformed", str(error)) from error

@@ -13,63 +13,90 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from swarm.net.identity import MAX_PEER_ID_CHARS
 
 MAX_CHILDREN = 16
 MAX_SOURCES = 4
 """Told to each: the nearest ones above it, and the learner."""
 ROUNDING = 1e-6
+MAX_BYTES_PER_S = 1e15
+
+PeerId = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
+ClaimedRate = Annotated[float, Meta(ge=2**18, le=MAX_BYTES_PER_S)]
+"""What a stranger may say of its link: no less than settings allow, or one could make a broadcast crawl for all."""
 
 
 class Limits(Struct, frozen=True, array_like=True):
     """Bytes a second that a node gives and takes at most; None: not limited."""
 
-    up: float | None = None
-    down: float | None = None
-
-    @property
-    def sound(self) -> bool:
-        """Whether they can be planned with: strangers say theirs."""
-        return all(rate is None or 0 < rate < math.inf for rate in (self.up, self.down))
+    up: ClaimedRate | None = None
+    down: ClaimedRate | None = None
 
 
 class Place(Struct, frozen=True, array_like=True):
     """A node's part in handing a snapshot on."""
 
-    sources: tuple[str, ...]
+    sources: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_SOURCES)]
     """Whom to get it from, then whom that gets it from, and so on; the learner last."""
-    num_children: int
+    num_children: Annotated[int, Meta(ge=0, le=2**16)]
     """How many to feed."""
-    bytes_per_s: float | None
+    bytes_per_s: Annotated[float, Meta(gt=0, le=MAX_BYTES_PER_S)] | None
     """At which it is to come; None when no limit is known."""
+    feeds: Annotated[tuple[PeerId, ...], Meta(max_length=2**10)] = ()
+    """Whom to feed before others."""
 
 
 class Plan:
     """The places of one broadcast."""
 
-    def __init__(self, learner: str, limits: Limits, workers: Mapping[str, Limits], fan_out: int) -> None:
-        """Place everyone; `fan_out` is how many a node feeds when nothing is known of links."""
+    def __init__(
+        self,
+        learner: str,
+        limits: Limits,
+        workers: Mapping[str, Limits],
+        fan_out: int,
+        *,
+        tried: Collection[str] = (),
+        idle: Collection[str] = (),
+    ) -> None:
+        """Place everyone; `fan_out` is how many a node feeds when nothing is known of links.
+
+        Anybody may claim any link. So those who were `tried` come first, and the rate is theirs as long as there are
+        any; and who is known to have fed nobody, `idle`, comes last and is to feed nobody.
+        """
         self._learner = learner
         self._fan_out = fan_out
-        self.bytes_per_s = stream_rate(limits, list(workers.values()), fan_out)
+        self._idle = idle
+        self._fed: defaultdict[str, list[str]] = defaultdict(list)
+        counted = [each for peer, each in workers.items() if peer in tried] or list(workers.values())
+        self.bytes_per_s = stream_rate(limits, counted, fan_out)
         root = Place((), self._num_children(Limits(limits.up)), None)
         self.places: dict[str, Place] = {learner: root}
         self._free = deque([learner] * root.num_children)
         """Places to be had, the nearest to the learner first."""
-        by_use = sorted(workers, key=lambda peer: self._num_children(workers[peer]), reverse=True)
-        for peer in by_use:
+
+        def use(peer: str) -> tuple[bool, bool, int]:
+            return peer not in idle, peer in tried, self._num_children(workers[peer])
+
+        for peer in sorted(workers, key=use, reverse=True):
             self._add(peer, workers[peer])
+        self.places = {peer: replace(place, feeds=tuple(self._fed[peer])) for peer, place in self.places.items()}
 
     def _add(self, peer: str, limits: Limits) -> None:
         parent = self._free.popleft() if self._free else self._learner
         above = self.places[parent].sources
         # The learner comes last: it has no sources of its own.
         sources = (parent, *above[: MAX_SOURCES - 2], *above[MAX_SOURCES - 2 :][-1:])
-        place = Place(sources, self._num_children(limits), self.bytes_per_s)
+        place = Place(sources, 0 if peer in self._idle else self._num_children(limits), self.bytes_per_s)
         self.places[peer] = place
+        self._fed[parent].append(peer)
         self._free += [peer] * place.num_children
 
     def _num_children(self, limits: Limits) -> int:
@@ -96,4 +123,4 @@ def stream_rate(learner: Limits, workers: Sequence[Limits], fan_out: int) -> flo
 
 
 def _num_streams(up: float | None, rate: float | None, fan_out: int) -> int:
-    return fan_out if up is None or rate is None else min(MAX_CHILDREN, int(up / rate * (1 + ROUNDING)))
+    return fan_out if up is None or rate is None else int(min(MAX_CHILDREN, up / rate * (1 + ROUNDING)))

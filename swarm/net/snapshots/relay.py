@@ -13,6 +13,7 @@ The "swarm-snapshots" thread does all of this but answering others, which the ne
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -29,6 +30,7 @@ from swarm.errors import RejectedGroup, SnapshotError, TransportError
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
+from swarm.net.dial import Backoff
 from swarm.net.identity import Identity
 from swarm.net.snapshots.choosing import next_version
 from swarm.net.snapshots.chunks import describe
@@ -56,7 +58,13 @@ ASKERS = 8
 """Requests at once."""
 FORGET_AFTER_POLLS = 3
 """A worker that has not asked for so long has no place in the next plan."""
+MAX_WORKERS = 256
+"""With a place; one more takes that of the last that nothing has been seen of yet."""
+IDLE_S, MAX_IDLE_S = 60.0, 3_600.0
+"""Who fed nobody though the plan said so is to feed nobody for so long, twice as long each time."""
 MAX_COMPLAINTS = 256
+MAX_FAILURES = 8
+"""Of this thread's work in a row, whatever they are, after which the node must hear of it."""
 RETRY_S = 0.5
 CATCH_UP_S = 1.0
 """Who gives is paced already: a node that was held up for a moment may take faster what has come meanwhile."""
@@ -73,6 +81,17 @@ class Progress(Struct, frozen=True):
     """Whom it goes to."""
 
 
+class _Worker(Struct):
+    """A peer that has asked the learner for a place."""
+
+    limits: Limits
+    asked_at: float
+    tried: bool = False
+    """It had a place in an earlier broadcast."""
+    failed: tuple[str, ...] = ()
+    """Sources that it said fed it nothing, when it last asked."""
+
+
 class SnapshotRelay:
     """`SnapshotPublisher` of the learner, `SnapshotFeed` of everyone else."""
 
@@ -84,24 +103,34 @@ class SnapshotRelay:
         folder: Path,
         settings: NetworkSettings,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        max_bytes: float = math.inf,
     ) -> None:
-        """Snapshots of the peer `learner`, kept in `folder`; the node whose identity that is publishes them."""
+        """Snapshots of the peer `learner`, kept in `folder`; the node whose identity that is publishes them.
+
+        Larger ones than `max_bytes` are not fetched: a learner may sign what fills any disk.
+        """
         self._transport = transport
         self._identity = identity
         self._learner = learner
         self._settings = settings.snapshots
         self._limits = Limits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._clock = clock
+        self._max_bytes = max_bytes
         self._counters = Counters()
         self._store = SnapshotStore(folder, settings.snapshots.keep)
         self._kitchen = Kitchen(self._store, self._counters, settings.snapshots.fan_out)
+        if self.publishes:
+            self._kitchen.reach = 0  # nobody has heard of a version before the learner
         self._downloads = TokenBucket(settings.download_bytes_per_s, burst_s=CATCH_UP_S)
         self._lock = threading.Lock()
         self._known: dict[int, tuple[bytes, SnapshotManifest]] = {}
         """Manifests of the versions from the one being fetched on, oldest first."""
         self._place = Place((learner,), settings.snapshots.fan_out, None)
-        self._workers: dict[str, tuple[Limits, float]] = {}
-        """Of the learner: who has asked for a place, and when last."""
+        self._workers: dict[str, _Worker] = {}
+        """Of the learner: who has asked for a place."""
+        self._idle = Backoff(IDLE_S, MAX_IDLE_S)
+        """Of the learner: who fed nobody."""
         self._plan = Plan(learner, self._limits, {}, settings.snapshots.fan_out)
         self._to_publish: deque[tuple[int, bytes]] = deque()
         self._announced: int | None = None
@@ -112,6 +141,9 @@ class SnapshotRelay:
         self._refused: set[int] = set()
         """Versions whose chunks do not make up what was signed."""
         self._fetching: Fetching | None = None
+        self._failed: tuple[str, ...] = ()
+        """Sources of the last part that fed this node nothing."""
+        self._num_failures = 0
         self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -201,9 +233,7 @@ class SnapshotRelay:
     def _answer_ask(self, remote: str, request: bytes) -> bytes:
         self._require_open()
         question = msgspec.msgpack.decode(request, type=Ask)
-        if question.limits is not None and not question.limits.sound:
-            raise ValueError("limits must be positive numbers")
-        place = self._place_for(remote, question.limits) if question.limits is not None else None
+        place = self._place_for(remote, question.limits, question.failed) if question.limits is not None else None
         with self._lock:
             newest = self._announced
             sealed = self._known[newest][0] if newest is not None and newest > question.version else b""
@@ -218,22 +248,66 @@ class SnapshotRelay:
             )
         )
 
-    def _place_for(self, worker: str, limits: Limits) -> Place | None:
+    def _place_for(self, worker: str, limits: Limits, failed: tuple[str, ...]) -> Place | None:
         if not self.publishes:
             return None
         with self._lock:
-            self._workers[worker] = limits, self._clock()
-            if worker not in self._plan.places:
+            known = self._workers.get(worker)
+            if known is None and not self._make_room():
+                return None
+            self._workers[worker] = _Worker(limits, self._clock(), known is not None and known.tried, failed)
+            if worker not in self._plan.places or self._blame(worker):
                 self._make_plan()
             return self._plan.places[worker]
+
+    def _make_room(self) -> bool:
+        """Whether one more worker may have a place; who was not tried yet makes room for it."""
+        if len(self._workers) < MAX_WORKERS:
+            return True
+        untried = [worker for worker, each in self._workers.items() if not each.tried]
+        if untried:
+            del self._workers[min(untried, key=lambda worker: self._workers[worker].asked_at)]
+        return bool(untried)
+
+    def _blame(self, worker: str) -> bool:
+        """Whether somebody is to feed nobody from now on because he fed this worker nothing.
+
+        Only the word of whom he was to feed counts; and who complains of his own source is excused.
+        """
+        now = self._clock()
+        source = self._plan.places[worker].sources[0]
+        found = self._workers.get(source)
+        if source not in self._workers[worker].failed or found is None or found.failed or self._is_idle(source):
+            return False
+        self._idle.failed(source, now)
+        self._counters.add("idle_sources")
+        logger.debug("%s was to feed %s, and did not", source, worker)
+        return True
+
+    def _is_idle(self, worker: str) -> bool:
+        return self._idle.wait_s(worker, self._clock()) > 0
 
     def _make_plan(self) -> None:
         """Place all who have asked lately; the others no more."""
         since = self._clock() - FORGET_AFTER_POLLS * self._settings.poll_s
-        self._workers = {worker: entry for worker, entry in self._workers.items() if entry[1] >= since}
-        limits = {worker: limits for worker, (limits, _) in self._workers.items()}
-        self._plan = Plan(self._learner, self._limits, limits, self._settings.fan_out)
-        self._kitchen.num_places = self._plan.places[self._learner].num_children
+        self._workers = {worker: each for worker, each in self._workers.items() if each.asked_at >= since}
+        idle = frozenset(filter(self._is_idle, self._workers))
+        self._plan = Plan(
+            self._learner,
+            self._limits,
+            {worker: each.limits for worker, each in self._workers.items()},
+            self._settings.fan_out,
+            tried=frozenset(worker for worker, each in self._workers.items() if each.tried) - idle,
+            idle=idle,
+        )
+        root = self._plan.places[self._learner]
+        self._kitchen.num_places = root.num_children
+        self._feed_first(root.feeds)
+
+    def _feed_first(self, named: tuple[str, ...]) -> None:
+        """Whom the plan names comes before others; at the learner, others of the plan before strangers."""
+        placed = self._plan.places.keys() if self.publishes else frozenset[str]()
+        self._kitchen.rank = lambda peer: 2 if peer in named else 1 if peer in placed else 0
 
     def _give(self, remote: str, request: bytes) -> Iterator[bytes | None]:
         self._require_open()
@@ -252,13 +326,18 @@ class SnapshotRelay:
     # -- on any thread
 
     def _open(self, sealed: bytes) -> SnapshotManifest:
-        return open_snapshot(sealed, self._run_id, self._learner)
+        manifest = open_snapshot(sealed, self._run_id, self._learner)
+        num_bytes = max(part.num_bytes for part in (manifest.whole, manifest.change) if part is not None)
+        if num_bytes > self._max_bytes:
+            raise RejectedGroup("oversized", f"this model has at most {self._max_bytes:.0f} bytes, got {num_bytes}")
+        return manifest
 
     def _learn(self, remote: str, sealed: bytes, place: Place | None) -> None:
         """Take in what a peer says is new. Raises `RejectedGroup` for what the learner has not signed."""
         if place is not None and place.sources and remote == self._learner:
             self._place = place
             self._kitchen.num_places = place.num_children
+            self._feed_first(place.feeds)
         if not sealed:
             return
         try:
@@ -298,7 +377,9 @@ class SnapshotRelay:
     def _work_or_rest(self) -> float:
         """Do what is due; seconds to rest."""
         try:
-            return self._work()
+            rest_s = self._work()
+            self._num_failures = 0
+            return rest_s
         except OSError as error:
             self._counters.add("disk_errors")
             logger.error("snapshots cannot be written: %s; only the newest is kept, and it is tried again", error)
@@ -306,6 +387,16 @@ class SnapshotRelay:
             return self._settings.poll_s
         except TransportError as error:
             logger.debug("the network is not up: %s", error)
+            return RETRY_S
+        except SnapshotError:
+            raise
+        except Exception:
+            # What others send must not end this thread; what this node does wrong itself does not pass.
+            self._num_failures += 1
+            if self._num_failures == MAX_FAILURES:
+                raise
+            self._counters.add("relay_errors")
+            logger.exception("the relay of snapshots goes on after an error")
             return RETRY_S
 
     def _work(self) -> float:
@@ -339,6 +430,8 @@ class SnapshotRelay:
             self._announced = version
             self._make_plan()
             places = self._plan.places
+            for worker in self._workers.values():
+                worker.tried = True
         told = [
             self._askers.submit(self._announce, worker, sealed, place)
             for worker, place in places.items()
@@ -366,7 +459,7 @@ class SnapshotRelay:
     def _poll(self) -> bool:
         """Ask for news: the learner, or else somebody; whether there was an answer."""
         others = [peer for peer in self._transport.status().connected if peer != self._learner]
-        question = Ask(-1 if self._announced is None else self._announced, self._limits)
+        question = Ask(-1 if self._announced is None else self._announced, self._limits, self._failed)
         for peer in (self._learner, *random.sample(others, min(1, len(others)))):
             try:
                 news = ask(self._transport, peer, question, ASK_TIMEOUT_S)
@@ -440,6 +533,7 @@ class SnapshotRelay:
         try:
             return fetching.run()
         finally:
+            self._failed = tuple(fetching.failed)
             self._fetching = None
 
     def _apply(self, stored: Stored, parent: Stored) -> None:

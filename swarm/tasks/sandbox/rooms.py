@@ -1,0 +1,128 @@
+"""Empty directories for workers, and the environment they start in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_PREFIX = "swarm-verification-"
+_LOCK = "lock"
+
+_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "PYTHONHOME")
+"""Without these some installations of Python do not start."""
+_KEPT_FOR_DOWNLOADS = frozenset(
+    ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+)
+_SECRETS = frozenset(("HF_TOKEN", "HF_TOKEN_PATH", "HF_OIDC_RESOURCE"))
+
+_FIXED = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+    "USE_TORCH": "0",  # `datasets` would look for it
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "PYTHONHASHSEED": "0",  # some generators iterate over sets of strings: every node must make the same questions
+    "PYTHONUTF8": "1",  # whatever the locale, which is not passed on
+}
+
+
+class Rooms:
+    """A directory of this node's with an empty one in it for each worker.
+
+    They go with `close`; what a node that was killed left behind is swept by the next one to start.
+    """
+
+    def __init__(self, within: Path | None = None) -> None:
+        """Make the directory, in the system's one for temporary files unless told otherwise."""
+        within = within or Path(tempfile.gettempdir())
+        _sweep(within)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=within)).resolve()
+        # held before others can see it by its name, so that no sweep takes this for a dead node's
+        self._lock = _hold(self.path / f"{_LOCK}.new")
+        (self.path / f"{_LOCK}.new").rename(self.lock)
+
+    @property
+    def lock(self) -> Path:
+        """A file here that is no worker's."""
+        return self.path / _LOCK
+
+    def new(self) -> Path:
+        """Another empty directory; to be removed by who asked for it."""
+        return Path(tempfile.mkdtemp(prefix="worker-", dir=self.path))
+
+    def close(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def environment(room: Path, python_path: str) -> dict[str, str]:
+    """All that a worker is told: nothing of the user's but where Python finds its libraries."""
+    places = {name: str(room) for name in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return {**kept, **_FIXED, **places, "HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path}
+
+
+def download_environment(room: Path, python_path: str, with_secrets: bool) -> dict[str, str]:
+    """As `environment`, with what it takes to get data sets into the caches; the hub's token if it may be used."""
+    told = {name: value for name, value in os.environ.items() if _is_for_downloads(name)}
+    if with_secrets:
+        told |= {name: os.environ[name] for name in _SECRETS if name in os.environ}
+        told.setdefault("HF_TOKEN_PATH", str(token_file()))
+    hub, converted = caches()
+    offline = os.environ.get("HF_HUB_OFFLINE", "0")
+    places = {"HF_HUB_CACHE": str(hub), "HF_DATASETS_CACHE": str(converted), "HF_HUB_OFFLINE": offline}
+    return {**told, **environment(room, python_path), **places}
+
+
+def caches() -> tuple[Path, Path]:
+    """Where the Hugging Face libraries keep what they download, and what they make of it."""
+    return _place("HF_HUB_CACHE", "hub"), _place("HF_DATASETS_CACHE", "datasets")
+
+
+def token_file() -> Path:
+    """Where the user's token for the hub lies, if there is one."""
+    return _place("HF_TOKEN_PATH", "token")
+
+
+def _place(variable: str, name: str) -> Path:
+    told: Mapping[str, str] = os.environ
+    cache = told.get("XDG_CACHE_HOME") or "~/.cache"
+    home = told.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(told.get(variable) or f"{home}/{name}").expanduser().absolute()
+
+
+def _is_for_downloads(name: str) -> bool:
+    if name.upper() in _KEPT_FOR_DOWNLOADS:
+        return True
+    return name.startswith("HF_") and "CACHE" not in name and name not in _SECRETS
+
+
+def _hold(path: Path) -> int:
+    """Open and lock a file until this process ends. Raises `OSError` when another has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _sweep(within: Path) -> None:
+    for path in within.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if path.lstat().st_uid != os.getuid() or not (path / _LOCK).is_file():
+                continue
+            handle = _hold(path / _LOCK)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(handle)

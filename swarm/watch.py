@@ -1,0 +1,124 @@
+"""Whether learning from others makes this node worse: then it stops for a while, and comes back slowly.
+
+    reward of own, fresh questions ──▶ mean of the last rounds ──▶ far below the best, with others in the updates?
+                                                                             │ alarm
+    share 1 ◀── rises over `return_rounds` ◀── share 0 for `rest_rounds` ◀───┘  weights of the last good checkpoint
+
+Own questions are new each round, so that their reward is a held-out one at no cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from statistics import fmean, pvariance
+
+from msgspec import Struct
+from pydantic import Field
+
+from swarm.settings import Settings
+
+LONGEST_REST = 8
+"""Rests double with each alarm that follows another, up to so many times the first."""
+
+
+class WatchSettings(Settings):
+    """When a node stops learning from others, and for how long."""
+
+    window_rounds: int = Field(40, ge=2)
+    """Rewards are compared as means over so many rounds."""
+    drop: float = Field(0.3, gt=0, le=1)
+    """The part of the best mean so far that has to be lost; 1: never an alarm."""
+    sigmas: float = Field(6.0, gt=0)
+    """By how many standard errors the two means have to differ."""
+    min_share: float = Field(0.1, ge=0, le=1)
+    """Others' part of the window's updates, in groups, below which they are not to blame."""
+    rest_rounds: int = Field(100, ge=1)
+    """Rounds without others' groups after an alarm; twice as many after a next one soon after."""
+    return_rounds: int = Field(200, ge=1)
+    """Rounds over which others' share then rises to the whole again."""
+
+
+class Alarm(Struct, frozen=True):
+    """Learning from others made things worse."""
+
+    before: float
+    """Mean reward at its best."""
+    after: float
+    """Mean reward of the last rounds."""
+    senders: tuple[str, ...]
+    """Who was learned from in these rounds, most first."""
+    rest_rounds: int
+
+
+class Watch:
+    """Rewards of rounds, and whom their updates learned from. Pure: a round is its unit of time."""
+
+    def __init__(self, settings: WatchSettings) -> None:
+        """Nothing has been seen yet."""
+        self._settings = settings
+        self._rewards: deque[float] = deque(maxlen=2 * settings.window_rounds)
+        self._parts: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=2 * settings.window_rounds)
+        """Local groups, and the authors of the external ones, of each round."""
+        self._best, self._variance = 0.0, 0.0
+        """Mean of the best window, and variance within it: a low window by chance varies little, too."""
+        self._round = 0
+        self._returns_at = -math.inf
+        """Round from which on others' share rises."""
+        self._rest = settings.rest_rounds
+        self.num_alarms = 0
+
+    @property
+    def share(self) -> float:
+        """The part of the external groups asked for that an update may have now, in [0, 1]."""
+        return min(1.0, max(0.0, (self._round - self._returns_at) / self._settings.return_rounds))
+
+    @property
+    def well(self) -> bool:
+        """Whether the policy as it is now is one to come back to."""
+        mean = self._mean()
+        return mean is not None and mean >= (1 - self._settings.drop / 2) * self._best
+
+    def observe(self, reward: float, num_local: int, authors: Sequence[str]) -> Alarm | None:
+        """Take in a round: the mean reward of its own completions, and whose groups its update learned from."""
+        self._round += 1
+        self._rewards.append(reward)
+        self._parts.append((num_local, tuple(authors)))
+        window = self._settings.window_rounds
+        if len(self._rewards) == 2 * window:
+            earlier = list(self._rewards)[:window]
+            self._best, self._variance = max((self._best, self._variance), (fmean(earlier), pvariance(earlier)))
+        mean = self._mean()
+        if mean is None or not self._has_fallen(mean) or self._others_part() < self._settings.min_share:
+            return None
+        return self._alarm(mean)
+
+    def _mean(self) -> float | None:
+        """Of the last window; None before there is a whole one."""
+        window = self._settings.window_rounds
+        return fmean(list(self._rewards)[-window:]) if len(self._rewards) >= window else None
+
+    def _has_fallen(self, mean: float) -> bool:
+        window = self._settings.window_rounds
+        error = math.sqrt((self._variance + pvariance(list(self._rewards)[-window:])) / window)
+        lost = self._best - mean
+        return lost > self._settings.drop * self._best and lost > self._settings.sigmas * error
+
+    def _others_part(self) -> float:
+        external = sum(len(authors) for _, authors in self._parts)
+        return external / max(1, external + sum(num_local for num_local, _ in self._parts))
+
+    def _alarm(self, mean: float) -> Alarm:
+        soon = self._round - self._returns_at < 2 * self._settings.return_rounds
+        first = self._settings.rest_rounds
+        self._rest = min(2 * self._rest, LONGEST_REST * first) if soon else first
+        self._returns_at = self._round + self._rest
+        senders = Counter(author for _, authors in self._parts for author in authors)
+        alarm = Alarm(self._best, mean, tuple(sender for sender, _ in senders.most_common()), self._rest)
+        # What comes next is compared with itself: a reward that never comes back would be an alarm for ever.
+        self._rewards.clear()
+        self._parts.clear()
+        self._best, self._variance = 0.0, 0.0
+        self.num_alarms += 1
+        return alarm

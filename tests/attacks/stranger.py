@@ -1,0 +1,7 @@
+"""The stranger that attacks live nodes, in tests as in benchmarks."""
+
+from __future__ import annotations
+
+from benchmarks.stranger import RawStream, Stranger, topic_of
+
+__all__ = ["RawStream", "Stranger", "topic_of"]

@@ -1,0 +1,184 @@
+"""What is let in before anything is verified: budgets of authors, helpers and crowds of names, without any network."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.errors import PeerUnreachable
+from swarm.net.admission import CROWD, MAX_PURSES, Admission
+from swarm.net.config import NetworkSettings
+from swarm.net.identity import Identity
+from swarm.net.shelf import record_id
+from swarm.net.state import NodeState, Profile
+from swarm.net.wire import RefusedRecord, make_run_id, seal
+from swarm.types import Completion
+
+from .records import make_group, sealed_manifest
+
+OWN, ALICE, BOB, MALLORY = (Identity.generate() for _ in range(4))
+RUN_ID = make_run_id("demo", ALICE.peer_id)
+SETTINGS = NetworkSettings(inbox_records=100, shelf_records=1_000)
+"""A newcomer may have 100 records taken in at once and 600 a minute, a member 3 000."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admission(clock: Clock) -> Admission:
+    admission = Admission(SETTINGS, clock)
+    admission.proven = frozenset()
+    return admission
+
+
+def test_any_number_of_names_get_what_one_newcomer_gets(admission: Admission, clock: Clock) -> None:
+    connected = {"mallory", "bob"}
+    assert sum(admission.hears(f"name-{i}", connected, 100) for i in range(5_000)) == 100
+    assert sum(admission.is_given("mallory", f"name-{i}", connected, 100, 100) for i in range(5_000)) == 100
+    assert admission.hears("bob", connected, 100), "who is connected has a budget of its own"
+    clock.now += 60
+    assert sum(admission.hears(f"name-{i}", connected, 100) for i in range(5_000)) == 100, "no more than at once"
+
+
+def test_coming_back_under_other_names_does_not_fill_the_purse(admission: Admission, clock: Clock) -> None:
+    taken = 0
+    for i in range(100):
+        taken += sum(admission.hears(f"name-{i}", {f"name-{i}", "bob"}, 100) for _ in range(200))
+    assert taken == 100 * CROWD, "what so many newcomers get that come at once"
+
+
+def test_what_was_of_use_makes_a_member(admission: Admission) -> None:
+    admission.proven = frozenset({"alice"})
+    assert sum(admission.hears(f"name-{i}", set(), 100) for i in range(200)) == 100
+    assert sum(admission.hears("alice", set(), 100) for _ in range(5_000)) == 3_000
+    assert sum(admission.is_given("bob", "alice", set(), 100, 100) for _ in range(5_000)) == 3_000
+
+
+def test_a_record_costs_what_it_comes_to_when_it_is_opened(admission: Admission) -> None:
+    assert sum(admission.hears("bomb", {"bomb"}, 8 * 2**20) for _ in range(100)) == 8
+    assert not admission.hears("bomb", {"bomb"}, 2**20)
+
+
+def test_where_nobody_judges_those_connected_are_members(clock: Clock) -> None:
+    admission = Admission(SETTINGS, clock)
+    assert sum(admission.hears("alice", {"alice"}, 100) for _ in range(5_000)) == 3_000
+    assert sum(admission.hears(f"name-{i}", {"alice"}, 100) for i in range(5_000)) == 100
+
+
+def test_memory_of_budgets_is_bounded(admission: Admission) -> None:
+    admission.proven = frozenset(f"name-{i}" for i in range(2 * MAX_PURSES))
+    for name in admission.proven:
+        assert admission.hears(name, set(), 100)
+    assert len(admission._purses) == MAX_PURSES
+
+
+def test_a_late_joiner_is_given_a_whole_shelf_by_one_helper() -> None:
+    """Of members it knows by then, and so many of others as its inbox holds."""
+    state = _state()
+    state.see(frozenset({BOB.peer_id}), frozenset())
+    state.trust({ALICE.peer_id})
+    for number in range(1_000):
+        state.mend(BOB.peer_id, _record(ALICE, number), 3.0)
+    assert len(state.shelf) == 1_000
+
+
+def test_sixteen_that_come_at_once_lose_nothing() -> None:
+    """The first is heard before the others are connected."""
+    state = _state(NetworkSettings())
+    peers = [Identity.generate() for _ in range(16)]
+    state.trust(())
+    arrived = 0
+    for number in range(100):
+        state.see(frozenset(peer.peer_id for peer in peers[: number + 1]), frozenset())
+        for peer in peers:
+            state.receive(peer.peer_id, _record(peer, number))
+        arrived += len(state.inbox.drain())
+    assert arrived == 16 * 100
+
+
+def _state(settings: NetworkSettings = SETTINGS) -> NodeState:
+    """A node for which no time passes, so that no purse fills."""
+    state = NodeState(settings, OWN, Profile(), sealed_manifest(ALICE))
+    state.admission = Admission(settings, Clock())
+    return state
+
+
+def _record(identity: Identity, sequence: int = 0, **changes: object) -> bytes:
+    group = make_group(RUN_ID, identity.peer_id, sequence)
+    return seal(identity, RUN_ID, "group", replace(group, **changes))
+
+
+def test_copies_under_fresh_names_come_to_no_more_than_one_newcomer_s() -> None:
+    state = _state()
+    state.trust(())
+    state.see(frozenset({MALLORY.peer_id}), frozenset())
+    taken = 0
+    for number in range(300):
+        try:
+            state.mend(MALLORY.peer_id, _record(Identity.generate(), number), 3.0)
+            taken += 1
+        except PeerUnreachable:
+            break
+    assert taken == len(state.shelf) == 100
+    other = _record(ALICE)
+    state.see(frozenset({MALLORY.peer_id, ALICE.peer_id}), frozenset())
+    state.receive(ALICE.peer_id, other)
+    assert state.shelf.get(record_id(other)) == other, "others come in meanwhile"
+
+
+def test_what_is_malformed_under_a_good_signature_is_not_handed_on_and_speaks_against_the_helper() -> None:
+    state = _state()
+    state.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
+    noise = seal(MALLORY, RUN_ID, "group", "noise")  # type: ignore[type-var]
+    with pytest.raises(PeerUnreachable, match="must be refused"):
+        state.mend(ALICE.peer_id, noise, 3.0)
+    assert state.complaints() == [(ALICE.peer_id, "bad_gift")]
+    other = seal(MALLORY, RUN_ID, "group", "other noise")  # type: ignore[type-var]
+    state.receive(MALLORY.peer_id, other)
+    (refused,) = state.inbox.drain()
+    assert isinstance(refused, RefusedRecord) and refused == other
+    assert (refused.refusal.reason, refused.refusal.peer_id) == ("malformed", MALLORY.peer_id)
+    assert refused.refusal.__traceback__ is refused.refusal.__cause__ is None, "nor is anything held that was decoded"
+    assert len(state.shelf) == 0 and state.shelf.knows(record_id(noise)) and state.shelf.knows(record_id(other))
+
+
+def test_what_another_s_settings_allow_is_not_held_against_the_helper() -> None:
+    state = _state(NetworkSettings(max_completion_chars=100))
+    state.see(frozenset({ALICE.peer_id}), frozenset())
+    state.mend(ALICE.peer_id, _record(BOB, completions=(Completion("x" * 101, "stop"),), rewards=(0.0,)), 3.0)
+    assert len(state.shelf) == 0 and state.complaints() == []
+
+
+def test_a_false_name_costs_the_helper_not_the_one_named() -> None:
+    state = _state()
+    state.trust({ALICE.peer_id})
+    for number in range(20):
+        forged = _record(ALICE, number)[:-1] + b"?"
+        with pytest.raises(PeerUnreachable):
+            state.mend(MALLORY.peer_id, forged, 3.0)
+    state.receive(ALICE.peer_id, _record(ALICE))
+    assert len(state.inbox.drain()) == 1
+
+
+def test_the_inbox_holds_what_records_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = _state(NetworkSettings(inbox_bytes=4 * 2**20))
+    state.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
+    state.receive(ALICE.peer_id, _record(ALICE))
+    text = "a" * 60_000 + "\N{GRINNING FACE}"
+    for number in range(4):
+        bomb = _record(MALLORY, number, completions=(Completion(text, "stop"),) * 10, rewards=(0.0,) * 10)
+        assert len(bomb) < 2_000
+        state.receive(MALLORY.peer_id, bomb)
+    kept = state.inbox.drain()
+    assert kept[0] == _record(ALICE) and len(kept) < 4

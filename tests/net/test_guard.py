@@ -1,0 +1,147 @@
+"""What others send may raise anything anywhere: it is counted, blamed on them, and everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net import guard as guard_module
+from swarm.net.asyncio_waits import AsyncioWaits
+from swarm.net.counters import Counters
+from swarm.net.discovery import Discovery
+from swarm.net.guard import Guard
+from swarm.net.hivemind import HivemindTransport
+from swarm.net.large import LARGE_PROTOCOL
+from swarm.net.manifest import MANIFEST_PROTOCOL
+from swarm.net.open import NetworkTransport
+from swarm.net.peers import PEERS_PROTOCOL
+from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
+from swarm.net.session import Session
+from swarm.net.upkeep import Upkeep
+
+from .records import signed, until
+
+ERRORS = (ValueError, OverflowError, RecursionError, KeyError, UnicodeDecodeError, MemoryError, AssertionError)
+
+
+class Book:
+    """A guard, and what it has noted."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.complaints: list[tuple[str, str]] = []
+        self.guard = Guard(self.counters, lambda peer, reason: self.complaints.append((peer, reason)))
+
+
+def test_what_raises_is_blamed_on_who_sent_it_but_for_what_may_happen_to_anybody() -> None:
+    book = Book()
+    for error in (msgspec.ValidationError("x"), OverflowError(), LookupError("not held here"), OSError()):
+        book.guard.request_failed("remote", error)
+    assert book.complaints == [("remote", "bad_request")] * 2
+    assert book.counters.snapshot() == {"handler_errors": 4}
+
+
+def test_a_message_that_cannot_be_taken_in_costs_its_sender() -> None:
+    book, heard = Book(), []
+
+    def deliver(sender: str, message: bytes) -> None:
+        heard.append(message)
+        if message == b"bad":
+            raise RecursionError
+
+    hear = book.guard.hearing(deliver)
+    for message in (b"bad", b"good"):
+        hear("sender", message)
+    assert heard == [b"bad", b"good"] and book.complaints == [("sender", "bad_gossip")]
+
+
+def test_a_loop_begins_again_after_every_error_until_the_network_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(guard_module, "MAX_PAUSE_S", 0.002)
+    problems: list[Exception] = [OverflowError(), PeerUnreachable("away"), KeyError(), TransportError("gone")]
+
+    async def loop() -> None:
+        raise problems.pop(0)
+
+    book = Book()
+    with pytest.raises(TransportError, match="gone"):
+        asyncio.run(book.guard.keep(loop, AsyncioWaits()))
+    assert problems == [] and book.counters.snapshot() == {"loop_errors": 3}
+
+
+SESSION_LOOPS = ("_dial", "_reserve", "_observe", "_join", "_hear", "_tell")
+UPKEEP_LOOPS = ("repair", "download", "acquaint")
+
+
+@pytest.mark.network
+def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
+    start: Callable[..., NetworkTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each loop of the first node raises at its first turn, and each handler at its first request."""
+    victim: list[NetworkTransport] = []
+    raised: list[str] = []
+
+    def failing(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        async def loop(self: Any) -> None:
+            if victim and self._state is victim[0]._state and name not in raised:
+                raised.append(name)
+                raise ERRORS[len(raised) % 4]("provoked")
+            await real(self)
+
+        monkeypatch.setattr(owner, name, loop)
+
+    for name in SESSION_LOOPS:
+        failing(Session, name)
+    for name in UPKEEP_LOOPS:
+        failing(Upkeep, name)
+    failing(Discovery, "discover")
+
+    def deaf_at_first(node: NetworkTransport) -> None:
+        victim.append(node)
+        real = node._state.receive
+
+        def receive(sender: str, record: bytes) -> None:
+            if "receive" not in raised:
+                raised.append("receive")
+                raise OverflowError("provoked")
+            real(sender, record)
+
+        monkeypatch.setattr(node._state, "receive", receive)
+
+    first = start("founder", before=deaf_at_first)
+    assert isinstance(first, HivemindTransport)
+    second = start("b", first.multiaddrs())
+    loops = {*SESSION_LOOPS, *UPKEEP_LOOPS, "discover"}
+    until(lambda: set(raised) == loops, "every loop has raised")
+    until(lambda: first.counters().get("loop_errors", 0) >= len(loops), "and was counted")
+    until(lambda: first.status().connected and second.status().connected, "they meet nevertheless")
+
+    provoked = {protocol: first._state.handlers[protocol] for protocol in first._state.handlers}
+    for number, protocol in enumerate(provoked):
+
+        def handler(remote: str, request: bytes, error: type[Exception] = ERRORS[number % 4]) -> Any:
+            raise error("provoked")
+
+        first.serve_stream(protocol, handler)
+    for protocol in (MANIFEST_PROTOCOL, PEERS_PROTOCOL, HAVE_PROTOCOL, GIVE_PROTOCOL, LARGE_PROTOCOL):
+        with pytest.raises(PeerUnreachable, match="the handler failed"):
+            second.request(first.peer_id, protocol, b"", 10.0)
+    for protocol, real in provoked.items():
+        first.serve_stream(protocol, real)
+    assert first.counters()["handler_errors"] >= len(provoked)
+    assert (second.peer_id, "bad_request") in first.complaints()
+
+    second.publish(signed(second, b"provokes"))
+    until(lambda: (second.peer_id, "bad_gossip") in first.complaints(), "a message that raises is blamed on its author")
+    record = signed(second, b"after all that")
+    second.publish(record)
+    until(lambda: record in first.drain(), "gossip arrives")
+    assert second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 10.0) == first.sealed_manifest()
+    assert first.counters().get("daemon_restarts", 0) == 0

@@ -1,0 +1,72 @@
+"""A node that others have made worse goes back to a good checkpoint, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from nodes.run import IDENTITY_FILE, found_run
+from nodes.training import TrainingNode
+from swarm.config import load_config
+from swarm.net.identity import Identity
+from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.policy.loading import load_policy
+from swarm.tasks.inline import InlineVerifier
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
+from swarm.watch import Alarm
+
+ALARM = Alarm(0.5, 0.1, ("12D3poisoner",), 100)
+
+
+def _node(out: Path) -> TrainingNode:
+    values = {
+        "evaluation": {"num_questions": 0},
+        "generation": {"questions_per_round": 4, "group_size": 4},
+        "checkpoint": {"every_rounds": 1, "keep": 1},
+        "watch": {"window_rounds": 2},
+        "mix": {"local": 4},
+    }
+    config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
+    out.mkdir()
+    identity = Identity.load_or_create(out / IDENTITY_FILE)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport.start()
+    return TrainingNode(config, identity, transport, InlineVerifier(config.tasks))
+
+
+def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_path: Path) -> None:
+    node = _node(tmp_path / "peer")
+    node.begin()
+    rounds = 0
+    while node._store.good is None and rounds < 60:
+        node.step()
+        rounds += 1
+    good = node._store.good
+    assert good is not None
+    policy, version = node._crew.policy, node._crew.version
+    with torch.no_grad():
+        for parameter in policy.weights.values():
+            parameter.mul_(0.5)
+    node._go_back(ALARM)
+    settings = node._config.policy
+    for name, weights in load_policy(settings, good / "model").weights.items():
+        torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
+    assert node._crew.version == version + 1, "versions only rise"
+    node.step()
+    node.end("interrupted")
+    history = PeerHistory.read(tmp_path / "peer" / METRICS_FILE)
+    (told,) = [moment for moment in history.moments if moment.level == "warning"]
+    assert "0.500" in told.text and good.name in told.text and "12D3poisoner" in told.text
+
+
+def test_without_a_good_checkpoint_the_policy_stays_as_it_is(tmp_path: Path) -> None:
+    node = _node(tmp_path / "peer")
+    node.begin()
+    before = {name: weights.clone() for name, weights in node._crew.policy.weights.items()}
+    node._go_back(ALARM)
+    assert all(torch.equal(before[name], weights) for name, weights in node._crew.policy.weights.items())
+    node.end("interrupted")
+    history = PeerHistory.read(tmp_path / "peer" / METRICS_FILE)
+    assert any("no good checkpoint" in moment.text for moment in history.moments)
