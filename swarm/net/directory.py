@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -78,11 +78,12 @@ class Directory:
             raise DirectoryLost(f"the directory's process cannot be started: {error}") from error
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            yield cls(process, reader, writer)
+            # Within, for a cancellation may come while it waits.
+            reader, writer = await asyncio.open_connection(sock=ours)
+            with closing(writer):
+                yield cls(process, reader, writer)
         finally:
-            writer.close()
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()

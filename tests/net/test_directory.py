@@ -23,6 +23,7 @@ from swarm.net.directory_messages import MAX_MESSAGE_BYTES, receive
 from swarm.net.identity import Identity
 from swarm.net.wire import seal_peer_record
 from swarm.types import PeerRecord
+from tests.net.conftest import directories
 
 NOW = 1_000.0
 RUN = "run-" + "0" * 20
@@ -225,6 +226,24 @@ def test_a_process_that_is_killed_or_ends_is_lost_with_what_it_says(tmp_path: Pa
     for kill, code in ((True, "exited with -9"), (False, "exited with 1")):
         text, pid = asyncio.run(lose(kill))
         assert code in text and not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("steps", range(1, 13, 2))
+def test_a_cancellation_at_any_moment_leaves_no_process(steps: int) -> None:
+    async def live() -> None:
+        async with Directory.running():
+            await asyncio.Event().wait()
+
+    async def cancel() -> None:
+        living = asyncio.create_task(live())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        living.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await living
+
+    asyncio.run(cancel())
+    assert directories() == []
 
 
 @pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big")])
