@@ -3,17 +3,19 @@
     python -m benchmarks.resilience [--quick] [--out FILE] [--only NAME ...] [--repeats N]
 
 Every figure is a ratio to the same nodes a moment before, when nobody attacked them. Strangers that are hung up on come
-back under another identity. What they spend themselves is spent on the same cores.
+back under another identity. One core is theirs and the others are the nodes', as if they were machines of their own:
+what an attack costs those who attack is not the nodes' loss.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +46,46 @@ FLAT_PERCENT = 5.0
 
 
 @dataclass(frozen=True)
+class Cores:
+    """Who runs where."""
+
+    nodes: frozenset[int]
+    strangers: frozenset[int]
+
+    @classmethod
+    def here(cls) -> Cores:
+        """The last core for strangers; all are shared where there is only one, or the system cannot bind processes."""
+        there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        return cls(frozenset(there[:-1] or there), frozenset(there[-1:]))
+
+    @property
+    def apart(self) -> bool:
+        """Whether strangers take nothing from nodes but by what they send."""
+        return bool(self.nodes) and not self.nodes & self.strangers
+
+
+@contextmanager
+def running_on(cores: Collection[int]) -> Iterator[None]:
+    """Bind this thread, and what it starts, to these cores; to none in particular if there are none."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True)
 class Plan:
     """How much of everything."""
 
     quick: bool
     repeats: int
     folder: Path
+    cores: Cores
 
     @property
     def calm_s(self) -> float:
@@ -65,15 +101,16 @@ class Plan:
     def nodes(self) -> Iterator[Nodes]:
         """Processes that are gone afterwards."""
         with Nursery(Path(tempfile.mkdtemp(dir=self.folder))) as nursery:
-            yield Nodes(nursery)
+            yield Nodes(nursery, self.cores)
 
 
 class Nodes:
     """`swarm` processes on loopback."""
 
-    def __init__(self, nursery: Nursery) -> None:
+    def __init__(self, nursery: Nursery, cores: Cores) -> None:
         """None yet."""
         self._nursery = nursery
+        self._cores = cores
         self.children: list[Child] = []
         self.addresses: list[str] = []
 
@@ -81,7 +118,8 @@ class Nodes:
         """Another node; its address."""
         out = self._nursery.folder / f"{role}-{len(self.children)}"
         command = [sys.executable, "-m", "nodes.cli", role, *arguments, "--out", str(out), *LOOPBACK]
-        self.children.append(self._nursery.start(out.name, command, {"PYTHONPATH": str(ROOT)}))
+        with running_on(self._cores.nodes):
+            self.children.append(self._nursery.start(out.name, command, {"PYTHONPATH": str(ROOT)}))
         file = out / "multiaddrs"
         if not until(file.exists, START_TIMEOUT_S):
             raise ChildFailed(f"{out.name} printed no address: {self.children[-1].last_words()}")
@@ -268,7 +306,7 @@ def _besieger(run_id: str) -> Callable[[Stranger], None]:
 def _attacked(plan: Plan, nodes: Nodes, index: int, raid: Raid) -> Attacked:
     before = nodes.pace(index, plan.calm_s)
     scale, began = Scale([nodes.children[index]]), time.time()
-    with raid:
+    with running_on(plan.cores.strangers), raid:
         meanwhile = nodes.pace(index, plan.attack_s)
     memory: Memory = scale.stop(Times(began, began, time.time()))
     ratio = meanwhile / before if before else None
@@ -304,7 +342,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def take() -> int:
         with scratch() as folder:
-            plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), Path(folder))
+            cores = Cores.here()
+            plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), Path(folder), cores)
+            report.add(
+                [], ["Strangers have a core of their own." if cores.apart else "Strangers share the nodes' cores."]
+            )
             return measure(MEASUREMENTS, options.only, plan, report, console, quick=plan.quick)
 
     return conclude(take, report, options, console)
