@@ -35,8 +35,8 @@ from swarm.tasks.reasoning_gym import ReasoningGymSource
 from swarm.tasks.tiny import TINY_TASKS
 from swarm.types import Completion, DatasetRef, Grade, PolicyId, Question, Rejection, RolloutGroup, Sampling, TaskRef
 
-ROUNDS_PER_S = 9.0
-"""Of each node: taken, not measured. Alone a node makes some 25; more rounds a second mean less poison a round."""
+ROUNDS_PER_S = 5.0
+"""Of each node: what one of four makes in `swarm demo` on two cores. More rounds a second mean less poison a round."""
 GROUP_SIZE = 8
 HONEST = "<answer>{}</answer>"
 LAST = 0.2
