@@ -83,8 +83,8 @@ def demo(
         raise ConfigError(f"--mode must be swarm or learner, got {mode!r}")
     if mode == "learner" and (transport == "memory" or peers < 2):
         raise ConfigError("--mode learner needs --peers of at least 2 and --transport hivemind")
-    from nodes.simulate import DemoOptions
-    from nodes.simulate import demo as run
+    from nodes.commands.demo import DemoOptions
+    from nodes.commands.demo import demo as run
 
     chosen: Literal["hivemind", "memory"] = "memory" if transport == "memory" else "hivemind"
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -129,7 +129,7 @@ def join(
     pairs += _given({"follow.learner": follow})
     pairs += _fields(context)
     _check(file, pairs)
-    from nodes.peer import join as run
+    from nodes.roles.peer import join as run
 
     raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
 
@@ -153,7 +153,7 @@ def learn(
     pairs += _given({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
     pairs += _fields(context)
     _check(file, pairs)
-    from nodes.learner import learn as run
+    from nodes.roles.learner import learn as run
 
     raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
 
@@ -187,7 +187,7 @@ def work(
     )
     pairs += _fields(context)
     _check(file, pairs)
-    from nodes.worker import work as run
+    from nodes.roles.worker import work as run
 
     raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
 
@@ -205,7 +205,7 @@ def bootstrap(
     pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name})]
     pairs += [*([("network.serve_relay", "true")] if relay else []), *_fields(context)]
     _check(config, pairs)
-    from nodes.bootstrap import bootstrap as run
+    from nodes.roles.bootstrap import bootstrap as run
 
     raise typer.Exit(run(config, pairs, _console(), supervised))
 
@@ -215,7 +215,7 @@ def simulate_in_memory(
     config: Path, out: Path, peers: int, first_seed: int, supervised: SupervisedOption = False
 ) -> None:
     """All peers of a demo in this process."""
-    from nodes.memory_swarm import simulate_in_memory as run
+    from nodes.commands.memory_swarm import simulate_in_memory as run
 
     raise typer.Exit(run(config, out, peers, first_seed, supervised))
 
@@ -226,7 +226,7 @@ def tasks(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the tasks there are, each with an example."""
-    from nodes.tasks import list_tasks
+    from nodes.commands.tasks import list_tasks
 
     list_tasks(pattern, as_json, _console())
 
@@ -234,7 +234,7 @@ def tasks(
 @app.command()
 def losses() -> None:
     """List the objectives there are, with equation and paper."""
-    from nodes.losses import list_losses
+    from nodes.commands.losses import list_losses
 
     list_losses(_console())
 
@@ -257,7 +257,7 @@ def plan(
 
     Exits with 1 when they cannot keep the learner busy.
     """
-    from nodes.plan import Plan, demand_of, parse_workers, show_plan
+    from nodes.commands.plan import Plan, demand_of, parse_workers, show_plan
 
     demand = demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
     chosen = Plan(demand, headroom, learner_price, parse_workers(worker))
@@ -273,7 +273,7 @@ def peers(
     watch: Annotated[bool, typer.Option("--watch", help="Go on, in a terminal, until Ctrl-C.")] = False,
 ) -> None:
     """Who is in the run, what they send, and how useful it was to this node."""
-    from nodes.peers import show_peers
+    from nodes.commands.peers import show_peers
 
     show_peers(target, target.startswith(MULTIADDR_STARTS), as_json, watch, _console())
 
@@ -290,7 +290,7 @@ def doctor(
     file, pairs = _target(target, bootstrap)
     pairs += [*_given({"out": out}), *_fields(context)]
     _check(file, pairs)
-    from nodes.doctor import doctor as run
+    from nodes.commands.doctor import doctor as run
 
     raise typer.Exit(run(file, pairs, as_json, _console()))
 
@@ -307,7 +307,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Accuracy of a checkpoint on held-out questions, per task, with 95% intervals."""
-    from nodes.checkpoints import evaluate_checkpoint
+    from nodes.commands.checkpoints import evaluate_checkpoint
 
     pairs = [*_given({"generation.engine": engine}), *_fields(context)]
     evaluate_checkpoint(checkpoint, config, pairs, questions, as_json, _console())
@@ -322,7 +322,7 @@ def health(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Whether nodes do their work: exit code 0 if so, 1 if one does not or none runs. For health checks."""
-    from nodes.health import report_health
+    from nodes.commands.health import report_health
 
     raise typer.Exit(report_health(out, within, as_json, _console()))
 
@@ -333,7 +333,7 @@ def export(
     directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face directory that from_pretrained loads."""
-    from nodes.checkpoints import export_checkpoint
+    from nodes.commands.checkpoints import export_checkpoint
 
     export_checkpoint(checkpoint, directory, _console())
 
@@ -344,7 +344,7 @@ def bench(
     name: Annotated[str, typer.Argument(help="Which one: network, ...; with --help, its options.")],
 ) -> None:
     """Run a benchmark of a source checkout, e.g. `swarm bench network --quick`."""
-    from nodes.bench import bench as run
+    from nodes.commands.bench import bench as run
 
     raise typer.Exit(run(name, context.args))
 
@@ -390,7 +390,7 @@ def identity_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Peer id, key file, its mode and age, and whether a node is using it."""
-    from nodes.identity import show_identity
+    from nodes.commands.identity import show_identity
 
     show_identity(where, as_json, _console())
 
@@ -402,7 +402,7 @@ def identity_export(
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Back a node's key up; the node may be running."""
-    from nodes.identity import export_identity
+    from nodes.commands.identity import export_identity
 
     export_identity(backup, where, passphrase_file, _console())
 
@@ -415,7 +415,7 @@ def identity_import(
     force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept beside.")] = False,
 ) -> None:
     """Restore a key: the node of that directory is then that peer."""
-    from nodes.identity import import_identity
+    from nodes.commands.identity import import_identity
 
     import_identity(backup, where, passphrase_file, force, _console())
 

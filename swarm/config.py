@@ -14,22 +14,22 @@ from typing import get_origin
 import yaml
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
+from swarm.central.follower import FollowSettings
+from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
+from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
-from swarm.follower import FollowSettings
-from swarm.learner import LearnerSettings
-from swarm.mixing import MixSettings
+from swarm.groups.plausibility import PlausibilitySettings
 from swarm.net.config import NetworkSettings
-from swarm.plausibility import PlausibilitySettings
 from swarm.policy.config import TINY, PolicySettings, UpdateSettings
-from swarm.pool import PoolSettings
-from swarm.sapo import ShareSettings
+from swarm.sapo.mixing import MixSettings
+from swarm.sapo.pool import PoolSettings
+from swarm.sapo.round import ShareSettings
+from swarm.sapo.watch import WatchSettings
 from swarm.settings import Settings
-from swarm.tasks.config import TaskConfig, VerificationSettings
-from swarm.tasks.tiny import TINY_TASKS
 from swarm.telemetry.config import TelemetrySettings
 from swarm.types import HELD_OUT_STREAMS
-from swarm.watch import WatchSettings
 
 ENVIRONMENT_PREFIX = "SWARM_"
 

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from swarm.config import NodeConfig
-from swarm.tasks.config import DatasetTask, ReasoningGymTask
+from swarm.environments.config import DatasetTask, ReasoningGymTask
 
 HEADER = """# Configuration reference
 

@@ -1,7 +1,7 @@
 """Words of strangers, made fit to be shown: on a terminal, on a page, in a log.
 
-Names are held to a pattern where they enter, in `swarm/net/wire.py`. This is for where anything is shown: no control or
-escape sequence, no character that turns or hides others, no line of its own, not long.
+Names are held to a pattern where they enter, in `swarm/net/records/wire.py`. This is for where anything is shown: no
+control or escape sequence, no character that turns or hides others, no line of its own, not long.
 """
 
 from __future__ import annotations

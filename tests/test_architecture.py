@@ -18,7 +18,7 @@ PURE = {
     "swarm.foreign",
     "swarm.protocols",
     "swarm.settings",
-    "swarm.intervals",
+    "swarm.telemetry.intervals",
     "swarm.stopwatch",
 }
 ALLOWED = {
@@ -28,32 +28,46 @@ ALLOWED = {
     "swarm/settings.py": set(),
     "swarm/protocols.py": {"swarm.types"},
     "swarm/algorithms": {"swarm.algorithms"},
-    "swarm/mixing.py": PURE,
-    "swarm/expectation.py": PURE,
-    "swarm/pool.py": PURE,
-    "swarm/copies.py": PURE,
-    "swarm/plausibility.py": PURE,
-    "swarm/watch.py": PURE,
-    "swarm/capacity.py": PURE,
-    "swarm/sapo.py": PURE
-    | {"swarm.copies", "swarm.expectation", "swarm.intake", "swarm.mixing", "swarm.plausibility", "swarm.pool"}
-    | {"swarm.rollouts", "swarm.telemetry.ledger", "swarm.watch"},
-    "swarm/rollouts.py": PURE,
+    "swarm/sapo/mixing.py": PURE,
+    "swarm/groups/expectation.py": PURE,
+    "swarm/sapo/pool.py": PURE,
+    "swarm/groups/copies.py": PURE,
+    "swarm/groups/plausibility.py": PURE,
+    "swarm/sapo/watch.py": PURE,
+    "swarm/central/capacity.py": PURE,
+    "swarm/sapo/round.py": PURE
+    | {
+        "swarm.groups.copies",
+        "swarm.groups.expectation",
+        "swarm.groups.intake",
+        "swarm.sapo.mixing",
+        "swarm.groups.plausibility",
+        "swarm.sapo.pool",
+    }
+    | {"swarm.sapo.rollouts", "swarm.telemetry.ledger", "swarm.sapo.watch"},
+    "swarm/sapo/rollouts.py": PURE,
     "swarm/stopwatch.py": set(),
-    "swarm/buffer.py": PURE | {"swarm.pool"},
-    "swarm/intake.py": PURE | {"swarm.telemetry.ledger"},
-    "swarm/learner.py": PURE
-    | {"swarm.buffer", "swarm.capacity", "swarm.intake", "swarm.mixing", "swarm.telemetry.ledger"},
-    "swarm/follower.py": PURE | {"swarm.buffer", "swarm.expectation", "swarm.mixing", "swarm.telemetry.ledger"},
-    "swarm/workforce.py": PURE | {"swarm.capacity", "swarm.learner"},
+    "swarm/central/buffer.py": PURE | {"swarm.sapo.pool"},
+    "swarm/groups/intake.py": PURE | {"swarm.telemetry.ledger"},
+    "swarm/central/learner.py": PURE
+    | {
+        "swarm.central.buffer",
+        "swarm.central.capacity",
+        "swarm.groups.intake",
+        "swarm.sapo.mixing",
+        "swarm.telemetry.ledger",
+    },
+    "swarm/central/follower.py": PURE
+    | {"swarm.central.buffer", "swarm.groups.expectation", "swarm.sapo.mixing", "swarm.telemetry.ledger"},
+    "swarm/central/workforce.py": PURE | {"swarm.central.capacity", "swarm.central.learner"},
     "swarm/policy": PURE
     | {
         "swarm.policy",
         "swarm.algorithms",
-        "swarm.expectation",
-        "swarm.mixing",
-        "swarm.pool",
-        "swarm.tasks",
+        "swarm.groups.expectation",
+        "swarm.sapo.mixing",
+        "swarm.sapo.pool",
+        "swarm.environments",
         "swarm.telemetry",
     },
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
@@ -62,9 +76,9 @@ ALLOWED = {
     "swarm/engines/vllm/messages.py": {"swarm.types"},
     "swarm/evaluation.py": PURE,
     "swarm/telemetry": PURE | {"swarm.telemetry"},
-    "swarm/tasks": PURE | {"swarm.tasks"},
-    "swarm/net": PURE | {"swarm.net", "swarm.delta"},
-    "swarm/delta.py": {"swarm.errors"},
+    "swarm/environments": PURE | {"swarm.environments"},
+    "swarm/net": PURE | {"swarm.net", "swarm.net.snapshots.delta"},
+    "swarm/net/snapshots/delta.py": {"swarm.errors"},
 }
 FORBIDDEN = {
     "swarm/net": {"torch", "transformers"},
@@ -72,7 +86,7 @@ FORBIDDEN = {
     "swarm/policy": {"swarm.net", "nodes"},
     "swarm/engines/vllm/process.py": {"vllm"},
     "swarm/engines/vllm/messages.py": {"torch", "pydantic", "vllm"},
-    "swarm/tasks": {"torch"},
+    "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }
@@ -121,11 +135,11 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
     [
         "import swarm",
         "import swarm.config",
-        "import swarm.sapo",
-        "import swarm.net.hivemind",
-        "import swarm.net.libp2p, swarm.net.open",
+        "import swarm.sapo.round",
+        "import swarm.net.hivemind.transport",
+        "import swarm.net.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
-        "import nodes.doctor",
+        "import nodes.commands.doctor",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from swarm.evaluation import Evaluation, evaluate
-from swarm.intervals import wilson_interval
+from swarm.telemetry.intervals import wilson_interval
 from swarm.types import Sampling
-from tests.test_sapo import FakeEngine, FakeVerifier
+from tests.sapo.test_round import FakeEngine, FakeVerifier
 
 
 def test_wilson_interval_against_published_values() -> None:

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nodes.doctor import Finding, check_nat, check_reachable
-from nodes.doctor import _line as finding_line
-from nodes.peers import Listing, render
-from nodes.run import warn
+from nodes.commands.doctor import Finding, check_nat, check_reachable
+from nodes.commands.doctor import _line as finding_line
+from nodes.commands.peers import Listing, render
+from nodes.roles.run import warn
 from swarm.errors import RejectedGroup
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
-from swarm.net.diagnosis import DialBackReply
-from swarm.net.roster import PeerRow, Roster
+from swarm.net.services.diagnosis import DialBackReply
+from swarm.net.trust.roster import PeerRow, Roster
 from swarm.telemetry.history import PeerHistory, swarm_summary
 from swarm.telemetry.live import LiveView
 from swarm.telemetry.records import EvaluationEvent, NoteEvent, StartEvent, encode

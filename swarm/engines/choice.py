@@ -111,7 +111,7 @@ def open_engine(
 ) -> StreamingEngine:
     """The engine of this name, ready to generate. Raises `EngineError`, `Interrupted`."""
     if choice.name == "transformers":
-        from swarm.engines.transformers import TransformersEngine
+        from swarm.engines.transformers.engine import TransformersEngine
 
         return TransformersEngine(policy, settings, cancelled)
     from swarm.engines.vllm.engine import VllmEngine

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from swarm.errors import PeerUnreachable
-from swarm.net.large import Fetch
+from swarm.net.records.large import Fetch
 from swarm.net.waits import Waits
 
 BURST_S = 0.25

@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from swarm.net.accounts import SafetySettings
 from swarm.net.snapshots.config import SnapshotSettings
+from swarm.net.trust.accounts import SafetySettings
 from swarm.settings import Settings
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from swarm.foreign import clean, clean_lines
-from swarm.intervals import wilson_interval
 from swarm.telemetry import plots
 from swarm.telemetry.history import (
     REWARD_SHARE,
@@ -24,6 +23,7 @@ from swarm.telemetry.history import (
     mean,
     num_dropped,
 )
+from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent
 
 SUMMARY_FILE = "summary.json"

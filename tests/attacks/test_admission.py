@@ -13,17 +13,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.arithmetic import solve
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.identity import Identity
-from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest
-from swarm.net.shelf import Held, record_id
-from swarm.net.wire import Announcement, open_group, seal, seal_announcement
-from swarm.net.wire import Limits as GroupLimits
+from benchmarks.common.arithmetic import solve
+from swarm.environments.mixture import TaskMixture
+from swarm.environments.tiny import TINY_TASKS
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.records.identity import Identity
+from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest
+from swarm.net.records.shelf import Held, record_id
+from swarm.net.records.wire import Announcement, open_group, seal, seal_announcement
+from swarm.net.records.wire import Limits as GroupLimits
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
-from swarm.tasks.mixture import TaskMixture
-from swarm.tasks.tiny import TINY_TASKS
 from swarm.types import Completion, PolicyId, Question, RolloutGroup, Sampling
 from tests.net.records import fast_settings, make_identity, sealed_manifest, signed
 from tests.net.records import until as soon

@@ -22,9 +22,9 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from swarm.net.dht import key_of
-from swarm.net.identity import Identity
-from swarm.net.wire import seal_peer_record
+from swarm.net.hivemind.dht import key_of
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import seal_peer_record
 from swarm.types import PeerRecord
 from tests.net.records import until
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, gone, swarm
@@ -93,7 +93,7 @@ def directory(node: Swarm) -> psutil.Process | None:
     """The process that keeps a node's directory, if it is there just now."""
     for process in node.tree():
         with suppress(psutil.NoSuchProcess):
-            if "swarm.net.directory_process" in process.cmdline():
+            if "swarm.net.hivemind.directory_process" in process.cmdline():
                 return process
     return None
 

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nodes.run import MANIFEST_FILE
-from swarm.net.diagnosis import DIAL_BACK_PROTOCOL, TIME_PROTOCOL
-from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.wire import make_run_id
+from nodes.roles.run import MANIFEST_FILE
+from swarm.net.records.wire import make_run_id
+from swarm.net.services.diagnosis import DIAL_BACK_PROTOCOL, TIME_PROTOCOL
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
 from tests.nodes.processes import LOOPBACK
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.poison import ATTACKS, Poison
+from benchmarks.poison.__main__ import ATTACKS, Poison
 from swarm.errors import ConfigError
-from swarm.net.roster import read_roster
-from swarm.net.wire import Limits, open_group
+from swarm.net.records.wire import Limits, open_group
+from swarm.net.trust.roster import read_roster
 from tests.nodes.processes import Swarm, address_of, until
 
 from .stranger import Stranger

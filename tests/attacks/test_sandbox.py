@@ -18,12 +18,12 @@ from textwrap import dedent
 import psutil
 import pytest
 
+from swarm.environments.config import DatasetTask, ReasoningGymTask, VerificationSettings
+from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
-from swarm.tasks.config import DatasetTask, ReasoningGymTask, VerificationSettings
-from swarm.tasks.pool import VerificationPool
-from swarm.tasks.tiny import TINY_TASKS
 from swarm.types import Grade
-from tests.tasks.altered import OBEYS, alter_workers
+from tests.environments.altered import OBEYS, alter_workers
 
 GCD = TINY_TASKS[2]
 SECRET = "hf_a_token_that_is_nobodys_business"
@@ -296,9 +296,9 @@ def test_a_worker_under_a_strangers_control_ends_with_its_node(tmp_path: Path) -
     node = f"""
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
-import swarm.tasks.pool as pools
-from swarm.tasks.config import VerificationSettings
-from swarm.tasks.tiny import TINY_TASKS
+import swarm.environments.verification.pool as pools
+from swarm.environments.config import VerificationSettings
+from swarm.environments.tiny import TINY_TASKS
 pools.WORKER = "altered_worker"
 pool = pools.VerificationPool(TINY_TASKS[:1], VerificationSettings(time_limit_s=600))
 ref = pool.draw(1, 0, 1)[0].ref
@@ -382,7 +382,7 @@ def test_who_prepares_data_sets_reads_these_and_nothing_else(
     looks = f"""
     import os
     from swarm.errors import TaskError
-    import swarm.tasks.worker as worker
+    import swarm.environments.verification.worker as worker
     def look(config):
         found = []
         for name in ("identity.key", "rows.jsonl", "token"):
@@ -393,8 +393,8 @@ def test_who_prepares_data_sets_reads_these_and_nothing_else(
         found += ["environment"] if {SECRET!r} in os.environ.values() else []
         raise TaskError(" ".join(found))
     def prepare(request):
-        import swarm.tasks.hf_datasets
-        swarm.tasks.hf_datasets.store = look
+        import swarm.environments.sources.hf_datasets
+        swarm.environments.sources.hf_datasets.store = look
         return honest(request)
     honest, worker._prepare = worker._prepare, prepare
     """
@@ -411,8 +411,8 @@ def test_who_prepares_data_sets_reads_these_and_nothing_else(
 def test_rows_are_not_taken_from_elsewhere(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What prepares data sets may be a stranger's too, and says which files those that grade may read."""
     lies = f"""
-    import swarm.tasks.worker as worker
-    from swarm.tasks.stored import FileRows, StoredRows
+    import swarm.environments.verification.worker as worker
+    from swarm.environments.sources.stored import FileRows, StoredRows
     rows = StoredRows((FileRows({str(cache)!r} + "/../identity.key", 0, 1),), "")
     worker._prepare = lambda request: worker.Prepared({{"mine": rows}}, {{}})
     """

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.arithmetic import GROUP_SIZE, TASKS, HalfRight, is_right, solve
-from benchmarks.attacks import KINDS, LABEL, LYING, Attacker, Attacks
-from swarm.mixing import MixSettings
-from swarm.net.accounts import SafetySettings
-from swarm.net.exchange import Exchange
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub, MemoryTransport
-from swarm.net.wire import Limits, make_run_id, seal_manifest
-from swarm.pool import Pool, PoolSettings
-from swarm.sapo import SapoNode, ShareSettings
-from swarm.tasks.inline import InlineVerifier
-from swarm.tasks.mixture import TaskMixture
+from benchmarks.common.arithmetic import GROUP_SIZE, TASKS, HalfRight, is_right, solve
+from benchmarks.network.attacks import KINDS, LABEL, LYING, Attacker, Attacks
+from swarm.environments.mixture import TaskMixture
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits, make_run_id, seal_manifest
+from swarm.net.trust.accounts import SafetySettings
+from swarm.net.trust.exchange import Exchange
+from swarm.sapo.mixing import MixSettings
+from swarm.sapo.pool import Pool, PoolSettings
+from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, PolicyId, RunManifest, Sampling, UpdateReport
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine import CONTENDERS, main
-from benchmarks.generation import Contender, Workload, random_policy
+from benchmarks.engine.__main__ import CONTENDERS, main
+from benchmarks.engine.generation import Contender, Workload, random_policy
 
 WORKLOAD = Workload(4, 4, (4, 12), mean_tokens=10, max_new_tokens=40, static_rows=8)
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from benchmarks.shares import CpuShares, missing
-from benchmarks.waiting import StopAndWait, WholeBatches
-from nodes.worker import WorkerNode
-from swarm.learner import LearnerSettings
-from tests.test_follower import Bench
+from benchmarks.common.shares import CpuShares, missing
+from benchmarks.overlap.waiting import StopAndWait, WholeBatches
+from nodes.roles.worker import WorkerNode
+from swarm.central.learner import LearnerSettings
+from tests.central.test_follower import Bench
 
 SPIN = "while True: pass"
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.gossip.parameters import FREE, SEGMENT_BYTES, Costs, Gossip, Line, Load, Network, slow_start_rounds
-from benchmarks.gossip.simulation import Outcome, simulate
-from benchmarks.gossip.traffic import USABLE, discovery, gossiping, largest_directory, largest_rate, repair_bytes_per_s
-from benchmarks.scale import main
+from benchmarks.scale.__main__ import main
+from benchmarks.scale.parameters import FREE, SEGMENT_BYTES, Costs, Gossip, Line, Load, Network, slow_start_rounds
+from benchmarks.scale.simulation import Outcome, simulate
+from benchmarks.scale.traffic import USABLE, discovery, gossiping, largest_directory, largest_rate, repair_bytes_per_s
 from swarm.net.config import NetworkSettings
-from swarm.net.dialling import ENOUGH_PEERS
+from swarm.net.membership.dialling import ENOUGH_PEERS
 
 PUSH_ONLY = Gossip(degree_lazy=0, gossip_factor=0.0, repair_every_s=0.0)
 """No second chance: a message that the mesh loses stays lost."""
@@ -176,7 +176,7 @@ def test_the_directory_is_read_by_all_and_held_by_few() -> None:
 
 @pytest.mark.network
 def test_three_real_daemons_hear_each_message_and_its_copies_are_counted() -> None:
-    from benchmarks.gossip.measure import run_daemons
+    from benchmarks.scale.measure import run_daemons
 
     real = asyncio.run(run_daemons(3, Load(4_096, 20.0, 20)))
     assert real.fraction == 1.0

@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.attacks import KINDS, LYING
-from benchmarks.delivery import BACKFILL_WINDOW_S, Life, NodeLog, deliveries, fraction, is_due, latency_ms
-from benchmarks.flood import flood
-from benchmarks.groups import chars_for, make_group
-from benchmarks.network import Plan
-from benchmarks.report import cells, percentile, row
-from nodes.bench import BENCHMARKS, FOLDER, bench
+from benchmarks.common.groups import chars_for, make_group
+from benchmarks.common.report import cells, percentile, row
+from benchmarks.network.__main__ import Plan
+from benchmarks.network.attacks import KINDS, LYING
+from benchmarks.network.delivery import BACKFILL_WINDOW_S, Life, NodeLog, deliveries, fraction, is_due, latency_ms
+from benchmarks.network.flood import flood
+from nodes.commands.bench import BENCHMARKS, FOLDER, bench
 from swarm.errors import ConfigError
-from swarm.net.identity import Identity
-from swarm.net.wire import seal
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import seal
 
 COMMAND = [sys.executable, "-m", "benchmarks.network", "--quick", "--no-baseline"]
 ROOT = Path(__file__).parent.parent.parent
@@ -80,7 +80,7 @@ def test_swarm_bench_names_what_there_is_and_says_where_benchmarks_are(
     with pytest.raises(ConfigError, match="there is .*network"):
         bench("nothing", [])
     assert {path.stem for path in FOLDER.glob("*.py")} >= set(BENCHMARKS)
-    monkeypatch.setattr("nodes.bench.FOLDER", tmp_path / "not there")
+    monkeypatch.setattr("nodes.commands.bench.FOLDER", tmp_path / "not there")
     with pytest.raises(ConfigError, match="clone"):
         bench("network", [])
 

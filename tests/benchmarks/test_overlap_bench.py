@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from benchmarks.overlap import LOADS, _knee, _least
-from benchmarks.virtual import Plan, Virtual, bubble
-from swarm.capacity import Demand, Worker, cheapest, pool_rate, required_rate
+from benchmarks.overlap.__main__ import LOADS, _knee, _least
+from benchmarks.overlap.virtual import Plan, Virtual, bubble
+from swarm.central.capacity import Demand, Worker, cheapest, pool_rate, required_rate
 
 
 def test_the_least_price_is_that_of_all_subsets() -> None:

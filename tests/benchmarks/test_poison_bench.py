@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from benchmarks.poison import ATTACKS, Outcome, Plan, Poison, rows, simulate
-from swarm.tasks.mixture import TaskMixture
-from swarm.tasks.tiny import TINY_TASKS
+from benchmarks.poison.__main__ import ATTACKS, Outcome, Plan, Poison, rows, simulate
+from swarm.environments.mixture import TaskMixture
+from swarm.environments.tiny import TINY_TASKS
 from swarm.types import Grade
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 from rich.console import Console
 
-from benchmarks.halving import MAX_WORKINGS, WarmStart, working
-from benchmarks.staleness import QUICK, Bench, Cell, interval, rows
+from benchmarks.common.halving import MAX_WORKINGS, WarmStart, working
+from benchmarks.staleness.__main__ import QUICK, Bench, Cell, interval, rows
 
 
 def _cell(arm: str, lag: int, seed: int, best: float, last: float) -> Cell:

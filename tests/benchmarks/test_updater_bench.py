@@ -10,11 +10,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.updater import OURS, Plan, Run, Tried, gpu, largest_difference, trl
-from benchmarks.updates import workload
-from benchmarks.updates.memory import PeakMemory
-from benchmarks.updates.spec import Spec
-from benchmarks.updates.workload import BATCH, MODEL, Workload, read_batch, write
+from benchmarks.updater.__main__ import OURS, Plan, Run, Tried, gpu, largest_difference, trl, workload
+from benchmarks.updater.memory import PeakMemory
+from benchmarks.updater.spec import Spec
+from benchmarks.updater.workload import BATCH, MODEL, Workload, read_batch, write
 
 MIB = 2**20
 SHORT = Workload("0.13 M", sequences=16, median=12, longest=24)

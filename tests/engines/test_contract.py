@@ -14,7 +14,7 @@ import torch
 
 from swarm.engines.choice import EngineChoice, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.transformers import TransformersEngine
+from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import Interrupted, SamplingError, WeightsRefused

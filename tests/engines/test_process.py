@@ -11,8 +11,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from swarm.engines.config import GenerationSettings
-from swarm.engines.process import ProcessEngine
-from swarm.engines.transformers import TransformersEngine
+from swarm.engines.process.engine import ProcessEngine
+from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import EngineError, Interrupted, SamplingError, WeightsRefused
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy

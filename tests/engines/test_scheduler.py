@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.engines.scheduler import BLOCK, Draft, Room, Scheduler
+from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, Scheduler
 from swarm.types import VersionSpan
 
 

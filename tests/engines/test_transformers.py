@@ -10,7 +10,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM
 
 from swarm.engines.config import GenerationSettings
-from swarm.engines.transformers import TransformersEngine
+from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer

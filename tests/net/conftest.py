@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.libp2p import Libp2pTransport
-from swarm.net.open import NetworkTransport
-from swarm.net.state import Profile
+from swarm.net.backends import NetworkTransport
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.libp2p.transport import Libp2pTransport
+from swarm.net.membership.state import Profile
 
 from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest
 
@@ -41,7 +41,7 @@ def daemons(pid: int | None = None) -> list[psutil.Process]:
 
 def directories() -> list[psutil.Process]:
     """The processes that keep this one's directories of peers."""
-    return [child for child in psutil.Process().children() if "swarm.net.directory_process" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "swarm.net.hivemind.directory_process" in child.cmdline()]
 
 
 @pytest.fixture

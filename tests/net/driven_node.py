@@ -18,9 +18,9 @@ import psutil
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
+from swarm.net.backends import open_transport
 from swarm.net.config import NetworkSettings
-from swarm.net.exchange import Exchange
-from swarm.net.open import open_transport
+from swarm.net.trust.exchange import Exchange
 
 Reply = dict[str, object]
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection
 from enum import Enum, auto
 
-from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.in_memory import MemoryHub, MemoryTransport
 
 
 class Fault(Enum):

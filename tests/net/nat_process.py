@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
-from swarm.net.exchange import Exchange
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.identity import Identity
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.records.identity import Identity
+from swarm.net.trust.exchange import Exchange
 
 PROTOCOL = "/test/echo"
 LOOK_EVERY_S = 0.05

@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.wire import seal_manifest
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.records.wire import seal_manifest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))

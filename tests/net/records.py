@@ -11,8 +11,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from swarm.net.config import NetworkSettings
-from swarm.net.identity import Identity
-from swarm.net.wire import make_run_id, seal, seal_manifest
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import make_run_id, seal, seal_manifest
 from swarm.protocols import Transport
 from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunManifest, Sampling
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import RejectedGroup
-from swarm.net.accounts import (
+from swarm.net.trust.accounts import (
     MAX_GAP_S,
     MAX_RETIRED_PEERS,
     MAX_STANDING_S,

@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
-from swarm.net.admission import CROWD, MAX_PURSES, Admission
 from swarm.net.config import NetworkSettings
-from swarm.net.identity import Identity
-from swarm.net.shelf import record_id
-from swarm.net.state import NodeState, Profile
-from swarm.net.wire import RefusedRecord, make_run_id, seal
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.records.identity import Identity
+from swarm.net.records.shelf import record_id
+from swarm.net.records.wire import RefusedRecord, make_run_id, seal
+from swarm.net.trust.admission import CROWD, MAX_PURSES, Admission
 from swarm.types import Completion
 
 from .records import make_group, sealed_manifest

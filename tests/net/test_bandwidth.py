@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.net.asyncio_waits import AsyncioSignal
 from swarm.net.bandwidth import (
     BURST_S,
     MIN_RATE_BYTES_PER_S,
@@ -19,6 +18,7 @@ from swarm.net.bandwidth import (
     TokenBucket,
     paced,
 )
+from swarm.net.hivemind.waits import AsyncioSignal
 
 CHUNK = 2**18
 

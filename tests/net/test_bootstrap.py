@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.net.bootstrap import Bootstraps, read_addresses, write_addresses
-from swarm.net.identity import Identity
+from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addresses
+from swarm.net.records.identity import Identity
 
 A, B, C = (f"/ip4/10.0.0.{i}/tcp/{i}/p2p/{Identity.generate().peer_id}" for i in (1, 2, 3))
 

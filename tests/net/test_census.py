@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from swarm.net.accounts import PeerBook, SafetySettings
-from swarm.net.census import take_census
-from swarm.net.memory import MemoryHub, MemoryTransport
-from swarm.net.roster import decode_roster, encode_roster
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.trust.accounts import PeerBook, SafetySettings
+from swarm.net.trust.census import take_census
+from swarm.net.trust.roster import decode_roster, encode_roster
 
 
 def test_the_census_joins_what_the_network_and_the_accounts_know() -> None:

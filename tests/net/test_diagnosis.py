@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import PeerUnreachable
-from swarm.net import diagnosis
-from swarm.net.diagnosis import (
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.services import diagnosis
+from swarm.net.services.diagnosis import (
     DIAL_BACK_PROTOCOL,
     GREETING,
     KEEP_S,
@@ -31,7 +32,6 @@ from swarm.net.diagnosis import (
     read_clock,
     serve_diagnosis,
 )
-from swarm.net.memory import MemoryHub, MemoryTransport
 
 from .records import until
 

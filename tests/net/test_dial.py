@@ -6,9 +6,9 @@ import socket
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.net import dial as dial_module
-from swarm.net.dial import Backoff, by_peer, probe, split_multiaddr
-from swarm.net.identity import Identity
+from swarm.net.addresses import dial as dial_module
+from swarm.net.addresses.dial import Backoff, by_peer, probe, split_multiaddr
+from swarm.net.records.identity import Identity
 
 PEER = Identity.generate().peer_id
 

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
-from swarm.net import dialling as dialling_module
-from swarm.net.asyncio_waits import AsyncioWaits
+from swarm.net.addresses.told import FREE_FAILURES
 from swarm.net.config import NetworkSettings
-from swarm.net.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, UNHEARD_S, Dialling, Unheard
-from swarm.net.identity import Identity
-from swarm.net.state import NodeState, Profile
-from swarm.net.told import FREE_FAILURES
+from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.membership import dialling as dialling_module
+from swarm.net.membership.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, UNHEARD_S, Dialling, Unheard
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.records.identity import Identity
 from swarm.types import PeerRecord
 
 from .records import make_identity

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import DirectoryLost, RejectedGroup
-from swarm.net.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, Gate, part_of
-from swarm.net.directory import Directory
-from swarm.net.directory_messages import MAX_MESSAGE_BYTES, receive
-from swarm.net.identity import Identity
-from swarm.net.wire import seal_peer_record
+from swarm.net.hivemind.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, Gate, part_of
+from swarm.net.hivemind.directory import Directory
+from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES, receive
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import seal_peer_record
 from swarm.types import PeerRecord
 from tests.net.conftest import directories
 
@@ -162,7 +162,7 @@ def made(peer_id: str, expires_at: float = NOW + 100.0, size: int = 10) -> Entry
 
 
 def test_a_sender_that_asks_for_too_much_must_wait_and_nobody_else() -> None:
-    from swarm.net.dht_protocol import ALLOWANCE_BYTES, ALLOWANCE_BYTES_PER_S, MAX_SENDERS, Allowances, Refused
+    from swarm.net.hivemind.dht_protocol import ALLOWANCE_BYTES, ALLOWANCE_BYTES_PER_S, MAX_SENDERS, Allowances, Refused
 
     now = NOW
     allowances = Allowances(lambda: now)
@@ -186,7 +186,7 @@ def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None
     from hivemind.p2p import P2P, ServicerBase
     from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 
-    advice = "dht_protocol.py, light_hivemind.py are written against hivemind 1.1.12: check them, then this test"
+    advice = "dht_protocol.py, light_import.py are written against hivemind 1.1.12: check them, then this test"
     assert version("hivemind") == "1.1.12", advice
     add = inspect.signature(P2P._add_protobuf_unary_handler).parameters
     assert list(add) == ["self", "handle_name", "handler", "input_protobuf_type", "balanced"], advice
@@ -204,12 +204,14 @@ def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None
 
 def test_the_process_loads_no_torch_and_takes_little_memory() -> None:
     code = (
-        "import swarm.net.directory_process, psutil, sys;"
+        "import swarm.net.hivemind.directory_process, psutil, sys;"
         "print('torch' in sys.modules, psutil.Process().memory_info().rss)"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert printed[0] == "False" and int(printed[1]) < 100 * 2**20
-    help_free = "import swarm.net.discovery, swarm.net.directory, sys; print('hivemind' in sys.modules)"
+    help_free = (
+        "import swarm.net.hivemind.discovery, swarm.net.hivemind.directory, sys; print('hivemind' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", help_free], capture_output=True, text=True).stdout == "False\n"
 
 

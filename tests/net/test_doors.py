@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.net.dial import host_of
-from swarm.net.doors import (
+from swarm.net.addresses.dial import host_of
+from swarm.net.records.repair import HAVE_PROTOCOL
+from swarm.net.services.doors import (
     ADDRESS_FACTOR,
     FAIR,
     MAX_STREAMS,
@@ -18,7 +19,6 @@ from swarm.net.doors import (
     Doors,
     Stream,
 )
-from swarm.net.repair import HAVE_PROTOCOL
 
 HOME = "/ip4/127.0.0.1/tcp/1"
 

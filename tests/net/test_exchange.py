@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
-from swarm.net import exchange as exchange_module
-from swarm.net import wire as wire_module
-from swarm.net.exchange import Exchange
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub, MemoryTransport
-from swarm.net.wire import Limits, RefusedRecord, make_run_id, seal
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records import wire as wire_module
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits, RefusedRecord, make_run_id, seal
+from swarm.net.trust import exchange as exchange_module
+from swarm.net.trust.exchange import Exchange
 
 from .records import make_group, sealed_manifest
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.net.exchange import Exchange
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub
-from swarm.net.wire import Limits, make_run_id, open_group
+from swarm.net.in_memory import MemoryHub
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits, make_run_id, open_group
+from swarm.net.trust.exchange import Exchange
 from swarm.types import RolloutGroup
 
 from .faulty import Fault, FaultyTransport

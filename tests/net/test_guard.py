@@ -10,19 +10,19 @@ import msgspec
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net import guard as guard_module
-from swarm.net.asyncio_waits import AsyncioWaits
+from swarm.net.backends import NetworkTransport
 from swarm.net.counters import Counters
-from swarm.net.discovery import Discovery
-from swarm.net.guard import Guard
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.large import LARGE_PROTOCOL
-from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.open import NetworkTransport
-from swarm.net.peers import PEERS_PROTOCOL
-from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.session import Session
-from swarm.net.upkeep import Upkeep
+from swarm.net.hivemind.discovery import Discovery
+from swarm.net.hivemind.session import Session
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.membership.upkeep import Upkeep
+from swarm.net.records.large import LARGE_PROTOCOL
+from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.trust import guard as guard_module
+from swarm.net.trust.guard import Guard
 
 from .records import signed, until
 

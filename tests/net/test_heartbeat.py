@@ -9,9 +9,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.net.heartbeat import Heartbeats, serve_heartbeats
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
+from swarm.net.services.heartbeat import Heartbeats, serve_heartbeats
 from swarm.types import Heartbeat, Orders
 
 DEADLINE_S = 60.0

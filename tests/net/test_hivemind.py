@@ -19,11 +19,12 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import ConfigError, PeerUnreachable, TransportError
-from swarm.net import hivemind as hivemind_module
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.identity import Identity
-from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
-from swarm.net.wire import seal_manifest, seal_peer_record
+from swarm.net.backends import fetch_manifest
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.hivemind.transport import transport as hivemind_module
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import seal_manifest, seal_peer_record
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
 
 from .conftest import daemons
 from .records import LOOPBACK, fast_settings, make_identity, make_manifest, signed, until
@@ -51,7 +52,8 @@ def free_port() -> int:
 
 
 def test_importing_the_module_loads_neither_hivemind_nor_torch() -> None:
-    code = "import sys, swarm.net.hivemind, swarm.net.manifest; print({'hivemind', 'torch'} & set(sys.modules))"
+    modules = "swarm.net.hivemind.transport, swarm.net.services.manifest"
+    code = f"import sys, {modules}; print({{'hivemind', 'torch'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
@@ -70,7 +72,7 @@ def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None
         StreamOpenRequest,
     )
 
-    advice = "swarm/net/daemon.py was written against hivemind 1.1.12: check it against this version, then this test"
+    advice = "net/hivemind/daemon.py was written against hivemind 1.1.12: check it against this version, then this test"
     assert version("hivemind") == "1.1.12", advice
     assert "_read_task" in inspect.getsource(ControlClient._ensure_persistent_conn), advice
     for message, fields in (
@@ -190,7 +192,7 @@ def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
 
 def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     a = start("founder")
-    from swarm.net import daemon as daemon_module
+    from swarm.net.hivemind.transport import daemon as daemon_module
 
     monkeypatch.setattr(hivemind_module, "MAX_RESTARTS_IN_A_ROW", 2)
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
@@ -211,7 +213,7 @@ def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, mo
 
 
 def test_a_daemon_that_cannot_start_is_an_error_of_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net import daemon as daemon_module
+    from swarm.net.hivemind.transport import daemon as daemon_module
 
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
     with pytest.raises(TransportError, match="did not start"):
@@ -288,8 +290,8 @@ def test_the_directory_refuses_what_is_not_its_owners(start: Start) -> None:
     async def attack() -> tuple[list[bool], bool, bool, bool]:
         from hivemind.dht.node import DHTNode
 
-        from swarm.net.dht import key_of
-        from swarm.net.dht_entries import PARTS, part_of
+        from swarm.net.hivemind.dht import key_of
+        from swarm.net.hivemind.dht_entries import PARTS, part_of
 
         def key(peer_id: str, away: int = 0) -> str:
             return key_of(make_manifest_id(a), (part_of(peer_id) + away) % PARTS)

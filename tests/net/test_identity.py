@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import IdentityError
-from swarm.net.identity import Identity, peer_id_of, public_key_of, verify
+from swarm.net.records.identity import Identity, peer_id_of, public_key_of, verify
 
 
 def test_peer_id_of_the_all_zero_key_is_the_known_one() -> None:
@@ -70,7 +70,7 @@ def test_unusable_path_is_an_identity_error(tmp_path: Path) -> None:
 def test_second_holder_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "node.key"
     script = (
-        "import sys; from pathlib import Path; from swarm.net.identity import Identity\n"
+        "import sys; from pathlib import Path; from swarm.net.records.identity import Identity\n"
         "held = Identity.load_or_create(Path(sys.argv[1])); print(held.peer_id, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

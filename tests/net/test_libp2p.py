@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
-from swarm.net.doors import MAX_STREAMS_PER_PEER
-from swarm.net.framing import encode_request, read_answer
-from swarm.net.identity import Identity
-from swarm.net.libp2p import Libp2pTransport
-from swarm.net.manifest import MANIFEST_PROTOCOL, fetch_manifest
-from swarm.net.open import open_transport
-from swarm.net.peers import PEERS_PROTOCOL
-from swarm.net.wire import seal_manifest
+from swarm.net.libp2p.transport import Libp2pTransport
+from swarm.net.records.framing import encode_request, read_answer
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import seal_manifest
+from swarm.net.services.doors import MAX_STREAMS_PER_PEER
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 
 from .records import fast_settings, make_identity, make_manifest, signed, until
 
@@ -105,7 +105,7 @@ def attack(target: Libp2pTransport, assault: Callable[..., Awaitable[None]]) -> 
     from libp2p.peer.id import ID
 
     from swarm.net.counters import Counters
-    from swarm.net.libp2p_host import open_host
+    from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
         with trio.fail_after(20):
@@ -206,7 +206,7 @@ def test_a_peer_is_served_so_many_streams_at_once_and_told_when_it_asks_for_more
 
     import trio
 
-    from swarm.net.libp2p_host import _read_exactly
+    from swarm.net.libp2p.host import _read_exactly
 
     attack(a, crowd)
     assert replies == ["it answered with an error: busy, ask later", str(len(a.sealed_manifest() or b""))]
@@ -255,8 +255,8 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
 
 
 def test_a_network_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net import libp2p as module
-    from swarm.net import libp2p_host
+    from swarm.net.libp2p.transport import host as libp2p_host
+    from swarm.net.libp2p.transport import transport as module
 
     a = start("founder")
     monkeypatch.setattr(module, "MAX_RESTARTS_IN_A_ROW", 2)
@@ -311,7 +311,7 @@ def test_the_settings_that_matter_are_in_force(start: Start) -> None:
     import libp2p.pubsub.pubsub as pubsub_module
     from libp2p.pubsub.pubsub import Pubsub
 
-    from swarm.net.libp2p_host import _make_host, _make_router
+    from swarm.net.libp2p.host import _make_host, _make_router
 
     assert pubsub_module.SUBSCRIPTION_CHANNEL_SIZE == 4_096 or not start("founder").counters().get("x")
     assert pubsub_module.SUBSCRIPTION_CHANNEL_SIZE == 4_096

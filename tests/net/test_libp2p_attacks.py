@@ -11,11 +11,11 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net.bandwidth import Rates
-from swarm.net.framing import encode_request, read_answer
-from swarm.net.libp2p import Libp2pTransport
-from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.peers import PEERS_PROTOCOL
-from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
+from swarm.net.libp2p.transport import Libp2pTransport
+from swarm.net.records.framing import encode_request, read_answer
+from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 
 from .records import signed, until
 from .test_libp2p import attack
@@ -31,7 +31,7 @@ def meets(a: Libp2pTransport, b: Libp2pTransport) -> None:
 
 async def ask(host: Any, peer: Any, protocol: str = MANIFEST_PROTOCOL) -> str:
     """How an answer begins, or why there was none."""
-    from swarm.net.libp2p_host import _read_exactly
+    from swarm.net.libp2p.host import _read_exactly
 
     stream = await host.new_stream(peer, [protocol])
     try:
@@ -139,8 +139,8 @@ UPKEEP = ("repair", "download", "acquaint")
 
 
 def test_every_loop_may_raise_and_the_node_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p_session import Session
-    from swarm.net.upkeep import Upkeep
+    from swarm.net.libp2p.session import Session
+    from swarm.net.membership.upkeep import Upkeep
 
     victim: list[Libp2pTransport] = []
     raised: list[str] = []

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.peers import PEERS_PROTOCOL
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 
 from .conftest import NOT_INSTALLED
 from .records import LOOPBACK, until

@@ -16,12 +16,12 @@ import dns.rrset
 import pytest
 
 from swarm.errors import ConfigError, PeerUnreachable
-from swarm.net import bootstrap as bootstrap_module
-from swarm.net import names as names_module
-from swarm.net.bootstrap import Bootstraps, _Name
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.identity import Identity
-from swarm.net.names import MAX_LOOK_UPS, look_up
+from swarm.net.addresses import bootstrap as bootstrap_module
+from swarm.net.addresses import dnsaddr as names_module
+from swarm.net.addresses.bootstrap import Bootstraps, _Name
+from swarm.net.addresses.dnsaddr import MAX_LOOK_UPS, look_up
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.records.identity import Identity
 
 from .records import fast_settings, make_identity, sealed_manifest, until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.identity import Identity
+from swarm.net.records.identity import Identity
 
 from .namespaces import Internet, missing
 from .records import until

@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from swarm.net.bootstrap import Bootstraps
-from swarm.net.circuit import CircuitLimits, read_limits
-from swarm.net.config import NetworkSettings
-from swarm.net.identity import Identity
-from swarm.net.nat import (
+from swarm.net.addresses.bootstrap import Bootstraps
+from swarm.net.addresses.nat import (
     DETOUR_S,
     MAX_PLACES,
     REFUSED_PAUSE_S,
@@ -29,6 +26,9 @@ from swarm.net.nat import (
     relay_of,
     to_tell,
 )
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.circuit import CircuitLimits, read_limits
+from swarm.net.records.identity import Identity
 
 RELAY, OTHER, ME = (Identity.generate().peer_id for _ in range(3))
 RELAY_ADDRESS = f"/ip4/44.128.0.1/tcp/4001/p2p/{RELAY}"
@@ -78,7 +78,7 @@ def test_where_places_are_wanted(settings: NetworkSettings, expected: set[str]) 
 
 def test_others_are_told_public_addresses_first_then_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, router = "/ip4/44.128.0.9/tcp/1", "/ip4/44.128.0.8/tcp/1"
-    monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == mine)
+    monkeypatch.setattr("swarm.net.addresses.nat.is_here", lambda address: address == mine)
     told = to_tell(["/ip4/127.0.0.1/tcp/1", HOME, router, CIRCUIT, mine])
     assert told == (mine, CIRCUIT, router, "/ip4/127.0.0.1/tcp/1", HOME)
 
@@ -104,7 +104,7 @@ def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(HOME, seen) == "behind NAT, reachable only if the router forwards a port"
     assert told(HOME, seen, CIRCUIT) == f"behind NAT, reachable through relay {RELAY}"
     assert told(HOME) == "behind NAT, not reachable"
-    monkeypatch.setattr("swarm.net.nat.is_here", lambda address: address == seen)
+    monkeypatch.setattr("swarm.net.addresses.nat.is_here", lambda address: address == seen)
     assert told(HOME, seen, CIRCUIT) == "public"
     assert reachability(NetworkSettings(serve_relay=True), {}, (HOME,), joined) == "public"
     assert reachability(NetworkSettings(), RELAYS, (HOME,), frozenset()) is None

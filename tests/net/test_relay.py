@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from swarm.errors import PeerUnreachable
-from swarm.net.circuit import CircuitLimits
-from swarm.net.hivemind import HivemindTransport
+from swarm.net.hivemind.circuit import CircuitLimits
+from swarm.net.hivemind.transport import HivemindTransport
 
 from .records import until
 
@@ -22,7 +22,7 @@ Start = Callable[..., HivemindTransport]
 
 
 def limits_of(relay: HivemindTransport) -> CircuitLimits:
-    from swarm.net.daemon import Daemon
+    from swarm.net.hivemind.daemon import Daemon
 
     async def ask() -> CircuitLimits:
         asker = await Daemon.start(listen=())

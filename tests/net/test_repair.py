@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import PeerUnreachable, RejectedGroup
-from swarm.net import large as large_module
-from swarm.net import repair as repair_module
-from swarm.net.framing import MAX_CHUNK_BYTES
-from swarm.net.identity import Identity
-from swarm.net.large import (
+from swarm.net.records import large as large_module
+from swarm.net.records import repair as repair_module
+from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.identity import Identity
+from swarm.net.records.large import (
     LARGE_PROTOCOL,
     MAX_PER_PAYER,
     MAX_WAITING,
@@ -27,7 +27,7 @@ from swarm.net.large import (
     answer_large,
     holders,
 )
-from swarm.net.repair import (
+from swarm.net.records.repair import (
     GIVE_PROTOCOL,
     HAVE_PROTOCOL,
     MAX_GIVEN,
@@ -36,8 +36,8 @@ from swarm.net.repair import (
     answer_give,
     answer_have,
 )
-from swarm.net.shelf import Held, Shelf, record_id
-from swarm.net.wire import Announcement, make_run_id, open_announcement, outside, seal_announcement
+from swarm.net.records.shelf import Held, Shelf, record_id
+from swarm.net.records.wire import Announcement, make_run_id, open_announcement, outside, seal_announcement
 
 Serve = Callable[[str, bytes], Iterator[bytes]]
 

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from swarm.errors import PeerUnreachable
-from swarm.net.bootstrap import read_addresses
-from swarm.net.directory import Directory
-from swarm.net.doors import MAX_STREAMS_PER_PEER
-from swarm.net.exchange import Exchange
-from swarm.net.framing import MAX_CHUNK_BYTES
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.large import LARGE_PROTOCOL
-from swarm.net.manifest import MANIFEST_PROTOCOL
-from swarm.net.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.shelf import Held, record_id
+from swarm.net.addresses.bootstrap import read_addresses
+from swarm.net.hivemind.directory import Directory
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.large import LARGE_PROTOCOL
+from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
+from swarm.net.records.shelf import Held, record_id
+from swarm.net.services.doors import MAX_STREAMS_PER_PEER
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.trust.exchange import Exchange
 
 from .records import signed, until
 
@@ -194,7 +194,7 @@ def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.Monkey
 def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.net import daemon as daemon_module
+    from swarm.net.hivemind.transport import daemon as daemon_module
 
     monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 4.0)
     first = start("founder")

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.net import shelf as shelf_module
-from swarm.net.shelf import Shelf, record_id
+from swarm.net.records import shelf as shelf_module
+from swarm.net.records.shelf import Shelf, record_id
 
 
 class Clock:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.open import NetworkTransport
+from swarm.net.backends import NetworkTransport
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.relay import SnapshotRelay
 

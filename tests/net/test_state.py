@@ -8,10 +8,10 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
-from swarm.net.identity import Identity
-from swarm.net.shelf import record_id
-from swarm.net.state import NodeState, Profile
-from swarm.net.wire import Announcement, make_run_id, seal, seal_announcement
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.records.identity import Identity
+from swarm.net.records.shelf import record_id
+from swarm.net.records.wire import Announcement, make_run_id, seal, seal_announcement
 
 from .records import make_group, sealed_manifest
 

@@ -13,14 +13,14 @@ import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.dialling import Dialling
-from swarm.net.framing import MAX_CHUNK_BYTES
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.identity import Identity
-from swarm.net.libp2p import Libp2pTransport
-from swarm.net.memory import MemoryHub, MemoryTransport
-from swarm.net.shelf import record_id
-from swarm.net.wire import seal
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.libp2p.transport import Libp2pTransport
+from swarm.net.membership.dialling import Dialling
+from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.identity import Identity
+from swarm.net.records.shelf import record_id
+from swarm.net.records.wire import seal
 
 from .records import IDENTITIES, fast_settings, make_group, make_identity, make_manifest, sealed_manifest, signed, until
 

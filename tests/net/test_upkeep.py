@@ -12,13 +12,13 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net import bandwidth as bandwidth_module
-from swarm.net import upkeep as upkeep_module
-from swarm.net.asyncio_waits import AsyncioWaits
-from swarm.net.identity import Identity
-from swarm.net.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, LargeRequest, announce
-from swarm.net.shelf import record_id
-from swarm.net.state import NodeState, Profile
-from swarm.net.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.membership import upkeep as upkeep_module
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.records.identity import Identity
+from swarm.net.records.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, LargeRequest, announce
+from swarm.net.records.shelf import record_id
 
 from .records import fast_settings, make_identity, sealed_manifest
 

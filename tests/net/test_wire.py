@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import RejectedGroup
-from swarm.net import wire as wire_module
-from swarm.net.identity import Identity
-from swarm.net.wire import (
+from swarm.net.records import wire as wire_module
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import (
     MAX_CLOCK_SKEW_S,
     Envelope,
     Limits,

@@ -12,8 +12,8 @@ import msgspec
 import zstandard
 
 from swarm.errors import RejectedGroup
-from swarm.net.identity import Identity
-from swarm.net.wire import (
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import (
     Announcement,
     Envelope,
     Limits,

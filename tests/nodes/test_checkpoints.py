@@ -9,15 +9,15 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from nodes.checkpoints import export_checkpoint
+from nodes.commands.checkpoints import export_checkpoint
 from swarm.config import NodeConfig
-from swarm.mixing import MixSettings
-from swarm.policy.checkpoint import CheckpointStore, TrainingState
 from swarm.policy.config import LoraSettings, PolicySettings, UpdateSettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.updater import PolicyUpdater
+from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
-from tests.groups import graded
+from swarm.training.checkpoint import CheckpointStore, TrainingState
+from swarm.training.updater import PolicyUpdater
+from tests.example_groups import graded
 
 
 @pytest.mark.parametrize("rank", [0, 4])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.policy.checkpoint import CheckpointStore
+from swarm.training.checkpoint import CheckpointStore
 from tests.nodes.processes import LOOPBACK, Swarm, gone, swarm, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]

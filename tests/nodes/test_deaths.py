@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodes.learner import PUBLISHED_FILE, Published
-from nodes.snapshots import FOLDER
+from nodes.roles.learner import PUBLISHED_FILE, Published
+from nodes.roles.snapshots import FOLDER
 from swarm.net.snapshots.store import MANIFEST
 from swarm.telemetry.records import METRICS_FILE, RoundEvent, decode
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, balanced, gone, swarm, until

@@ -12,18 +12,26 @@ import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from nodes import doctor, probes
 from nodes.cli import app
-from nodes.doctor import Finding, check_clock, check_gpu, check_nat, check_reachable, check_run, dial_back_ports
-from nodes.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
+from nodes.commands import doctor, probes
+from nodes.commands.doctor import (
+    Finding,
+    check_clock,
+    check_gpu,
+    check_nat,
+    check_reachable,
+    check_run,
+    dial_back_ports,
+)
+from nodes.commands.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.errors import RejectedGroup
-from swarm.net.diagnosis import ClockReading, DialBackReply, serve_diagnosis
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.identity import Identity
-from swarm.net.state import Profile
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.membership.state import Profile
+from swarm.net.records.identity import Identity
+from swarm.net.services.diagnosis import ClockReading, DialBackReply, serve_diagnosis
 from swarm.policy.config import PolicySettings
 from tests.engines.stand_in import python_with_vllm
 from tests.net.records import fast_settings, make_identity, make_manifest, sealed_manifest

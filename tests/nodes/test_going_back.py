@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
-from nodes.run import IDENTITY_FILE, found_run
-from nodes.training import TrainingNode
+from nodes.roles.run import IDENTITY_FILE, found_run
+from nodes.roles.training import TrainingNode
 from swarm.config import load_config
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
 from swarm.policy.loading import load_policy
-from swarm.tasks.inline import InlineVerifier
+from swarm.sapo.watch import Alarm
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
-from swarm.watch import Alarm
 
 ALARM = Alarm(0.5, 0.1, ("12D3poisoner",), 100)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from nodes import hybrid
-from nodes.hybrid import HybridNode
-from nodes.run import IDENTITY_FILE, found_run
+from nodes.roles import hybrid
+from nodes.roles.hybrid import HybridNode
+from nodes.roles.run import IDENTITY_FILE, found_run
 from swarm.config import load_config
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub, MemoryTransport
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
 from swarm.policy.snapshot import pack
 from swarm.policy.weights import whole_weights
-from swarm.tasks.inline import InlineVerifier
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from nodes.cli import app
 from swarm.errors import BackupError, IdentityError, IdentityInUse
-from swarm.net.backup import Backup, open_backup, seal_backup
-from swarm.net.identity import Identity
+from swarm.net.records.backup import Backup, open_backup, seal_backup
+from swarm.net.records.identity import Identity
 
 BACKUP = Backup("12D3KooWsomebody", 1_700_000_000, bytes(range(68)))
 

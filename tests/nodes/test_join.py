@@ -148,7 +148,7 @@ def test_a_checkpoint_is_evaluated_per_task(tmp_path: Path, stack: ExitStack) ->
 
 
 def _tiny_tasks() -> list[dict]:
-    from swarm.tasks.tiny import TINY_TASKS
+    from swarm.environments.tiny import TINY_TASKS
 
     return [task.model_dump(mode="json") for task in TINY_TASKS]
 

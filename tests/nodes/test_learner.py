@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodes import learner
-from nodes.learner import LearnerNode
-from nodes.run import IDENTITY_FILE, found_run
-from nodes.training import CHECKPOINTS
-from nodes.worker import WorkerNode
+from nodes.roles import learner
+from nodes.roles.learner import LearnerNode
+from nodes.roles.run import IDENTITY_FILE, found_run
+from nodes.roles.training import CHECKPOINTS
+from nodes.roles.worker import WorkerNode
 from swarm.config import NodeConfig, load_config
+from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub, MemoryTransport
-from swarm.policy.checkpoint import CheckpointStore
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
 from swarm.policy.ranks import Ranks
-from swarm.tasks.inline import InlineVerifier
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
+from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Completion, VersionSpan
 
 pytestmark = pytest.mark.slow

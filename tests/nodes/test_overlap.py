@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.crew import Crew
+from nodes.roles.crew import Crew
 from swarm.config import NodeConfig
 from swarm.engines.config import GenerationSettings
 from swarm.errors import ConfigError
@@ -25,7 +25,7 @@ def test_a_node_stops_in_the_middle_and_goes_on_where_it_was(tmp_path: Path) -> 
     with swarm(tmp_path, "join", "--out", str(tmp_path), *OPTIONS) as first:
         until(lambda: first.round() >= 4, first, "four rounds", STARTED_S)
         everything = first.tree()
-        assert any("swarm.engines.worker" in process.cmdline() for process in everything)
+        assert any("swarm.engines.process.worker" in process.cmdline() for process in everything)
         assert first.stop(signal.SIGINT) == 130
         assert gone(everything)
         done = first.round()

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from nodes import peers as command
 from nodes.cli import app
-from nodes.peers import duration, render, show_peers, size, standing
+from nodes.commands import peers as command
+from nodes.commands.peers import duration, render, show_peers, size, standing
 from swarm.errors import ConfigError, PeerUnreachable
-from swarm.net.diagnosis import serve_diagnosis
-from swarm.net.hivemind import HivemindTransport
-from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
-from swarm.net.state import Profile
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.membership.state import Profile
+from swarm.net.services.diagnosis import serve_diagnosis
+from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
 from tests.net.records import fast_settings, make_identity, sealed_manifest, until
 
 NOW = 1_000_000.0

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from nodes.plan import Plan, demand_of, parse_workers
-from swarm.capacity import Worker
+from nodes.commands.plan import Plan, demand_of, parse_workers
+from swarm.central.capacity import Worker
 from swarm.errors import ConfigError
 
 STEP = ["--rollouts", "120", "--train-s", "60", "--broadcast-s", "40"]

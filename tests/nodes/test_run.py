@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodes.home import claim_home
-from nodes.run import best_address, found_run, left_out, manifest_values, remember, remembered
+from nodes.roles.home import claim_home
+from nodes.roles.run import best_address, found_run, left_out, manifest_values, remember, remembered
 from swarm.config import load_config
 from swarm.errors import ConfigError, IdentityInUse, RejectedGroup, TaskError
-from swarm.net.identity import Identity
-from swarm.net.state import NodeState, Profile
-from swarm.net.wire import open_manifest, seal_manifest
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import open_manifest, seal_manifest
 
 
 def _config(out: Path, *pairs: tuple[str, str]):

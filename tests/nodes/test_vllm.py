@@ -9,17 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nodes.run import IDENTITY_FILE, found_run
-from nodes.training import CHECKPOINTS, TrainingNode
+from nodes.roles.run import IDENTITY_FILE, found_run
+from nodes.roles.training import CHECKPOINTS, TrainingNode
 from swarm.config import load_config
 from swarm.errors import EngineError
-from swarm.net.identity import Identity
-from swarm.net.memory import MemoryHub, MemoryTransport
-from swarm.policy.checkpoint import CheckpointStore
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
 from swarm.telemetry.records import METRICS_FILE
+from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Grade, Rejection, TaskRef
 from tests.engines.stand_in import python_with_vllm, script_for_vllm
-from tests.test_sapo import FakeVerifier
+from tests.sapo.test_round import FakeVerifier
 
 NUM_QUESTIONS = 8
 

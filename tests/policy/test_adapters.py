@@ -11,18 +11,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swarm.engines.config import GenerationSettings
-from swarm.engines.transformers import TransformersEngine
+from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError, PolicyError
-from swarm.mixing import MixSettings
 from swarm.policy.adapters import Adapters
-from swarm.policy.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore
 from swarm.policy.config import LoraSettings, PolicySettings, UpdateSettings, check_peft
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.logprobs import completion_logprobs
-from swarm.policy.updater import PolicyUpdater
+from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
+from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Sampling
-from tests.groups import graded
+from tests.example_groups import graded
 
 LORA = LoraSettings(rank=4)
 PROMPT = "Calculate 12 + 7."

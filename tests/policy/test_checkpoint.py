@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from swarm.errors import CheckpointError
-from swarm.mixing import MixSettings
-from swarm.policy.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, TrainingState, go_back, restore, verify
 from swarm.policy.config import PolicySettings, UpdateSettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.updater import PolicyUpdater
-from swarm.pool import PooledGroup
+from swarm.sapo.mixing import MixSettings
+from swarm.sapo.pool import PooledGroup
 from swarm.telemetry.ledger import Ledger
-from tests.groups import graded
+from swarm.training.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, TrainingState, go_back, restore, verify
+from swarm.training.updater import PolicyUpdater
+from tests.example_groups import graded
 
 
 def _state(round_: int) -> TrainingState:

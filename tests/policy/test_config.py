@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.peer import PEER, _profile
+from nodes.roles.peer import PEER, _profile
 from swarm.config import load_config
 from swarm.policy.config import public_name
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from swarm.errors import OutOfMemory
-from swarm.mixing import MixSettings
 from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
-from swarm.policy.memory import TokenBudget
-from swarm.policy.updater import PolicyUpdater
+from swarm.policy.out_of_memory import TokenBudget
+from swarm.sapo.mixing import MixSettings
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup
-from tests.groups import rollout_group
+from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
 CPU_MESSAGE = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"

@@ -11,20 +11,20 @@ from msgspec.structs import replace
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.engines.config import GenerationSettings
-from swarm.engines.transformers import TransformersEngine
+from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
-from swarm.mixing import MixSettings
-from swarm.net.wire import Limits, group_problems
+from swarm.net.records.wire import Limits, group_problems
 from swarm.policy.batching import Batching, Packed, Padded
 from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.policy.routing import Routing
 from swarm.policy.tiny import tiny_tokenizer
-from swarm.policy.updater import PolicyUpdater
+from swarm.sapo.mixing import MixSettings
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Sampling, UpdateReport
 from tests.engines.models import make
-from tests.groups import rollout_group
+from tests.example_groups import rollout_group
 
 PROMPTS = ["Calculate 12 + 7.", "a longer prompt than the other, in single letters"]
 LAYERS, TOP_K = 2, 2

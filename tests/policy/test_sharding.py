@@ -19,19 +19,19 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 from swarm.algorithms.names import LossName
 from swarm.engines.config import GenerationSettings
 from swarm.engines.shared import SharedEngine
-from swarm.engines.transformers import TransformersEngine
-from swarm.mixing import MixSettings
+from swarm.engines.transformers.engine import TransformersEngine
 from swarm.policy.adapters import Adapters
-from swarm.policy.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore, snapshot
 from swarm.policy.config import LoraSettings, UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.ranks import Ranks, open_ranks
 from swarm.policy.sharding import ShardedRanks
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
-from swarm.policy.updater import PolicyUpdater
+from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
+from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore, snapshot
+from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling
-from tests.groups import rollout_group
+from tests.example_groups import rollout_group
 
 NUM_RANKS = 2
 MAX_GRAD_NORM = 0.02

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.delta import apply_delta, delta, digest
 from swarm.errors import SnapshotError
+from swarm.net.snapshots.delta import apply_delta, delta, digest
 from swarm.policy.snapshot import pack, unpack
 
 

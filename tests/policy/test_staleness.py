@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from swarm.algorithms.names import ImportanceName, KlEstimatorName, LossName
 from swarm.errors import PolicyError
-from swarm.expectation import log_expectation
-from swarm.mixing import MixSettings
+from swarm.groups.expectation import log_expectation
 from swarm.policy.config import LoraSettings, PolicySettings, UpdateSettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.logprobs import completion_logprobs
-from swarm.policy.updater import PolicyUpdater
+from swarm.sapo.mixing import MixSettings
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, UpdateReport, VersionSpan
-from tests.groups import rollout_group
+from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
 PROMPT = "Calculate 12 + 7."

@@ -12,17 +12,17 @@ from msgspec.structs import replace
 
 from swarm.algorithms.names import LossName
 from swarm.errors import PolicyError
-from swarm.mixing import MixSettings
-from swarm.policy.audit import SnapshotAuditor
 from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.snapshot import pack, unpack
-from swarm.policy.streamed import StreamedUpdater
-from swarm.policy.updater import PolicyUpdater
 from swarm.policy.weights import swap_weights
+from swarm.sapo.mixing import MixSettings
+from swarm.training.audit import SnapshotAuditor
+from swarm.training.streamed import StreamedUpdater
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
-from tests.groups import rollout_group
+from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
 QUESTIONS = ("Calculate 12 + 7.", "What is the greatest common divisor of 12 and 18?", "Calculate 3 * 5.")

@@ -32,8 +32,8 @@ from swarm.policy.batching import Packed
 from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, completion_logprobs, pad
-from swarm.policy.objective import Objective
-from swarm.policy.rows import Row
+from swarm.training.objective import Objective
+from swarm.training.rows import Row
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -10,13 +10,13 @@ import torch
 
 from swarm.algorithms.names import LossName
 from swarm.errors import NonFiniteUpdates
-from swarm.mixing import MixSettings
 from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
-from swarm.policy.updater import PolicyUpdater
+from swarm.sapo.mixing import MixSettings
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId
-from tests.groups import rollout_group
+from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
 PROMPT = "Calculate 12 + 7."

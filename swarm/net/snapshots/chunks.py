@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from swarm.delta import delta, digest
 from swarm.errors import SnapshotError
-from swarm.net.shelf import record_id
-from swarm.net.wire import MAX_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNKS, MIN_SNAPSHOT_CHUNK_BYTES
+from swarm.net.records.shelf import record_id
+from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNKS, MIN_SNAPSHOT_CHUNK_BYTES
+from swarm.net.snapshots.delta import delta, digest
 from swarm.types import ChunkList, SnapshotManifest
 
 NUM_CHUNKS = 256

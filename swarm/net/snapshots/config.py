@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from swarm.net.wire import MAX_SNAPSHOT_CHUNK_BYTES, MIN_SNAPSHOT_CHUNK_BYTES
+from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MIN_SNAPSHOT_CHUNK_BYTES
 from swarm.settings import Settings
 
 

@@ -23,7 +23,7 @@ import msgspec
 from swarm.errors import CorruptChunk, PeerUnreachable, RejectedGroup, TransportError
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
 from swarm.net.counters import Counters
-from swarm.net.framing import MAX_CHUNK_BYTES
+from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.serving import ASK_PROTOCOL, CHUNKS_PROTOCOL, Ask, News, Want
 from swarm.net.snapshots.store import PartName, Stored

@@ -20,7 +20,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from swarm.net.identity import MAX_PEER_ID_CHARS
+from swarm.net.records.identity import MAX_PEER_ID_CHARS
 
 MAX_CHILDREN = 16
 MAX_SOURCES = 4

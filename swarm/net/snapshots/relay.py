@@ -25,15 +25,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from swarm.delta import apply_delta, digest
 from swarm.errors import RejectedGroup, SnapshotError, TransportError
+from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
-from swarm.net.dial import Backoff
-from swarm.net.identity import Identity
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import open_snapshot, seal_snapshot
 from swarm.net.snapshots.choosing import next_version
 from swarm.net.snapshots.chunks import describe
+from swarm.net.snapshots.delta import apply_delta, digest
 from swarm.net.snapshots.fetching import Fetching, ask
 from swarm.net.snapshots.plan import Limits, Place, Plan
 from swarm.net.snapshots.serving import (
@@ -46,7 +47,6 @@ from swarm.net.snapshots.serving import (
     News,
 )
 from swarm.net.snapshots.store import PartName, SnapshotStore, Stored
-from swarm.net.wire import open_snapshot, seal_snapshot
 from swarm.protocols import Transport
 from swarm.types import SnapshotManifest
 

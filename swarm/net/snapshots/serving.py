@@ -23,9 +23,9 @@ from msgspec import Meta, Struct
 
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.counters import Counters
+from swarm.net.records.wire import MAX_SNAPSHOT_CHUNKS, MAX_SNAPSHOT_MANIFEST_BYTES
 from swarm.net.snapshots.plan import MAX_SOURCES, Limits, PeerId, Place
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
-from swarm.net.wire import MAX_SNAPSHOT_CHUNKS, MAX_SNAPSHOT_MANIFEST_BYTES
 from swarm.types import MAX_INTEGER
 
 ASK_PROTOCOL = "/swarm/snapshots/ask/1"

@@ -1,0 +1,49 @@
+"""How much of a policy a step of reinforcement learning changes.
+
+    python -m benchmarks.broadcast.change FOLDER MODEL UPDATES
+
+The default objective and learning rate on a batch of the updater's benchmark. Event: changed, for each precision
+(full, change, seconds) of the last update.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+from benchmarks.common.children import emit
+from benchmarks.updater.workload import MODEL, Workload, read_batch, write
+from swarm.net.snapshots.delta import apply_delta, delta
+from swarm.policy.config import PolicySettings, UpdateSettings
+from swarm.policy.loading import load_policy
+from swarm.policy.snapshot import Precision, pack
+from swarm.sapo.mixing import MixSettings
+from swarm.training.updater import PolicyUpdater
+
+
+def main(folder: Path, model: str, num_updates: int) -> None:
+    """Update, and say what the last one changed."""
+    write(Workload(model, sequences=16, longest=256), folder)
+    settings = {"model": str(folder / MODEL), "device": "cpu", "system_prompt": ""}
+    policy = load_policy(PolicySettings.model_validate(settings))
+    updater = PolicyUpdater(policy, UpdateSettings(), MixSettings(), temperature=1.0)
+    groups = read_batch(folder)
+    for _ in range(num_updates - 1):
+        updater.update(groups, [])
+    precisions: tuple[Precision, ...] = get_args(Precision)
+    before = {precision: pack(policy.model.state_dict(), precision) for precision in precisions}
+    report = updater.update(groups, [])
+    assert not report.skipped
+    for precision in precisions:
+        after = pack(policy.model.state_dict(), precision)
+        began = time.perf_counter()
+        change = delta(after, before[precision])
+        seconds = time.perf_counter() - began
+        assert change is not None and apply_delta(change, before[precision]) == after
+        emit("changed", precision=precision, full=len(after), change=len(change), seconds=seconds)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,174 @@
+"""One node of the broadcast benchmark: `python -m benchmarks.broadcast.node SPEC`, then JSON lines.
+
+commands  start (bootstrap, listen), follow (learner, star), publish (version, num_bytes), leave, status, quit
+events    warm, ready (peer_id, addresses), following, published (version, at, digest), installed (version, at, digest),
+          status, left
+
+`follow` begins anew, with an empty folder: one start of the network serves several broadcasts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import queue
+import random
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import swarm.net.snapshots.relay as relay_module
+from benchmarks.common.children import Json, commands, emit
+from benchmarks.common.groups import benchmark_manifest
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.membership.state import Profile
+from swarm.net.records.identity import Identity
+from swarm.net.snapshots.config import SnapshotSettings
+from swarm.net.snapshots.delta import digest
+from swarm.net.snapshots.plan import Limits, Place, Plan
+from swarm.net.snapshots.relay import SnapshotRelay
+
+LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
+"""The latter where links are limited: many nodes that look all the time would leave no processor to the rest."""
+
+
+class Star(Plan):
+    """What is compared with: the learner gives to everybody itself."""
+
+    def __init__(self, learner: str, limits: Limits, workers: Mapping[str, Limits], fan_out: int) -> None:
+        """Everybody's place is at the learner."""
+        share = limits.up / max(1, len(workers)) if limits.up else None
+        self.bytes_per_s = share
+        # One place less than none: not even who finds the learner silent is taken on.
+        self.places = {worker: Place((learner,), -1, share) for worker in workers}
+        self.places[learner] = Place((), len(workers), None)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a node is set up; the first argument, as JSON."""
+
+    folder: str
+    name: str
+    bytes_per_s: int | None
+    """What it gives and takes at most."""
+    founder: bool = False
+
+    def as_argument(self) -> str:
+        """For the command line."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+class Node:
+    """Relays and says when it has a snapshot."""
+
+    def __init__(self, spec: Spec) -> None:
+        """Import everything, start nothing."""
+        import swarm.net.hivemind.daemon  # noqa: F401  the seconds this takes are not part of any figure
+
+        self._spec = spec
+        self._folder = Path(spec.folder) / spec.name
+        self._identity = Identity.load_or_create(self._folder / "identity.key")
+        self._settings = NetworkSettings()
+        self._transport: HivemindTransport | None = None
+        self._relay: SnapshotRelay | None = None
+
+    def start(self, bootstrap: list[str], listen: str = "/ip4/127.0.0.1/tcp/0") -> None:
+        """Join the swarm."""
+        self._settings = NetworkSettings(
+            bootstrap=tuple(bootstrap),
+            listen=(listen,),
+            nat_port_map=False,
+            retry_s=0.5,
+            upload_bytes_per_s=self._spec.bytes_per_s,
+            download_bytes_per_s=self._spec.bytes_per_s,
+            snapshots=SnapshotSettings(delta=False),
+        )
+        sealed = benchmark_manifest(self._identity) if self._spec.founder else None
+        self._transport = HivemindTransport(self._settings, self._identity, sealed, Profile(version="bench"))
+        self._transport.start()
+        emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
+
+    def follow(self, learner: str, star: bool) -> None:
+        """Begin to relay, with nothing on disk."""
+        assert self._transport is not None
+        relay_module.Plan = Star if star else Plan  # type: ignore[misc]
+        while self._transport.manifest() is None:
+            time.sleep(LOOK_EVERY_S)
+        self._relay = SnapshotRelay(
+            self._transport, self._identity, learner, self._folder / "snapshots", self._settings
+        )
+        self._relay.start()
+        emit("following")
+
+    def leave(self) -> None:
+        """Relay no more, and forget what was relayed."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        shutil.rmtree(self._folder / "snapshots", ignore_errors=True)
+        emit("left")
+
+    def publish(self, version: int, num_bytes: int) -> None:
+        """As the learner."""
+        assert self._relay is not None
+        snapshot = random.Random(version).randbytes(num_bytes)
+        emit("published", version=version, at=time.time(), digest=digest(snapshot).hex())
+        self._relay.publish(version, snapshot)
+
+    def look(self) -> None:
+        """Whether there is a snapshot."""
+        if self._relay is not None and (found := self._relay.newest()) is not None:
+            at = time.time()
+            version, snapshot = found
+            emit("installed", version=version, at=at, digest=digest(snapshot).hex())
+
+    def status(self) -> None:
+        """Say how it is."""
+        relay = self._relay
+        progress = relay.progress() if relay else None
+        emit(
+            "status",
+            connected=len(self._transport.status().connected) if self._transport else 0,
+            placed=len(relay._plan.places) - 1 if relay else 0,
+            rate=relay._place.bytes_per_s if relay else None,
+            source=progress.source if progress else None,
+            fraction=progress.fraction if progress else 0.0,
+            feeds=progress.feeds if progress else (),
+            counters=relay.counters() if relay else {},
+        )
+
+    def close(self) -> None:
+        """Leave."""
+        self.leave()
+        if self._transport is not None:
+            self._transport.close()
+
+
+def main() -> None:
+    """Obey until told to quit, or until the driver is gone."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    spec = Spec(**json.loads(sys.argv[1]))
+    node = Node(spec)
+    orders = commands()
+    emit("warm")
+    while True:
+        try:
+            order: Json = orders.get(timeout=LOOK_SELDOM_S if spec.bytes_per_s else LOOK_EVERY_S)
+        except queue.Empty:
+            node.look()
+            continue
+        do = str(order.pop("do"))
+        if do == "quit":
+            node.close()
+            return
+        getattr(node, do)(**order)
+
+
+if __name__ == "__main__":
+    main()

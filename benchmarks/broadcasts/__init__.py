@@ -1,1 +1,0 @@
-"""The processes of the broadcast benchmark, and the links between them."""

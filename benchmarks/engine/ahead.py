@@ -1,0 +1,285 @@
+"""Rounds a second when generation runs beside updates and grading beside generation, against one after the other.
+
+Real model, engine, updater and round; questions, rewards and network are doubles that cost nothing, or as much as they
+are told to. Models are random, so nearly every completion has its full length.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.common.report import Row, row
+from benchmarks.engine.generation import random_policy
+from nodes.roles.crew import Crew
+from swarm.config import NodeConfig
+from swarm.policy.ranks import Ranks
+from swarm.protocols import RolloutEngine
+from swarm.sapo.pool import Pool, PoolSettings
+from swarm.sapo.round import RoundReport, SapoNode, ShareSettings
+from swarm.telemetry.ledger import Ledger
+from swarm.types import (
+    Answers,
+    Grade,
+    NetworkStatus,
+    PolicyId,
+    ProceduralRef,
+    Question,
+    Rejection,
+    RolloutGroup,
+    Sampling,
+    TaskRef,
+)
+
+TARGET = 1.5
+
+
+@dataclass(frozen=True)
+class Load:
+    """A round: so many questions, answered so often with so many tokens. Chosen so that updates cost as much."""
+
+    questions: int
+    group_size: int
+    max_new_tokens: int
+    rounds: int
+    """Timed in a row."""
+
+
+LOADS = {"0.13 M": Load(16, 8, 32, 12), "25 M": Load(2, 8, 32, 4)}
+QUICK = Load(2, 2, 4, 2)
+
+
+class HalfRight:
+    """A `Verifier` that finds every other completion right, in a thread of its own after `seconds` a group."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        """Grades one group at a time."""
+        self._seconds = seconds
+        self._worker = ThreadPoolExecutor(1)
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        """Sums."""
+        return [
+            Question(ProceduralRef("sum", "none", "", seed, i, ""), f"Calculate {i} + {7 * i}.")
+            for i in range(start, start + count)
+        ]
+
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        """Queue a group."""
+        return self._worker.submit(self._grade, ref, len(texts))
+
+    def _grade(self, ref: TaskRef, num_texts: int) -> Grade | Rejection:
+        time.sleep(self._seconds)
+        assert isinstance(ref, ProceduralRef)
+        prompt = f"Calculate {ref.index} + {7 * ref.index}."
+        return Grade(prompt, tuple(float(k % 2) for k in range(num_texts)))
+
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+        """Grade and wait."""
+        return [verdict.result() for verdict in [self.begin(ref, texts) for ref, texts in jobs]]
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        """Nobody sends anything."""
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        """Nothing."""
+        return []
+
+    def counters(self) -> dict[str, int]:
+        """Nothing went wrong."""
+        return {}
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.shutdown()
+
+
+class Nobody:
+    """A `GroupExchange` without a swarm."""
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        """To no one."""
+        return None
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        """Nothing."""
+        return [], {}
+
+    def account(self, peer_id: str) -> str:
+        """Everybody has a full one."""
+        return peer_id
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Of no one."""
+
+    def status(self) -> NetworkStatus:
+        """Never asked."""
+        raise NotImplementedError
+
+
+class AtOnce:
+    """An engine that gives all groups when the last one is finished."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        """Of the groups of `engine`."""
+        self._engine = engine
+
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        """As the engine does."""
+        return self._engine.generate(prompts, num_completions, sampling, seed)
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        """All of it, late."""
+        yield from list(self._engine.stream(prompts, num_completions, sampling, seed))
+
+
+class Training:
+    """One node that trains by itself."""
+
+    def __init__(
+        self, model: Path, load: Load, max_staleness: int = 0, grading_s: float = 0.0, at_once: bool = False
+    ) -> None:
+        """`grading_s` a group; `at_once`: none is graded before all are generated."""
+        config = NodeConfig.model_validate(
+            {
+                "policy": {"model": str(model), "system_prompt": "", "threads": 1},
+                "generation": {
+                    "questions_per_round": load.questions,
+                    "group_size": load.group_size,
+                    "max_new_tokens": load.max_new_tokens,
+                    "max_staleness": max_staleness,
+                    "max_batch_sequences": load.group_size * (load.questions // 8 if grading_s else load.questions),
+                },
+                "mix": {"local": load.questions, "external": 0},
+            }
+        )
+        self._crew = Crew(config, None, Ranks(), lambda: False)
+        self._verifier = HalfRight(grading_s)
+        self._node = SapoNode(
+            peer_id="",
+            policy_id=PolicyId("random", "", 0),
+            seed=0,
+            questions_per_round=load.questions,
+            group_size=load.group_size,
+            max_pending_per_peer=1,
+            sampling=config.generation.sampling(),
+            share=ShareSettings(groups="none"),
+            mix=config.mix,
+            engine=AtOnce(self._crew) if at_once else self._crew,
+            verifier=self._verifier,
+            updater=self._crew,
+            exchange=Nobody(),
+            pool=Pool(PoolSettings()),
+            ledger=Ledger(),
+            max_staleness=max_staleness,
+        )
+        self.reports: list[RoundReport] = []
+        self.own_s, self.beside_s = 0.0, 0.0
+        """Processor seconds a round timed last: of this process, and of those that generate for it."""
+
+    def rounds_per_s(self, count: int) -> float:
+        """Of `count` rounds after one that is not timed: what was got ready while nobody looked does not count."""
+        self._node.run_round()
+        began, own, beside = time.perf_counter(), time.process_time(), _worker_s()
+        self.reports = [self._node.run_round() for _ in range(count)]
+        taken = time.perf_counter() - began
+        self.own_s, self.beside_s = (time.process_time() - own) / count, (_worker_s() - beside) / count
+        return count / taken
+
+    def seconds(self, stage: str) -> float:
+        """Of this stage in a round timed last."""
+        return statistics.median(report.timings[stage] for report in self.reports)
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        self._node.close()
+        self._crew.close()
+        self._verifier.close()
+
+
+def _worker_s() -> float:
+    """Processor seconds of the processes that generate."""
+    children = psutil.Process().children(recursive=True)
+    times = [child.cpu_times() for child in children if "swarm.engines.process.worker" in child.cmdline()]
+    return sum(each.user + each.system for each in times)
+
+
+@contextmanager
+def _saved(size: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        random_policy(size).save(Path(folder))
+        yield Path(folder)
+
+
+def overlap(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
+    """Alternating against `max_staleness` 1, in turns."""
+    load = QUICK if quick else LOADS[size]
+    alternating_s, overlapping_s, generate_s, update_s, processor = [], [], [], [], []
+    with _saved(size) as model:
+        alternating, overlapping = Training(model, load), Training(model, load, max_staleness=1)
+        try:
+            for _ in range(repeats):
+                alternating_s.append(alternating.rounds_per_s(load.rounds))
+                overlapping_s.append(overlapping.rounds_per_s(load.rounds))
+                generate_s.append(alternating.seconds("generate"))
+                update_s.append(alternating.seconds("update"))
+                processor.append(alternating.own_s / max(overlapping.own_s, overlapping.beside_s))
+                lags = [report.update.max_lag for report in overlapping.reports]
+                assert max(lags) == 1, f"lags must be at most 1, got {lags}"
+        finally:
+            alternating.close()
+            overlapping.close()
+    gains = [ours / theirs for ours, theirs in zip(overlapping_s, alternating_s, strict=True)]
+    best = [(g + u) / max(g, u) for g, u in zip(generate_s, update_s, strict=True)]
+    return [
+        row(f"{size} parameters: generation, alternating", generate_s, "s a round"),
+        row(f"{size} parameters: update, alternating", update_s, "s a round"),
+        row(f"{size} parameters: overlapping", overlapping_s, "rounds/s", baseline=alternating_s),
+        row(f"{size} parameters: times the rounds of alternating", gains, "x", target=TARGET),
+        row(f"{size} parameters: the same by processor time", processor, "x"),
+        row(f"{size} parameters: the most that these costs allow", best, "x"),
+    ], [
+        f"{size}: {load.questions} questions x {load.group_size} completions of at most {load.max_new_tokens} tokens, "
+        f"all trained on; {load.rounds} rounds of each in turns, one thread a process, wall-clock time. The baseline "
+        "of rounds/s is max_staleness 0, ours is 1. By processor time: a round's when alternating, through that of the "
+        "busier process when overlapping: what two cores would give that nobody else uses."
+    ]
+
+
+def grading(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
+    """Groups graded as they are finished against all of them afterwards, where grading takes as long as generation."""
+    size = "0.13 M"
+    load = Load(8, 2, 4, 2) if quick else LOADS[size]
+    with _saved(size) as model:
+        free = Training(model, load, grading_s=1e-6)
+        try:
+            free.rounds_per_s(load.rounds)
+            a_group = free.seconds("generate") / load.questions
+            beside, after = Training(model, load, grading_s=a_group), Training(model, load, 0, a_group, True)
+            alone_s, beside_s, after_s = [], [], []
+            for _ in range(repeats):
+                for training, seconds in ((free, alone_s), (beside, beside_s), (after, after_s)):
+                    training.rounds_per_s(load.rounds)
+                    seconds.append(training.seconds("generate") + training.seconds("grade"))
+        finally:
+            for training in (free, beside, after):
+                training.close()
+    added = [(b - f) / (a - f) for f, b, a in zip(alone_s, beside_s, after_s, strict=True)]
+    return [
+        row("generation with free verification", alone_s, "s a round"),
+        row("generation and verification that costs as much, beside it", beside_s, "s a round", baseline=after_s),
+        row("part of verification that is added to the round", added, ""),
+    ], [
+        "Verification: one worker that sleeps as long for each group as generating one takes; the baseline grades when "
+        "all groups are generated."
+    ]

@@ -1,0 +1,216 @@
+"""The workload of the engine benchmark, and those that do it: ours, the two ways transformers has, and vLLM.
+
+Completions end at random, at stop tokens: the models are random, so every token is about equally likely, and lengths
+are geometric. A few completions then last six times as long as the mean one, as in real rollouts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from swarm.engines.config import GenerationSettings, VllmSettings
+from swarm.engines.transformers.decoder import Decoder
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.engines.vllm.engine import VllmEngine
+from swarm.engines.vllm.service import VllmService
+from swarm.policy.loading import Policy
+from swarm.policy.tiny import tiny_config, tiny_tokenizer
+from swarm.protocols import RolloutEngine
+from swarm.types import Rejection, Sampling
+
+PAGE_TOKENS = 32
+"""Page size of transformers' continuous batching: with its default of 256 most of the budget would be lost in pages."""
+PASS_TOKENS = 512
+"""Tokens of one of its forward passes."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """P prompts, G completions each, and the tokens whose keys and values may be held at once."""
+
+    num_prompts: int = 32
+    num_completions: int = 8
+    prompt_tokens: tuple[int, int] = (16, 64)
+    """Shortest and longest."""
+    mean_tokens: int = 48
+    max_new_tokens: int = 320
+    static_rows: int = 64
+    """Sequences of greatest length that the budget holds: what a static batch has to reckon with."""
+
+    @property
+    def budget_tokens(self) -> int:
+        """The one token budget."""
+        return self.static_rows * (self.prompt_tokens[1] + self.max_new_tokens)
+
+    def prompts(self) -> list[str]:
+        """Of letters: one token each."""
+        draw = random.Random(0)
+        return ["".join(draw.choices("abcdefgh", k=draw.randint(*self.prompt_tokens))) for _ in range(self.num_prompts)]
+
+    def stop_tokens(self, policy: Policy) -> list[str]:
+        """As many as end a completion of uniform tokens after `mean_tokens`."""
+        vocabulary = policy.model.config.vocab_size
+        count = max(1, vocabulary // self.mean_tokens - len(policy.stop_ids))
+        return list(policy.tokenizer.convert_ids_to_tokens(range(6, 6 + count)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of the workload took."""
+
+    lengths: list[int]
+    """Tokens of each completion, in no particular order."""
+    seconds: float
+    """Of processor time, all threads."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens a second."""
+        return sum(self.lengths) / self.seconds
+
+
+Contender = Callable[[Policy, Workload, int], list[int]]
+"""(policy, workload, seed) -> lengths"""
+
+
+def random_policy(name: str) -> Policy:
+    """`0.13 M`, the embedded policy's shape, or `25 M` parameters; random weights."""
+    tokenizer = tiny_tokenizer()
+    config = tiny_config()
+    if name != "0.13 M":
+        config = Qwen3Config(
+            vocab_size=8_192,
+            hidden_size=512,
+            num_hidden_layers=8,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=64,
+            intermediate_size=1_152,
+            max_position_embeddings=1_024,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    torch.manual_seed(0)
+    return Policy(name, Qwen3ForCausalLM(config), tokenizer, system_prompt=None)
+
+
+def timed(
+    contender: Contender,
+    policy: Policy,
+    workload: Workload,
+    seed: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Outcome:
+    """One run. Processor time, because other work on the machine shall not count."""
+    began = clock()
+    lengths = contender(policy, workload, seed)
+    return Outcome(lengths, clock() - began)
+
+
+def ours(policy: Policy, workload: Workload, seed: int) -> list[int]:
+    """The engine of this project."""
+    settings = GenerationSettings(
+        max_batch_tokens=workload.budget_tokens,
+        max_batch_sequences=workload.num_prompts * workload.num_completions,
+    )
+    return _lengths(TransformersEngine(policy, settings), policy, workload, seed)
+
+
+class Vllm:
+    """vLLM in its own process, as a node would use it; a `Contender`."""
+
+    def __init__(self, policy: Policy, workload: Workload, python: Path) -> None:
+        """Start it: that is not part of any run."""
+        bytes_per_token = sum(shape.num_bytes for shape in Decoder(policy).shapes)
+        self._settings = GenerationSettings(
+            max_batch_sequences=workload.num_prompts * workload.num_completions,
+            vllm=VllmSettings(
+                python=python,
+                cpu_cache_bytes=max(2**20, workload.budget_tokens * bytes_per_token),
+                start_timeout_s=3600,
+                silence_timeout_s=3600,
+            ),
+        )
+        self._service = VllmService(policy, self._settings)
+        self._service.running(lambda: False)
+
+    def __call__(self, policy: Policy, workload: Workload, seed: int) -> list[int]:
+        """The whole workload."""
+        return _lengths(VllmEngine(policy, self._settings, self._service), policy, workload, seed)
+
+    def process_time(self) -> float:
+        """Processor time of this process and of vLLM's."""
+        theirs = psutil.Process(self._service.pid).cpu_times()
+        return time.process_time() + theirs.user + theirs.system
+
+    def close(self) -> None:
+        """End it."""
+        self._service.close()
+
+
+def _lengths(engine: RolloutEngine, policy: Policy, workload: Workload, seed: int) -> list[int]:
+    sampling = Sampling(max_new_tokens=workload.max_new_tokens, stop_tokens=tuple(workload.stop_tokens(policy)))
+    answers = engine.generate(workload.prompts(), workload.num_completions, sampling, seed)
+    return [len(c.token_ids) for group in answers if not isinstance(group, Rejection) for c in group]
+
+
+def static_batches(policy: Policy, workload: Workload, seed: int) -> list[int]:
+    """`generate()`: whole groups in batches that fit the budget at their longest."""
+    torch.manual_seed(seed)
+    config = _generation_config(policy, workload, workload.num_completions)
+    stops = torch.tensor(config.eos_token_id)
+    prompts = [policy.encode_prompt(prompt) for prompt in workload.prompts()]
+    per_batch = workload.static_rows // workload.num_completions
+    lengths: list[int] = []
+    for start in range(0, len(prompts), per_batch):
+        batch = prompts[start : start + per_batch]
+        width = max(map(len, batch))
+        ids = torch.tensor([[policy.pad_id] * (width - len(prompt)) + prompt for prompt in batch])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
+        sampled = policy.model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:]
+        ended = torch.isin(sampled, stops)
+        lengths += torch.where(ended.any(1), ended.int().argmax(1) + 1, sampled.shape[1]).tolist()
+    return lengths
+
+
+def continuous_batches(policy: Policy, workload: Workload, seed: int) -> list[int]:
+    """`generate_batch()`: pages that add up to the budget."""
+    batching = ContinuousBatchingConfig(
+        page_size=PAGE_TOKENS,
+        num_blocks=workload.budget_tokens // PAGE_TOKENS,
+        max_batch_tokens=PASS_TOKENS,
+        max_requests_per_batch=workload.num_prompts * workload.num_completions,
+        use_cuda_graph=False,
+        seed=seed,
+    )
+    prompts = [policy.encode_prompt(prompt) for prompt in workload.prompts() for _ in range(workload.num_completions)]
+    results = policy.model.generate_batch(
+        prompts,
+        generation_config=_generation_config(policy, workload, 1),
+        continuous_batching_config=batching,
+        warmup=False,
+    )
+    return [len(result.generated_tokens) for result in results.values()]
+
+
+def _generation_config(policy: Policy, workload: Workload, num_sequences: int) -> GenerationConfig:
+    stops = policy.tokenizer.convert_tokens_to_ids(workload.stop_tokens(policy))
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=workload.max_new_tokens,
+        num_return_sequences=num_sequences,
+        eos_token_id=sorted({*policy.stop_ids, *stops}),
+        pad_token_id=policy.pad_id,
+    )

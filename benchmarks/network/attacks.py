@@ -1,0 +1,486 @@
+"""What a hostile peer publishes: records of five kinds that must not teach anybody, and one that lies about rewards.
+
+Every variant is one method. A record of a group says `hostile VARIANT` where an honest one names its model, so that a
+benchmark can tell what became of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zstandard
+from msgspec.structs import replace
+
+from benchmarks.common.arithmetic import GROUP_SIZE, SLOW_TASK, answer, solve
+from swarm.environments.mixture import TaskMixture
+from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Announcement, Envelope, Limits, seal, seal_announcement
+from swarm.types import SCHEMA_VERSION, Completion, PolicyId, ProceduralRef, Question, RolloutGroup, Sampling
+
+KINDS = ("forged", "replayed", "oversize", "malformed", "wrong")
+"""Of these nothing may be trained on."""
+LYING = "lying"
+"""Right and wrong answers under false rewards: may be trained on, with the receiver's rewards."""
+LABEL = "hostile "
+BOMB_BYTES = 16 * 2**20
+WIDE_COMPLETIONS = 121
+"""As many as a payload of eight times the largest record holds."""
+KEPT = 512
+SMALL = 200
+"""Characters of a completion."""
+
+
+@dataclass
+class Attacker:
+    """Who sends: an identity, and what it has published so far."""
+
+    identity: Identity
+    sequence: int = 0
+
+    def next(self) -> int:
+        """A sequence number that it has not used."""
+        self.sequence += 1
+        return self.sequence
+
+
+class Attacks:
+    """Records by kind, its variants in turn."""
+
+    def __init__(self, run_id: str, limits: Limits, mixture: TaskMixture, seed: int = 0) -> None:
+        """Attack a run whose questions `mixture` makes."""
+        self._run_id = run_id
+        self._limits = limits
+        self._mixture = mixture
+        # Every question of a task has the same.
+        self._slow_digest = _procedural(mixture.sources[SLOW_TASK].question(0, 0)).options_digest
+        self._random = random.Random(seed)
+        self._honest: list[bytes] = []
+        self._own: deque[tuple[RolloutGroup, bytes]] = deque(maxlen=KEPT)
+        self._bombs = _bombs(self._random)
+        self._turns = {kind: itertools.cycle(variants) for kind, variants in self._variants().items()}
+        self.num_heard = 0
+        self.made: Counter[str] = Counter()
+        """Records made, by `kind/variant`."""
+
+    def _variants(self) -> Mapping[str, Sequence[Callable[[Attacker], bytes]]]:
+        return {
+            "forged": (self._name_of_another, self._altered, self._unsigned, self._of_another_inside),
+            "replayed": (
+                self._again,
+                self._again_in_other_bytes,
+                self._own_again,
+                self._own_sequence_again,
+                self._answers_of_another,
+            ),
+            "oversize": (
+                self._long_record,
+                self._bomb,
+                self._bomb_of_unstated_size,
+                self._bomb_of_false_size,
+                self._many_completions,
+                self._wide_completions,
+                self._long_completion,
+                self._many_tokens,
+                self._announced_too_large,
+                self._announced_in_vain,
+            ),
+            "malformed": (
+                self._noise,
+                self._cut,
+                self._one_bit,
+                self._other_message,
+                self._wrong_types,
+                self._payload_of_noise,
+                self._payload_of_wrong_types,
+                self._deep,
+                self._endless,
+                self._bad_numbers,
+                self._bad_logprobs,
+                self._other_kind,
+                self._other_schema,
+            ),
+            "wrong": (
+                self._wrong,
+                self._wrong_by_nobody,
+                self._tokens_that_say_more,
+                self._other_question,
+                self._other_options,
+                self._unknown_task,
+                self._slow,
+            ),
+            LYING: (self._lying,),
+        }
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All there are."""
+        return tuple(self._turns)
+
+    def hear(self, record: bytes) -> None:
+        """Remember an honest record: some newer ones in place of older ones."""
+        self.num_heard += 1
+        if len(self._honest) < KEPT:
+            self._honest.append(record)
+        else:
+            self._honest[self._random.randrange(KEPT)] = record
+
+    def make(self, kind: str, attacker: Attacker) -> bytes:
+        """The next record of a kind. Raises `IndexError` before anything honest was heard."""
+        variant = next(self._turns[kind])
+        record = variant(attacker)
+        self.made[f"{kind}/{variant.__name__.strip('_')}"] += 1
+        return record
+
+    # forged
+
+    def _name_of_another(self, attacker: Attacker) -> bytes:
+        """A group in an honest peer's name, signed by another."""
+        victim = self._victim()
+        group = self._group("name_of_another", attacker, peer_id=victim)
+        return self._sealed(replace(self._envelope(group), peer_id=victim), attacker.identity)
+
+    def _altered(self, attacker: Attacker) -> bytes:
+        """An honest group with other answers under its own signature."""
+        envelope = self._heard()
+        group = msgspec.msgpack.decode(zstandard.decompress(envelope.payload), type=RolloutGroup)
+        altered = replace(
+            group,
+            policy=PolicyId(f"{LABEL}altered", "", 0),
+            completions=tuple(replace(each, text=each.text[::-1]) for each in group.completions),
+        )
+        return msgspec.msgpack.encode(replace(envelope, payload=_packed(altered)))
+
+    def _unsigned(self, attacker: Attacker) -> bytes:
+        """A group of a peer that there is, with a signature of nobody's."""
+        group = self._group("unsigned", attacker)
+        return msgspec.msgpack.encode(replace(self._envelope(group), signature=self._random.randbytes(64)))
+
+    def _of_another_inside(self, attacker: Attacker) -> bytes:
+        """An envelope of the sender's own around a group that names an honest peer."""
+        group = self._group("of_another_inside", attacker, peer_id=self._victim())
+        return seal(attacker.identity, self._run_id, "group", group)
+
+    # replayed
+
+    def _again(self, attacker: Attacker) -> bytes:
+        """An honest record, byte for byte."""
+        return self._random.choice(self._honest)
+
+    def _again_in_other_bytes(self, attacker: Attacker) -> bytes:
+        """An honest record whose fields come in another order: the signature holds, the bytes are new."""
+        return self._shuffled(self._heard())
+
+    def _own_again(self, attacker: Attacker) -> bytes:
+        """A record of the sender's own, or of an identity it had before, byte for byte."""
+        return self._random.choice(self._own)[1] if self._own else self._lying(attacker)
+
+    def _own_sequence_again(self, attacker: Attacker) -> bytes:
+        """A group that lies about rewards, under a sequence number that another had: one of the two may be used."""
+        if not self._own or self._own[-1][0].peer_id != attacker.identity.peer_id:
+            return self._lying(attacker)
+        again = replace(self._own[-1][0], created_at=time.time())
+        return seal(attacker.identity, self._run_id, "group", again)
+
+    def _answers_of_another(self, attacker: Attacker) -> bytes:
+        """The question and the completions of an honest group under the sender's own name."""
+        heard = msgspec.msgpack.decode(zstandard.decompress(self._heard().payload), type=RolloutGroup)
+        assert isinstance(heard.question, ProceduralRef)
+        return self._group_record("answers_of_another", attacker, heard.question, heard.completions)
+
+    # oversize
+
+    def _long_record(self, attacker: Attacker) -> bytes:
+        """More bytes than a record may have, and not more than gossip carries."""
+        size = self._limits.max_record_bytes + self._random.randrange(1, 1_000)
+        envelope = Envelope(SCHEMA_VERSION, self._run_id, attacker.identity.peer_id, "group", b"", bytes(64))
+        return msgspec.msgpack.encode(replace(envelope, payload=self._random.randbytes(size)))
+
+    def _bomb(self, attacker: Attacker) -> bytes:
+        """A few kilobytes that say truly what they decompress to."""
+        return self._around(self._bombs.true, attacker)
+
+    def _bomb_of_unstated_size(self, attacker: Attacker) -> bytes:
+        """A few kilobytes that do not say what they decompress to."""
+        return self._around(self._bombs.unstated, attacker)
+
+    def _bomb_of_false_size(self, attacker: Attacker) -> bytes:
+        """A few kilobytes that say they decompress to a thousand."""
+        return self._around(self._bombs.false, attacker)
+
+    def _many_completions(self, attacker: Attacker) -> bytes:
+        count = self._limits.max_completions + 1
+        return self._bounded("many_completions", attacker, (Completion("1", "stop"),) * count)
+
+    def _wide_completions(self, attacker: Attacker) -> bytes:
+        """Kilobytes of texts that each keep to the limit, and take four bytes a character in memory."""
+        text = "\N{FIRE}" + "1" * (self._limits.max_completion_chars - 1)
+        return self._bounded("wide_completions", attacker, (Completion(text, "stop"),) * WIDE_COMPLETIONS)
+
+    def _long_completion(self, attacker: Attacker) -> bytes:
+        text = "1" * (self._limits.max_completion_chars + 1)
+        return self._bounded("long_completion", attacker, (Completion(text, "stop"), Completion("1", "stop")))
+
+    def _many_tokens(self, attacker: Attacker) -> bytes:
+        ids = (1,) * (self._limits.max_completion_chars + 1)
+        return self._bounded("many_tokens", attacker, (Completion("1", "stop", ids), Completion("2", "stop")))
+
+    def _announced_too_large(self, attacker: Attacker) -> bytes:
+        """The announcement of more than a record may have."""
+        return self._announced(attacker, self._limits.max_record_bytes + self._random.randrange(1, 2**30))
+
+    def _announced_in_vain(self, attacker: Attacker) -> bytes:
+        """The announcement of a record that nobody has."""
+        return self._announced(attacker, self._limits.max_record_bytes)
+
+    # malformed
+
+    def _noise(self, attacker: Attacker) -> bytes:
+        return self._random.randbytes(self._random.randrange(1, 2_000))
+
+    def _cut(self, attacker: Attacker) -> bytes:
+        record = self._random.choice(self._honest)
+        return record[: self._random.randrange(1, len(record))]
+
+    def _one_bit(self, attacker: Attacker) -> bytes:
+        changed = bytearray(self._random.choice(self._honest))
+        changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
+        return bytes(changed)
+
+    def _other_message(self, attacker: Attacker) -> bytes:
+        """Valid MessagePack that is no envelope."""
+        return msgspec.msgpack.encode({"rollouts": list(self._random.randbytes(300))})
+
+    def _wrong_types(self, attacker: Attacker) -> bytes:
+        """An envelope with one field of another type."""
+        fields = msgspec.structs.asdict(self._heard())
+        name = self._random.choice(list(fields))
+        fields[name] = self._random.choice([None, -1, 2**63, 0.5, [], {}, "x", b"x", {"a": [None] * 9}])
+        return msgspec.msgpack.encode({**fields, "signature": self._random.randbytes(64)})
+
+    def _payload_of_noise(self, attacker: Attacker) -> bytes:
+        """Well signed, and nothing that decompresses."""
+        return self._around(self._random.randbytes(500), attacker)
+
+    def _payload_of_wrong_types(self, attacker: Attacker) -> bytes:
+        """Well signed, a group with one field of another type."""
+        fields = msgspec.to_builtins(self._group("payload_of_wrong_types", attacker))
+        fields[self._random.choice(list(fields))] = self._random.choice([None, -0.5, "x" * 9, [[]], {"task": 1}])
+        return self._around(zstandard.compress(msgspec.msgpack.encode({**fields, "surplus": 1})), attacker)
+
+    def _deep(self, attacker: Attacker) -> bytes:
+        """Well signed, arrays in arrays in arrays."""
+        depth = self._random.randrange(10_000, 60_000)
+        return self._around(zstandard.compress(b"\x91" * depth + b"\xc0"), attacker)
+
+    def _endless(self, attacker: Attacker) -> bytes:
+        """Well signed, an array that says it has four thousand million elements."""
+        return self._around(zstandard.compress(b"\xdd\xff\xff\xff\xff" + self._random.randbytes(50)), attacker)
+
+    def _bad_numbers(self, attacker: Attacker) -> bytes:
+        """Well signed, not finite, negative, or not one reward a completion."""
+        group = self._group("bad_numbers", attacker)
+        changed = self._random.choice(
+            [
+                replace(group, rewards=(float("nan"),) * GROUP_SIZE),
+                replace(group, rewards=group.rewards[1:]),
+                replace(group, created_at=float("inf")),
+                replace(group, sequence=-1),
+                replace(group, sampling=Sampling(temperature=float("nan"))),
+                replace(group, completions=(), rewards=()),
+            ]
+        )
+        return seal(attacker.identity, self._run_id, "group", changed)
+
+    def _bad_logprobs(self, attacker: Attacker) -> bytes:
+        """Well signed log-probabilities that are finite, and whose sum is not."""
+        answers = tuple(
+            replace(each, token_ids=(1, 2), logprobs=(-1e308, -1e308)) for each in self._answers([1, 2, 3, 4])
+        )
+        return self._group_record("bad_logprobs", attacker, self._reference(), answers)
+
+    def _other_kind(self, attacker: Attacker) -> bytes:
+        return self._sealed(replace(self._envelope(self._group("other_kind", attacker)), kind="x"), attacker.identity)
+
+    def _other_schema(self, attacker: Attacker) -> bytes:
+        envelope = replace(self._envelope(self._group("other_schema", attacker)), schema_version=SCHEMA_VERSION + 1)
+        return self._sealed(envelope, attacker.identity)
+
+    # wrong
+
+    def _wrong(self, attacker: Attacker) -> bytes:
+        """Wrong answers, half of them with reward 1."""
+        question = self._question()
+        completions = self._answers([7] * GROUP_SIZE, wrong=question.prompt)
+        return self._group_record("wrong", attacker, _procedural(question), completions)
+
+    def _wrong_by_nobody(self, attacker: Attacker) -> bytes:
+        """The same by a key made for this one record: no peer of that name ever connects."""
+        return self._wrong(Attacker(Identity.generate()))
+
+    def _tokens_that_say_more(self, attacker: Attacker) -> bytes:
+        """Wrong answers whose token ids and log-probabilities belong to other text."""
+        question = self._question()
+        completions = tuple(
+            replace(each, token_ids=tuple(range(20)), logprobs=(-0.01,) * 20)
+            for each in self._answers([7] * GROUP_SIZE, wrong=question.prompt)
+        )
+        return self._group_record("tokens_that_say_more", attacker, question.ref, completions)
+
+    def _other_question(self, attacker: Attacker) -> bytes:
+        """A question whose text is not the one that its reference makes."""
+        ref = replace(self._reference(), question_hash=self._random.randbytes(16).hex())
+        return self._group_record("other_question", attacker, ref)
+
+    def _other_options(self, attacker: Attacker) -> bytes:
+        return self._group_record("other_options", attacker, replace(self._reference(), options_digest="0" * 32))
+
+    def _unknown_task(self, attacker: Attacker) -> bytes:
+        return self._group_record("unknown_task", attacker, replace(self._reference(), task="alchemy"))
+
+    def _slow(self, attacker: Attacker) -> bytes:
+        """A question that takes long to make, far out in the stream, with a digest of nothing."""
+        source = self._mixture.sources[SLOW_TASK]
+        ref = ProceduralRef(
+            task=source.name,
+            library="hostile",
+            options_digest=self._slow_digest,
+            seed=2**62 - self._random.randrange(2**40),
+            index=2**62 - self._random.randrange(2**40),
+            question_hash=self._random.randbytes(16).hex(),
+        )
+        return self._group_record("slow", attacker, ref)
+
+    def _lying(self, attacker: Attacker) -> bytes:
+        """Half of the answers right, and the rewards those of the other half."""
+        question = self._question()
+        answers, rewards = self._half_right(question), (0.0, 0.0, 1.0, 1.0)
+        group = self._group(LYING, attacker, question=_procedural(question), completions=answers, rewards=rewards)
+        record = seal(attacker.identity, self._run_id, "group", group)
+        self._own.append((group, record))
+        return record
+
+    # what they are made of
+
+    def _group(
+        self,
+        variant: str,
+        attacker: Attacker,
+        *,
+        peer_id: str = "",
+        question: ProceduralRef | None = None,
+        completions: tuple[Completion, ...] = (),
+        rewards: tuple[float, ...] = (),
+    ) -> RolloutGroup:
+        drawn = self._question()
+        answers = completions or self._half_right(drawn)
+        return RolloutGroup(
+            run_id=self._run_id,
+            peer_id=peer_id or attacker.identity.peer_id,
+            sequence=attacker.next(),
+            created_at=time.time(),
+            policy=PolicyId(f"{LABEL}{variant}", "hostile", 0),
+            sampling=Sampling(),
+            question=question or _procedural(drawn),
+            completions=answers,
+            rewards=rewards or tuple(float(index % 2) for index in range(len(answers))),
+        )
+
+    def _group_record(
+        self,
+        variant: str,
+        attacker: Attacker,
+        question: ProceduralRef,
+        completions: tuple[Completion, ...] = (),
+        rewards: tuple[float, ...] = (),
+    ) -> bytes:
+        group = self._group(variant, attacker, question=question, completions=completions, rewards=rewards)
+        return seal(attacker.identity, self._run_id, "group", group)
+
+    def _bounded(self, variant: str, attacker: Attacker, completions: tuple[Completion, ...]) -> bytes:
+        return self._group_record(variant, attacker, self._reference(), completions)
+
+    def _announced(self, attacker: Attacker, num_bytes: int) -> bytes:
+        chunks = tuple(self._random.randbytes(16) for _ in range(min(16, -(-num_bytes // MAX_CHUNK_BYTES))))
+        announcement = Announcement(
+            self._run_id, attacker.identity.peer_id, self._random.randbytes(16), num_bytes, chunks
+        )
+        return seal_announcement(attacker.identity, announcement)
+
+    def _question(self) -> Question:
+        """One that can be made again, of those with an answer that `solve` knows."""
+        while True:
+            question = self._mixture.question(self._random.randrange(2**40), self._random.randrange(1_000))
+            if solve(question.prompt) is not None:
+                return question
+
+    def _reference(self) -> ProceduralRef:
+        return _procedural(self._question())
+
+    def _half_right(self, question: Question) -> tuple[Completion, ...]:
+        right = solve(question.prompt)
+        assert right is not None
+        return self._answers([right, right, right + 1, right + 2])
+
+    def _answers(self, values: Sequence[int], *, wrong: str = "") -> tuple[Completion, ...]:
+        """Completions; with `wrong`, the values are how far they are off the answer to that prompt."""
+        offset = (solve(wrong) or 0) if wrong else 0
+        return tuple(Completion(answer(offset + value, SMALL, self._random), "stop") for value in values)
+
+    def _victim(self) -> str:
+        return self._heard().peer_id
+
+    def _heard(self) -> Envelope:
+        return msgspec.msgpack.decode(self._random.choice(self._honest), type=Envelope)
+
+    def _envelope(self, group: RolloutGroup) -> Envelope:
+        return Envelope(SCHEMA_VERSION, self._run_id, group.peer_id, "group", _packed(group), b"")
+
+    def _around(self, payload: bytes, attacker: Attacker) -> bytes:
+        """A good signature around any payload, in bytes that no earlier record had."""
+        envelope = Envelope(SCHEMA_VERSION, self._run_id, attacker.identity.peer_id, "group", payload, b"")
+        return self._shuffled(replace(envelope, signature=attacker.identity.sign(envelope.signed_bytes())))
+
+    def _shuffled(self, envelope: Envelope) -> bytes:
+        """The same envelope, its fields in another order."""
+        fields = list(msgspec.structs.asdict(envelope).items())
+        self._random.shuffle(fields)
+        return msgspec.msgpack.encode(dict(fields))
+
+    def _sealed(self, envelope: Envelope, identity: Identity) -> bytes:
+        return msgspec.msgpack.encode(replace(envelope, signature=identity.sign(envelope.signed_bytes())))
+
+
+@dataclass(frozen=True)
+class _Bombs:
+    """Payloads of a few hundred bytes that decompress to many."""
+
+    true: bytes
+    unstated: bytes
+    false: bytes
+
+
+def _bombs(source: random.Random) -> _Bombs:
+    content = source.randbytes(16) + bytes(BOMB_BYTES)
+    true = zstandard.compress(content)
+    stream = zstandard.ZstdCompressor().compressobj()
+    unstated = stream.compress(content) + stream.flush()
+    # Magic, descriptor (the size has 4 bytes, and comes after a window's), window, size.
+    assert true[4] >> 5 == 0b100
+    return _Bombs(true, unstated, true[:6] + struct.pack("<I", 1_000) + true[10:])
+
+
+def _packed(group: RolloutGroup) -> bytes:
+    return zstandard.compress(msgspec.msgpack.encode(group))
+
+
+def _procedural(question: Question) -> ProceduralRef:
+    assert isinstance(question.ref, ProceduralRef)
+    return question.ref

@@ -1,0 +1,260 @@
+"""One whole node but for its model, in a process of its own: exchange, regrading, pool, mix. `python -m
+benchmarks.network.learning_node SPEC`, driven like `benchmarks.network.node`.
+
+The round is `SapoNode`'s, with a policy that half knows the answers and an updater that only says what it was given.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.common.arithmetic import GROUP_SIZE, TASKS, HalfRight, is_right
+from benchmarks.common.children import commands, emit
+from benchmarks.network.attacks import LABEL
+from benchmarks.network.node import LISTEN, Spec
+from swarm.environments.config import VerificationSettings
+from swarm.environments.specs import to_specs
+from swarm.environments.verification.pool import VerificationPool
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.membership.state import Profile
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits, make_run_id, seal_manifest
+from swarm.net.trust.exchange import Exchange
+from swarm.sapo.mixing import MixSettings
+from swarm.sapo.pool import Pool, PoolSettings
+from swarm.sapo.round import SapoNode, ShareSettings
+from swarm.telemetry.ledger import Ledger
+from swarm.types import GradedGroup, NetworkStatus, PolicyId, RolloutGroup, RunManifest, Sampling, UpdateReport
+
+GROUPS_PER_S = 1.0
+"""What every learner shares."""
+PATIENT_ROUND_S = 10.0
+BRISK_ROUND_S = 1.0
+LOOK_EVERY_S = 0.02
+"""A brisk learner takes arrivals out this often, so that delivery can be timed; a patient one once a round."""
+
+
+class Witness:
+    """`GroupExchange` that says what goes through it."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        """Watch this one."""
+        self._exchange = exchange
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        """Share and say so."""
+        at = time.time()
+        shared = self._exchange.share(group)
+        if shared is not None:
+            emit("published", sequence=shared.sequence, at=at)
+        return shared
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        """Receive and say what."""
+        groups, refused = self._exchange.receive()
+        if groups:
+            emit("got", at=time.time(), groups=[(group.peer_id, group.sequence) for _, group in groups])
+        return groups, refused
+
+    def account(self, peer_id: str) -> str:
+        """Pass it on."""
+        return self._exchange.account(peer_id)
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Pass it on."""
+        self._exchange.report(peer_id, outcome, verify_s)
+
+    def established(self) -> frozenset[str]:
+        """Pass it on."""
+        return self._exchange.established()
+
+    def status(self) -> NetworkStatus:
+        """Pass it on."""
+        return self._exchange.status()
+
+
+class Recorder:
+    """`Updater` that only says what it was to learn from others."""
+
+    version = 0
+    max_chars = 10**9
+
+    def fits(self, group: GradedGroup) -> bool:
+        """There is room for anything."""
+        return True
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        """There is no policy that could find anything improbable."""
+        return [[[] for _ in graded.rewards] for graded in groups]
+
+    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+        """Whose groups they are, what a hostile one calls itself, and whether its rewards are what they must be."""
+        if external:
+            emit("trained", groups=[_seen(graded) for graded in external])
+        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+
+
+def _seen(graded: GradedGroup) -> tuple[str, int, str, bool]:
+    group = graded.group
+    truth = tuple(float(is_right(graded.prompt, completion.text)) for completion in group.completions)
+    label = group.policy.model.removeprefix(LABEL) if group.policy.model.startswith(LABEL) else ""
+    return group.peer_id, group.sequence, label, graded.rewards == truth
+
+
+class Learner:
+    """A round when due; between rounds a brisk one looks for arrivals."""
+
+    def __init__(self, spec: Spec) -> None:
+        """Import everything and start the verification workers; no network yet."""
+        import swarm.net.hivemind.daemon  # noqa: F401  the seconds this takes are not part of any figure
+
+        self._identity = Identity.load_or_create(Path(spec.folder) / f"{spec.name}.key")
+        self._founder = spec.founder
+        self._round_s = PATIENT_ROUND_S if spec.patient else BRISK_ROUND_S
+        self._looks = not spec.patient
+        self._verifier = VerificationPool(TASKS, VerificationSettings())
+        self._verifier.wait_until_ready()
+        self._ledger = Ledger()
+        self._engine = HalfRight(0)
+        self._due = float("inf")
+        self._transport: HivemindTransport | None = None
+        self._exchange: Exchange | None = None
+        self._node: SapoNode | None = None
+
+    def start(self, bootstrap: list[str]) -> None:
+        """Join the swarm, with the settings that nodes have when nothing is set."""
+        settings = NetworkSettings(bootstrap=tuple(bootstrap), listen=(LISTEN,), nat_port_map=False, retry_s=0.5)
+        limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
+        sealed = _manifest(self._identity, limits) if self._founder else None
+        self._transport = HivemindTransport(settings, self._identity, sealed, Profile(model="none", version="bench"))
+        self._transport.start()
+        self._exchange = Exchange(self._transport, self._identity, limits, settings.safety)
+        pool, verification = PoolSettings(), VerificationSettings()
+        self._node = SapoNode(
+            peer_id=self._identity.peer_id,
+            policy_id=PolicyId("none", "", 0),
+            seed=sum(self._identity.peer_id.encode()),
+            questions_per_round=round(GROUPS_PER_S * self._round_s),
+            group_size=GROUP_SIZE,
+            max_pending_per_peer=max(1, int(verification.queue_groups * pool.max_share_per_peer)),
+            sampling=Sampling(),
+            share=ShareSettings(),
+            # All that the pool holds would be trained on.
+            mix=MixSettings(local=1_000, external=pool.max_groups),
+            engine=self._engine,
+            verifier=self._verifier,
+            updater=Recorder(),
+            exchange=Witness(self._exchange),
+            pool=Pool(pool),
+            ledger=self._ledger,
+        )
+        emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
+
+    def publish(self, size_bytes: int, every_s: float) -> None:
+        """Begin with the rounds, whose groups have about this size; there is one every `every_s` on average."""
+        assert every_s == 1 / GROUPS_PER_S
+        self._engine.num_chars = size_bytes // (GROUP_SIZE - 1)
+        self._due = time.monotonic() + self._round_s * (sum(self._identity.peer_id.encode()) % 97) / 97
+
+    def quiet(self) -> None:
+        """Have no more rounds; what arrives is still taken."""
+        self._due = float("inf")
+        self._looks = True
+
+    def step(self) -> None:
+        """What is due, and what has arrived."""
+        if self._node is None:
+            return
+        if time.monotonic() >= self._due:
+            self._due = max(self._due + self._round_s, time.monotonic())
+            self._node.run_round()
+        elif self._looks:
+            self._node.receive()
+
+    def status(self) -> None:
+        """Say how it is."""
+        connected = self._transport.status().connected if self._transport else ()
+        run_id = self._transport.status().run_id if self._transport else None
+        book = self._exchange.book if self._exchange else None
+        counts = self._ledger.snapshot()
+        emit(
+            "status",
+            connected=len(connected),
+            run_id=run_id,
+            counters=self._transport.counters() if self._transport else {},
+            verifier=self._verifier.counters(),
+            received=counts["received"],
+            refused=counts["dropped"],
+            quarantined=len(book.quarantined()) if book else 0,
+            accounts=len(book.stats()) if book else 0,
+            pending=self._node.num_pending if self._node else 0,
+            unaccounted=self._ledger.unaccounted(self._node.pool.num_unused(), self._node.num_pending)
+            if self._node
+            else 0,
+        )
+
+    def remainder(self) -> None:
+        """Say what is in the pool: the next round would train on it."""
+        held = self._node.pool.candidates() if self._node else []
+        emit("remainder", groups=[_seen(graded) for _, graded in held])
+
+    def close(self) -> None:
+        """Leave."""
+        if self._transport is not None:
+            self._transport.close()
+        self._verifier.close()
+
+
+def _manifest(founder: Identity, limits: Limits) -> bytes:
+    run_id = make_run_id("arithmetic", founder.peer_id)
+    return seal_manifest(
+        founder,
+        RunManifest(
+            run_id,
+            founder.peer_id,
+            time.time(),
+            to_specs(TASKS),
+            GROUP_SIZE,
+            1,
+            1,
+            limits.max_record_bytes,
+            limits.max_completion_chars,
+        ),
+    )
+
+
+def main() -> None:
+    """Obey until told to quit, or until the driver is gone."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    learner = Learner(Spec(**json.loads(sys.argv[1])))
+    orders = commands()
+    emit("warm")
+    while True:
+        while not orders.empty():
+            order = orders.get()
+            match order.pop("do"):
+                case "start":
+                    learner.start(**order)  # type: ignore[arg-type]
+                case "publish":
+                    learner.publish(**order)  # type: ignore[arg-type]
+                case "quiet":
+                    learner.quiet()
+                case "status":
+                    learner.status()
+                case "remainder":
+                    learner.remainder()
+                case "quit":
+                    learner.close()
+                    return
+        learner.step()
+        time.sleep(LOOK_EVERY_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""A learner and its workers in virtual time: the real loop, buffer and intake; what is slow only takes its seconds.
+
+Workers sample one group after the other, send it over a link with a delay, install snapshots between two tokens, pause
+when they lag too far, die and come back. The clock moves when the learner trains or waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from swarm.central.buffer import oldest_version
+from swarm.central.capacity import Demand
+from swarm.central.learner import Learner, LearnerSettings, StepReport
+from swarm.telemetry.ledger import Ledger
+from swarm.types import (
+    Completion,
+    Grade,
+    GradedGroup,
+    NetworkStatus,
+    PolicyId,
+    ProceduralRef,
+    Rejection,
+    RolloutGroup,
+    Sampling,
+    TaskRef,
+    UpdateReport,
+    VersionSpan,
+)
+
+GROUP_SIZE = 8
+TOKENS = 4
+REFERENCE = ProceduralRef("virtual", "none", "", 0, 0, "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run."""
+
+    demand: Demand
+    max_staleness: int
+    rates: tuple[float, ...]
+    """Rollouts a second of each worker."""
+    idle_while_receiving: bool = False
+    """The model's worst case: nothing is sampled between publication and installation."""
+    delay_s: float = 0.0
+    """Mean delay of a group on its way, exponentially distributed."""
+    death: float = 0.0
+    """Probability that a worker dies instead of finishing a group."""
+    away_s: float = 0.0
+    """Mean time until it is back, exponentially distributed."""
+    jitter: float = 0.1
+    """Relative spread of the time that a group takes."""
+    seed: int = 0
+
+
+@dataclass
+class VirtualWorker:
+    """One worker's state."""
+
+    rate: float
+    version: int = 0
+    installing: int = 0
+    """Snapshots on their way to it."""
+    away: bool = False
+    waiting: bool = False
+    """Nothing is being sampled."""
+    spans: list[int] = field(default_factory=list)
+    """Versions of the tokens of the group at hand."""
+
+
+class Virtual:
+    """One run: stands for everything around the learner."""
+
+    max_chars = 10**9
+
+    def __init__(self, plan: Plan) -> None:
+        """At time 0, with version 0 installed everywhere."""
+        self.now = 0.0
+        self.version = 0
+        self.worst_lag = 0
+        self.num_sent = 0
+        self._plan = plan
+        self._random = random.Random(plan.seed)
+        self._order = count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._inbox: list[tuple[str, RolloutGroup]] = []
+        self._graded: list[tuple[str, Grade | Rejection]] = []
+        self._announced = 0
+        self._workers = [VirtualWorker(rate) for rate in plan.rates]
+        self.learner = Learner(
+            settings=LearnerSettings(
+                max_staleness=plan.max_staleness,
+                publish_every=plan.demand.publish_every,
+                rollouts_per_step=plan.demand.rollouts,
+                micro_batch_rollouts=GROUP_SIZE,
+                buffer_groups=100_000,
+            ),
+            max_pending_per_peer=10**9,
+            updater=self,
+            verifier=self,
+            exchange=self,
+            publisher=self,
+            auditor=self,
+            ledger=Ledger(),
+            clock=lambda: self.now,
+        )
+        for worker in self._workers:
+            self._at(self._random.uniform(0, GROUP_SIZE / worker.rate), lambda worker=worker: self._begin(worker))
+
+    def run(self, num_steps: int) -> list[StepReport]:
+        """So many steps of the learner."""
+        return [self.learner.run_step() for _ in range(num_steps)]
+
+    # The workers.
+
+    def _at(self, delay_s: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + delay_s, next(self._order), what))
+
+    def _begin(self, worker: VirtualWorker) -> None:
+        worker.spans = []
+        self._token(worker)
+
+    def _token(self, worker: VirtualWorker) -> None:
+        """Sample the next token of the group at hand, or know why not."""
+        if len(worker.spans) == TOKENS:
+            self._finish(worker)
+            return
+        lagging = self._announced - worker.version > self._plan.max_staleness
+        worker.waiting = worker.away or lagging or (self._plan.idle_while_receiving and worker.installing > 0)
+        if worker.waiting:
+            return
+        worker.spans.append(worker.version)
+        seconds = GROUP_SIZE / worker.rate / TOKENS
+        self._at(
+            seconds * self._random.uniform(1 - self._plan.jitter, 1 + self._plan.jitter), lambda: self._token(worker)
+        )
+
+    def _finish(self, worker: VirtualWorker) -> None:
+        if self._random.random() < self._plan.death:
+            worker.away = worker.waiting = True
+            self._at(self._random.expovariate(1 / self._plan.away_s), lambda: self._back(worker))
+            return
+        group = self._group(worker.spans)
+        delay_s = self._random.expovariate(1 / self._plan.delay_s) if self._plan.delay_s else 0.0
+        self._at(delay_s, lambda: self._inbox.append((str(group.sequence), group)))
+        self._begin(worker)
+
+    def _back(self, worker: VirtualWorker) -> None:
+        worker.away = False
+        if worker.version < self._announced:
+            self._send_snapshot(worker, self._announced)
+        self._begin(worker)
+
+    def _send_snapshot(self, worker: VirtualWorker, version: int) -> None:
+        # The slowest worker has it after exactly the time that the model knows.
+        share = 1.0 if self._plan.idle_while_receiving else self._random.uniform(0.5, 1.0)
+        worker.installing += 1
+        self._at(share * self._plan.demand.broadcast_s, lambda: self._install(worker, version))
+
+    def _install(self, worker: VirtualWorker, version: int) -> None:
+        worker.installing -= 1
+        worker.version = max(worker.version, version)
+        if worker.waiting:
+            self._token(worker)
+
+    def _group(self, versions: Sequence[int]) -> RolloutGroup:
+        spans = tuple(VersionSpan(version, 1) for version in versions)
+        completion = Completion("", "stop", tuple(range(TOKENS)), (-1.0,) * TOKENS, spans)
+        self.num_sent += 1
+        return RolloutGroup(
+            run_id="",
+            peer_id="worker",
+            sequence=self.num_sent,
+            created_at=self.now,
+            policy=PolicyId("virtual", "", versions[0]),
+            sampling=Sampling(),
+            question=REFERENCE,
+            completions=(completion,) * GROUP_SIZE,
+            rewards=(1.0,) + (0.0,) * (GROUP_SIZE - 1),
+        )
+
+    def _pass(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, happen = heapq.heappop(self._events)
+            happen()
+        self.now = until
+
+    # What the learner sees: exchange, verifier, updater, publisher, auditor.
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        """Not asked of a learner."""
+        raise AssertionError
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        """What has arrived by now."""
+        arrived, self._inbox = self._inbox, []
+        return arrived, {}
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until the next thing happens."""
+        self._pass(self._events[0][0])
+        return bool(self._inbox)
+
+    def account(self, peer_id: str) -> str:
+        """Everybody has a full one."""
+        return peer_id
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Nobody misbehaves here."""
+
+    def status(self) -> NetworkStatus:
+        """In a run."""
+        return NetworkStatus("virtual", (), None)
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        """Graded at once."""
+        self._graded.append((key, Grade("", (1.0,) + (0.0,) * (GROUP_SIZE - 1))))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        """What `submit` was given."""
+        graded, self._graded = self._graded, []
+        return graded
+
+    def refusal(self, group: GradedGroup) -> str | None:
+        """Everything fits."""
+        return None
+
+    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
+        """Takes a group's part of the step's time."""
+        self.worst_lag = max(self.worst_lag, *(self.version - oldest_version(group.group) for group in groups))
+        demand = self._plan.demand
+        self._pass(self.now + demand.train_s * sum(len(group.rewards) for group in groups) / demand.rollouts)
+
+    def apply(self) -> UpdateReport:
+        """One version on."""
+        self.version += 1
+        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+
+    def abandon(self) -> None:
+        """Nothing is kept."""
+
+    def snapshot(self) -> bytes:
+        """Its bytes do not matter."""
+        return b""
+
+    def keep(self, version: int, snapshot: bytes) -> None:
+        """Nothing is checked."""
+
+    def verdict(self, group: GradedGroup) -> str | None:
+        """Nobody lies."""
+        return None
+
+    def publish(self, version: int, snapshot: bytes) -> None:
+        """On its way to everyone who is there."""
+        self._announced = version
+        for worker in self._workers:
+            if not worker.away:
+                self._send_snapshot(worker, version)
+
+
+def bubble(reports: Sequence[StepReport], warm_up: int) -> float:
+    """Part of its time that the learner waited, the first steps left out."""
+    late = reports[warm_up:]
+    waited = sum(report.timings["wait"] for report in late)
+    trained = sum(report.timings["update"] for report in late)
+    return waited / (waited + trained)

@@ -1,0 +1,277 @@
+"""More nodes than a machine can hold: gossip simulated at measured costs, compared with real daemons where it can be.
+
+    python -m benchmarks.scale [--quick] [--out FILE] [--only NAME ...] [--costs FILE]
+
+docs/scale.md says what is modelled, what was assumed, and what follows from the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.common.report import Report, Row, percentile, row
+from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
+from benchmarks.scale.parameters import KIB, NOTHING, Costs, Gossip, Line, Load, Network
+from benchmarks.scale.simulation import Outcome, simulate
+from benchmarks.scale.traffic import (
+    discovery,
+    gossiping,
+    largest_directory,
+    largest_rate,
+    repair_bytes_per_s,
+)
+
+SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
+UPLINKS = (10e6, 100e6)
+RATE = 5.0
+"""Groups a second of all nodes together, where nothing else is said."""
+LIMITS_NODES = 300
+"""Copies a node receives hardly depend on how many there are, so that few nodes tell what an uplink can carry."""
+LOOPBACK_DELAY_S = 50e-6
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything, and at what costs."""
+
+    quick: bool
+    costs: Costs
+    gossip: Gossip = Gossip()
+
+    @property
+    def node_counts(self) -> tuple[int, ...]:
+        """Sizes of the swarm."""
+        return (20, 50) if self.quick else (100, 1_000, 10_000)
+
+    def load(self, num_nodes: int, record_bytes: int, groups_per_s: float = RATE) -> Load:
+        """Few enough groups that ten thousand nodes take a minute; each is delivered to all of them."""
+        return Load(record_bytes, groups_per_s, 10 if self.quick else 200_000 // max(2_000, num_nodes))
+
+    def simulate(self, network: Network, load: Load, seed: int = 0) -> Outcome:
+        """One run."""
+        return simulate(network, load, self.gossip, self.costs, seed=seed)
+
+
+def costs(plan: Plan) -> Result:
+    """What one message costs, as the model is given it."""
+    rows = []
+    for name, title in (
+        ("seal_s", "sealing"),
+        ("open_s", "checking and decoding"),
+        ("take_in_s", "socket to inbox"),
+        ("first_s", "daemon, a message new to it"),
+        ("duplicate_s", "daemon, a duplicate"),
+        ("send_s", "daemon, sending to one peer"),
+    ):
+        line: Line = getattr(plan.costs, name)
+        rows += [row(f"CPU of {title}, {_kib(size)}", [1e6 * line.at(size)], "us") for size in SIZES]
+    rows += [row(f"on the connection, {_kib(size)}", [plan.costs.wire_bytes.at(size)], "bytes") for size in SIZES]
+    rows += [
+        row("an entry of a repair summary", [plan.costs.held_bytes], "bytes"),
+        row("a message's id", [plan.costs.id_bytes], "bytes"),
+        row("a peer's signed record", [plan.costs.peer_record_bytes], "bytes"),
+        row("the directory, for each peer in it, to one reader", [plan.costs.directory_bytes], "bytes"),
+    ]
+    return rows, []
+
+
+def spread(plan: Plan) -> Result:
+    """Delivery and traffic by number of nodes and size of a group."""
+    rows: list[Row] = []
+    for num_nodes in plan.node_counts:
+        for size in SIZES:
+            load = plan.load(num_nodes, size)
+            outcome = plan.simulate(Network(num_nodes), load)
+            what = f"N = {num_nodes}, {_kib(size)}, {RATE:g}/s in all"
+            rows += _delivery(what, outcome) + _traffic(plan, what, outcome, load)
+    return rows, [
+        "Delivery counts pairs of a group and a node other than its publisher that was there from then to the end.",
+        "Traffic is what a node sends; on average it receives as much.",
+    ]
+
+
+def _delivery(what: str, outcome: Outcome) -> list[Row]:
+    def ms(percent: float) -> list[float | None]:
+        value = percentile(outcome.latencies_s, percent)
+        return [None if value is None else 1e3 * value]
+
+    return [
+        row(f"{what}: to a node, median", ms(50), "ms"),
+        row(f"{what}: to a node, 99th percentile", ms(99), "ms"),
+        row(f"{what}: to the last node, mean", [1e3 * mean(outcome.last_s)], "ms"),
+        row(f"{what}: delivered fraction", [outcome.fraction], ""),
+        row(f"{what}: copies a node receives", [outcome.copies_per_delivery], ""),
+        row(f"{what}: hops, mean", [mean(outcome.hops)], ""),
+        row(f"{what}: sent because an id was told", [1e2 * _share(outcome.pulled, outcome)], "% of deliveries"),
+        row(f"{what}: brought by repair", [1e2 * _share(outcome.repaired, outcome)], "% of deliveries"),
+        row(f"{what}: dropped in full queues", [outcome.queue_drops], ""),
+    ]
+
+
+def _share(count: int, outcome: Outcome) -> float:
+    return count / max(1, len(outcome.latencies_s))
+
+
+def _traffic(plan: Plan, what: str, outcome: Outcome, load: Load) -> list[Row]:
+    sent = gossiping(outcome, load, plan.costs)
+    kbytes = {
+        "first copies": sent.first,
+        "duplicates": sent.duplicates,
+        "ids": sent.ids,
+        "repair summaries": repair_bytes_per_s(plan.gossip, plan.costs, load.groups_per_s),
+        "gossip, busiest node": sent.busiest,
+    }
+    return [row(f"{what}: {name}", [value / 1e3], "kB/s") for name, value in kbytes.items()] + [
+        row(f"{what}: CPU of a node for the network", [1e2 * sent.cpu], "% of a core")
+    ]
+
+
+def limits(plan: Plan) -> Result:
+    """The largest rate of a topic by uplink and size of a group; whether it holds, and what is beyond."""
+    rows: list[Row] = []
+    num_nodes = 20 if plan.quick else LIMITS_NODES
+    for size in SIZES:
+        probe = plan.load(num_nodes, size)
+        outcome = plan.simulate(Network(num_nodes), probe)
+        for uplink in UPLINKS:
+            rate = largest_rate(outcome, probe, plan.costs, uplink)
+            what = f"N = {num_nodes}, {_kib(size)}, uplink {uplink / 1e6:g} Mbit/s"
+            rows.append(row(f"{what}: largest rate in all", [rate], "groups/s"))
+            rows += _under(plan, Network(num_nodes, uplink_bits_per_s=uplink), size, rate, what)
+            if size == SIZES[1]:
+                rows += _under(
+                    plan, Network(num_nodes, uplink_bits_per_s=uplink), size, 2 * rate, f"{what}, twice that"
+                )
+    return rows, []
+
+
+def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> list[Row]:
+    load = Load(size, rate, max(1, min(int(rate * 15), 10 if plan.quick else 400)))
+    outcome = plan.simulate(network, load)
+    return _delivery(f"{what}, {rate:.3g}/s", outcome) + _traffic(plan, f"{what}, {rate:.3g}/s", outcome, load)
+
+
+def faults(plan: Plan) -> Result:
+    """Messages that get lost, and nodes that come and go."""
+    rows: list[Row] = []
+    for num_nodes in plan.node_counts[1:]:
+        network, load = Network(num_nodes), plan.load(num_nodes, SIZES[1])
+        for name, troubled in (
+            ("5% loss", replace(network, loss=0.05)),
+            ("10% of the nodes replaced a minute", replace(network, churn_per_min=0.1)),
+            ("both", replace(network, loss=0.05, churn_per_min=0.1)),
+        ):
+            outcome = plan.simulate(troubled, load)
+            rows += _delivery(f"N = {num_nodes}, {_kib(SIZES[1])}, {RATE:g}/s in all, {name}", outcome)
+    return rows, []
+
+
+def directory(plan: Plan) -> Result:
+    """What it takes to know where the others are."""
+    rows: list[Row] = []
+    for num_nodes in plan.node_counts:
+        found = discovery(plan.gossip, plan.costs, num_nodes)
+        what = f"N = {num_nodes}, every {plan.gossip.announce_every_s:g} s"
+        rows += [
+            row(f"{what}: exchange between members", [found.exchange / 1e3], "kB/s"),
+            row(f"{what}: what comes with renewing an entry in the directory", [found.reading / 1e3], "kB/s"),
+            row(f"{what}: each holder of the directory sends", [found.holding / 1e3], "kB/s"),
+            row(f"{what}: one answer of a holder", [found.reply_bytes], "bytes"),
+            row(f"{what}: the daemon takes such an answer", [float(found.readable)], ""),
+        ]
+    for uplink in UPLINKS:
+        most = largest_directory(plan.gossip, plan.costs, uplink)
+        rows.append(row(f"largest swarm whose directory a holder with {uplink / 1e6:g} Mbit/s serves", [most], "nodes"))
+    return rows, []
+
+
+def reality(plan: Plan) -> Result:
+    """The model beside real daemons on this machine; the baseline column is what the daemons did."""
+    from benchmarks.scale.measure import SMALL, run_daemons
+
+    rows: list[Row] = []
+    for num_nodes in (4,) if plan.quick else (8, 16, 32):
+        load = Load(4 * SMALL, 10.0, 20 if plan.quick else 200)
+        real = asyncio.run(run_daemons(num_nodes, load))
+        network = Network(num_nodes, num_nodes, LOOPBACK_DELAY_S, 0.0, 1e10, cores=2)
+        runs = [plan.simulate(network, load, seed) for seed in SEEDS]
+        what = f"N = {num_nodes} on this machine, {_kib(load.record_bytes)}, {load.groups_per_s:g}/s in all"
+        rows += [
+            row(
+                f"{what}: copies a node receives", [run.copies_per_delivery for run in runs], "", baseline=[real.copies]
+            ),
+            row(f"{what}: delivered fraction", [run.fraction for run in runs], "", baseline=[real.fraction]),
+        ]
+        for percent in (50, 99):
+            modelled = [percentile(run.latencies_s, percent) for run in runs]
+            rows.append(
+                row(
+                    f"{what}: publish to arrival, {percent}%",
+                    [1e3 * value for value in modelled if value is not None],
+                    "ms",
+                    baseline=[1e3 * (percentile(real.latencies_s, percent) or 0.0)],
+                )
+            )
+        rows.append(
+            row(
+                f"{what}: CPU of a daemon",
+                [_daemon_cpu(plan, run, load) for run in runs],
+                "% of a core",
+                baseline=[1e2 * real.cpu],
+            )  # fmt: skip
+        )
+    return rows, ["In the rows 'on this machine' the column of the public peer holds what real daemons did."]
+
+
+def _daemon_cpu(plan: Plan, outcome: Outcome, load: Load) -> float:
+    daemon_only = replace(plan.costs, seal_s=NOTHING, open_s=NOTHING, take_in_s=NOTHING)
+    return 1e2 * gossiping(outcome, load, daemon_only).cpu
+
+
+def _kib(size: int) -> str:
+    return f"{size // KIB} KB"
+
+
+SECTIONS: dict[str, Callable[[Plan], Result]] = {
+    "costs": costs,
+    "reality": reality,
+    "spread": spread,
+    "limits": limits,
+    "faults": faults,
+    "directory": directory,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the costs, simulate, print, write; 130 when interrupted."""
+    parser = option_parser("scale", __doc__, SECTIONS)
+    parser.add_argument("--costs", type=Path, help="JSON of the costs; measured and written there if there is none")
+    options = parser.parse_args(arguments)
+    report, console = Report("scale"), wide_console()
+
+    def take() -> int:
+        plan = Plan(options.quick, _costs(options.costs, options.quick))
+        return measure(SECTIONS, options.only, plan, report, console, quick=plan.quick)
+
+    return conclude(take, report, options, console)
+
+
+def _costs(path: Path | None, quick: bool) -> Costs:
+    if path is not None and path.exists():
+        return Costs.read(path)
+    from benchmarks.scale.measure import measure_costs
+
+    measured = measure_costs(quick=quick)
+    if path is not None:
+        measured.write(path)
+    return measured
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""`swarm bench NAME`: runs `benchmarks/NAME.py`, which is part of the repository and not of an installed package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+BENCHMARKS = ("broadcast", "engine", "network", "overlap", "poison", "resilience", "scale", "staleness", "updater")
+
+
+def bench(name: str, arguments: Sequence[str]) -> int:
+    """Run one with its own options; returns its exit code. Raises `ConfigError` when there is none of that name."""
+    if not FOLDER.is_dir():
+        raise ConfigError(
+            "the benchmarks are in the repository, not in the installed package: clone it, `pip install -e .` there, "
+            "and run this again"
+        )
+    if name not in BENCHMARKS:
+        raise ConfigError(f"there is no benchmark {name!r}; there is {', '.join(BENCHMARKS)}")
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # The terminal has told it too; it ends its nodes and then itself.
+            continue

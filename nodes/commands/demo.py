@@ -1,0 +1,229 @@
+"""`swarm demo`: a whole swarm on this machine, each node a process of its own, joined over the real network stack.
+
+    demo ──spawns──▶ swarm bootstrap            OUT/bootstrap/
+         ──spawns──▶ swarm join (one a peer)    OUT/peer-K/metrics.jsonl ──tail──▶ live view, report
+    or   ──spawns──▶ swarm learn                OUT/learner/
+         ──spawns──▶ swarm work (one a worker)  OUT/worker-K/
+
+The children are the very commands that people run. `--transport memory` runs all peers in one process instead, taking
+turns, which makes a run repeatable to the last digit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from msgspec import Struct, structs
+from rich.console import Console
+
+from nodes import exits
+from nodes.commands.children import Child, stop_all
+from nodes.roles.peer import policy_progress
+from nodes.roles.run import ADDRESS_FILE
+from nodes.roles.training import versions
+from nodes.stop import StopRequest
+from swarm.config import Values, load_config
+from swarm.errors import ConfigError, Interrupted, TransportError
+from swarm.policy.tiny import ensure_tiny
+from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.live import LiveView, plain_line, summary_table
+from swarm.telemetry.records import METRICS_FILE
+from swarm.telemetry.report import write_report
+
+START_TIMEOUT_S = 60.0
+POLL_S = 0.1
+MAX_RESTARTS = 5
+PLAIN_EVERY_ROUNDS = 20
+CONFIG_FILE = "demo.yaml"
+MAX_PEERS = 1_000
+LEARNER = "learner"
+LEARNER_MODE_QUESTIONS = 16
+GRACE_S = 5.0
+
+
+class DemoOptions(Struct, frozen=True):
+    """What the command line can change."""
+
+    peers: int
+    rounds: int
+    local: int
+    external: int
+    seed: int
+    out: Path
+    live: bool
+    transport: Literal["hivemind", "memory"]
+    mode: Literal["swarm", "learner"] = "swarm"
+    engine: str | None = None
+    """None: as configured by default."""
+
+
+def demo(options: DemoOptions, console: Console) -> int:
+    """Run the swarm to its end and report on it. Returns the exit code: 0, 1 when a peer was given up, or 130."""
+    stop = StopRequest()
+    _write_config(options)
+    console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
+    with policy_progress(console) as progress:
+        ensure_tiny(progress)
+    names = _names(options)
+    histories = [PeerHistory(options.out / name / METRICS_FILE, name) for name in names]
+    title = f"swarm demo: {options.peers} peers, {options.local} local + {options.external} external groups"
+    if options.mode == "learner":
+        title = f"swarm demo: a learner and {options.peers - 1} workers"
+    view = LiveView(histories, title=title)
+    live = options.live and console.is_terminal
+    children: list[Child] = []
+    try:
+        with view.shown(console) if live else contextlib.nullcontext():
+            watch = _Watch(view, histories, None if live else console)
+            children += _start(options, names, stop, watch)
+            watch.until_done(children, stop)
+    except Interrupted:
+        pass  # `stop` says so too
+    finally:
+        stop_all(children)
+    _report(options, histories, console)
+    if stop():
+        return exits.INTERRUPTED
+    return exits.FAILED if any(child.given_up for child in children) else exits.DONE
+
+
+def _names(options: DemoOptions) -> list[str]:
+    """What the nodes are called, in the order in which they are shown."""
+    if options.mode == "learner":
+        return [LEARNER, *(f"worker-{k + 1}" for k in range(options.peers - 1))]
+    return [f"peer-{k + 1}" for k in range(options.peers)]
+
+
+def _write_config(options: DemoOptions) -> None:
+    """The configuration that all peers share. A directory that holds it already is gone on with."""
+    values: Values = {
+        "run_name": "demo",
+        "rounds": options.rounds,
+        "mix": {"local": options.local, "external": options.external},
+        "checkpoint": {"every_rounds": 25},
+        "evaluation": {"num_questions": 360},
+        "network": {"listen": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "announce_every_s": 5.0},
+    }
+    if options.mode == "learner":
+        del values["rounds"]  # workers go on until the learner has made its steps
+        values["follow"] = {"questions": LEARNER_MODE_QUESTIONS}
+    if options.engine is not None:
+        values["generation"] = {"engine": options.engine}
+    text = yaml.safe_dump(values, sort_keys=False)
+    path = options.out / CONFIG_FILE
+    if path.exists() and path.read_text() != text:
+        raise ConfigError(f"{options.out} holds a demo with other options; choose another --out, or remove it")
+    if not path.exists() and options.out.exists() and any(options.out.iterdir()):
+        raise ConfigError(f"{options.out} is not empty and holds no demo; choose another --out")
+    load_config(path if path.exists() else None, values)  # an impossible mix is said before anything starts
+    options.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch: _Watch) -> list[Child]:
+    """All processes of the demo, the bootstrap first: it must have an address before anyone can be given it."""
+    config = str(options.out / CONFIG_FILE)
+    if options.transport == "memory":
+        arguments = ["simulate-in-memory", config, str(options.out), str(options.peers), str(options.seed * MAX_PEERS)]
+        peers = Child("all peers", arguments, options.out / "process")
+        peers.start()
+        return [peers]
+    if options.mode == "learner":
+        first, *names = names
+        arguments = ["learn", config, "--name", first, "--rounds", str(options.rounds), "--no-report"]
+        command = "work"
+    else:
+        first, arguments, command = "bootstrap", ["bootstrap", config], "join"
+    home = options.out / first
+    address_file = home / ADDRESS_FILE
+    address_file.unlink(missing_ok=True)
+    bootstrap = Child(first, [*arguments, "--out", str(home)], home)
+    bootstrap.start()
+    children = [bootstrap]
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not address_file.exists():
+        if stop() or not bootstrap.running or time.monotonic() > deadline:
+            stop_all(children)
+            if stop():
+                raise Interrupted(f"stopped before the {first} had an address")
+            raise TransportError(f"the {first} did not come up; the end of its log:\n{bootstrap.last_words()}")
+        time.sleep(POLL_S)
+    address = address_file.read_text().split()[0]
+    for k, name in enumerate(names):
+        out = options.out / name
+        seed = str(options.seed * MAX_PEERS + k)
+        peer = Child(
+            name,
+            [command, config, "--name", name, "--out", str(out), "--seed", seed, "--bootstrap", address, "--no-report"],
+            out,
+        )
+        peer.start()
+        children.append(peer)
+    return children
+
+
+class _Watch:
+    """Tells what happens, and restarts what crashed."""
+
+    def __init__(self, view: LiveView, histories: Sequence[PeerHistory], plain: Console | None) -> None:
+        self._view = view
+        self._histories = histories
+        self._plain = plain
+        self._printed = dict.fromkeys((history.name for history in histories), 0)
+
+    def until_done(self, children: Sequence[Child], stop: StopRequest) -> None:
+        """Return when every peer is done or given up, the learner long enough ago, or someone asks to stop."""
+        learner_seen = time.monotonic()
+        while not stop():
+            for child in children:
+                self._look_after(child)
+            if self._plain is not None:
+                self._print_rounds(self._plain)
+            if all(child.finished for child in children if child.name != "bootstrap"):
+                return
+            if children[0].name != LEARNER or not children[0].finished:
+                learner_seen = time.monotonic()
+            elif time.monotonic() - learner_seen > GRACE_S:  # a worker that was being restarted has missed its end
+                return
+            time.sleep(POLL_S)
+
+    def _look_after(self, child: Child) -> None:
+        if child.running or child.finished:
+            return
+        if child.restarts >= MAX_RESTARTS:
+            child.given_up = True
+            self._say(f"{child.name} crashed {child.restarts + 1} times and is given up: {child.last_words()}", "error")
+            return
+        self._say(f"{child.name} died (exit code {child.exit_code}) and is restarted from its checkpoint", "warning")
+        child.restarts += 1
+        child.start()
+
+    def _say(self, text: str, level: str) -> None:
+        self._view.note(text, level)
+        if self._plain is not None:
+            self._plain.print(f"{level}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def _print_rounds(self, console: Console) -> None:
+        for history in self._histories:
+            history.tail()
+            done = history.latest.round if history.latest else 0
+            last = history.start is not None and done == history.start.rounds
+            due = done // PLAIN_EVERY_ROUNDS > self._printed[history.name] // PLAIN_EVERY_ROUNDS or last
+            if due and done != self._printed[history.name]:
+                self._printed[history.name] = done
+                console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
+
+
+def _report(options: DemoOptions, histories: Sequence[PeerHistory], console: Console) -> None:
+    for history in histories:
+        history.tail()
+    config = {**structs.asdict(options), "out": str(options.out)}
+    summary = swarm_summary(histories, config, versions())
+    write_report(options.out, histories, summary)
+    console.print(summary_table(summary))
+    console.print(f"results are in {options.out}; open {options.out / 'report.html'}", highlight=False, soft_wrap=True)

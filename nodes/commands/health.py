@@ -1,0 +1,118 @@
+"""`swarm health`: whether a node does its work, for the health checks of containers and services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+from msgspec.structs import asdict
+from rich.console import Console
+
+from nodes import exits
+from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
+from swarm.errors import ConfigError
+from swarm.foreign import clean_lines
+from swarm.net.addresses.dial import probe
+from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, RoundEvent, decode
+
+LOCK_FILE = f"{IDENTITY_FILE}.lock"
+TAIL_BYTES = 64 * 2**10
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """What was found out about one node."""
+
+    out: Path
+    healthy: bool
+    detail: str
+    """Why, in words."""
+    pid: int | None = None
+    """Its process; None when the node was named by its directory."""
+
+
+def report_health(out: Path | None, within_s: float, as_json: bool, console: Console) -> int:
+    """Print the state of the node in `out`, or of every node that runs here; 0 when all there are do their work.
+
+    Raises `ConfigError` when there is no directory `out`.
+    """
+    if out is not None and not out.is_dir():
+        raise ConfigError(f"there is no directory {out}; give the --out of a node")
+    found: dict[Path, int | None] = {out: None} if out is not None else {**running_nodes()}
+    healths = [check(folder, within_s, time.time(), pid) for folder, pid in found.items()]
+    if as_json:
+        print(json.dumps([{**asdict(health), "out": str(health.out)} for health in healths]))
+    else:
+        for health in healths:
+            style = "green" if health.healthy else "red"
+            text = clean_lines(f"{health.out}: {health.detail}")
+            console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        if not healths:
+            console.print("no node runs here", style="red")
+    return exits.DONE if healths and all(health.healthy for health in healths) else exits.FAILED
+
+
+def running_nodes() -> dict[Path, int]:
+    """Directory and process id of every node on this machine, or in this container, that this user may look at.
+
+    A node holds the lock of its identity as long as it runs. Who holds it is looked up rather than tried: taking the
+    lock, even for a moment, would turn away a node that starts just then.
+    """
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            for file in process.open_files():
+                path = Path(file.path)
+                if path.name == LOCK_FILE and path.exists():
+                    found[path.parent] = process.pid
+    return dict(sorted(found.items()))
+
+
+def check(out: Path, within_s: float, now: float, pid: int | None = None) -> Health:
+    """A peer is healthy while its metrics grow, a bootstrap node while an address that it gave out takes connections.
+
+    `within_s` is how long a peer may be silent, `now` Unix seconds.
+    """
+    metrics, addresses = out / METRICS_FILE, out / ADDRESS_FILE
+    if metrics.exists():
+        healthy, detail = _peer(metrics, within_s, now)
+    elif addresses.exists():
+        healthy, detail = asyncio.run(_bootstrap(addresses.read_text().split()))
+    else:
+        healthy, detail = False, f"starting, or no node's directory: neither {METRICS_FILE} nor {ADDRESS_FILE} yet"
+    return Health(out=out, healthy=healthy, detail=detail, pid=pid)
+
+
+def _peer(metrics: Path, within_s: float, now: float) -> tuple[bool, str]:
+    silent_s = max(0.0, now - metrics.stat().st_mtime)
+    event = _last_event(metrics)
+    if isinstance(event, EndEvent):
+        return False, f"ended after {event.round} rounds: {event.reason}"
+    where = f"round {event.round}" if isinstance(event, RoundEvent) else "before the first round, or resuming"
+    if silent_s > within_s:
+        return False, f"silent for {silent_s:.0f} s, more than {within_s:g} s; {where}"
+    return True, f"{where}, {silent_s:.0f} s ago"
+
+
+def _last_event(metrics: Path) -> Event | None:
+    with metrics.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = file.read().splitlines()
+    return next((event for line in reversed(lines) if (event := decode(line)) is not None), None)
+
+
+async def _bootstrap(multiaddrs: list[str]) -> tuple[bool, str]:
+    hosts = {address.partition("/p2p/")[0]: address for address in multiaddrs}
+    tcp = [host for host in hosts if re.fullmatch(r"/[^/]+/[^/]+/tcp/\d+", host)]
+    if not tcp:
+        return False, "gave out no TCP address"
+    problems = await asyncio.gather(*map(probe, tcp))
+    if None in problems:
+        return True, f"takes connections at {hosts[tcp[problems.index(None)]]}"
+    return False, "; ".join(f"{hosts[host]}: {problem}" for host, problem in zip(tcp, problems, strict=True))

@@ -1,0 +1,28 @@
+"""A short look at a run from outside: under a new peer id, in no directory, hearing no gossip."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from nodes.roles.run import IDENTITY_FILE
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.membership.state import Profile
+from swarm.net.records.identity import Identity
+
+
+@contextlib.contextmanager
+def visiting(settings: NetworkSettings) -> Iterator[HivemindTransport]:
+    """A started transport that leaves no trace. Raises `TransportError` when the network cannot be started."""
+    with tempfile.TemporaryDirectory(prefix="swarm-visit-") as folder:
+        identity = Identity.load_or_create(Path(folder) / IDENTITY_FILE)
+        transport = HivemindTransport(settings, identity, profile=Profile(role="visitor", listed=False))
+        try:
+            transport.start()
+            yield transport
+        finally:
+            transport.close()
+            identity.close()

@@ -1,0 +1,68 @@
+"""`swarm bootstrap`: founds a run and keeps an address that others can join it through. Trains nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+
+from nodes import exits
+from nodes.roles.run import IDENTITY_FILE, best_address, found_run, remember, remembered, write_addresses
+from nodes.stop import StopRequest
+from swarm.config import load_config
+from swarm.net.backends import open_transport
+from swarm.net.membership.state import Profile
+from swarm.net.records.identity import Identity
+from swarm.net.services.diagnosis import serve_diagnosis
+from swarm.protocols import Transport
+
+LOOK_EVERY_S = 0.2
+REPORT_EVERY_S = 60.0
+
+
+def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: Console, supervised: bool) -> int:
+    """Serve until someone asks to stop. Writes the addresses to `OUT/multiaddrs`. Returns the exit code."""
+    stop = StopRequest(supervised)
+    config = load_config(file, None, os.environ, overrides).config
+    config.out.mkdir(parents=True, exist_ok=True)
+    identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
+    sealed = found_run(config, identity, remembered(config.out))
+    remember(config.out, sealed)
+    profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
+    transport = open_transport(config.network, identity, profile=profile, manifest=sealed)
+    try:
+        serve_diagnosis(transport)
+        transport.start()
+        _announce(transport, config.out, console)
+        _serve(transport, stop, console)
+    finally:
+        transport.close()
+        identity.close()
+    return exits.INTERRUPTED
+
+
+def _announce(transport: Transport, out: Path, console: Console) -> None:
+    addresses = transport.multiaddrs()
+    write_addresses(out, addresses)
+    console.print(f"run {transport.status().run_id} is open; others join with", highlight=False)
+    console.print(f"    swarm join {best_address(addresses)}", highlight=False, soft_wrap=True)
+    for address in addresses:
+        if address != best_address(addresses):
+            console.print(f"also reachable at {address}", style="dim", highlight=False, soft_wrap=True)
+
+
+def _serve(transport: Transport, stop: StopRequest, console: Console) -> None:
+    """The network thread does the work; this one reports changes and empties what gossip brings."""
+    shown, said_at = -1, 0.0
+    while not stop():
+        transport.drain()
+        connected = len(transport.status().connected)
+        now = time.monotonic()
+        if connected != shown and (now - said_at > 1 or shown < 0) or now - said_at > REPORT_EVERY_S:
+            console.print(f"{time.strftime('%H:%M:%S')} {connected} peers connected", highlight=False)
+            shown, said_at = connected, now
+        time.sleep(LOOK_EVERY_S)

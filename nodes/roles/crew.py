@@ -1,0 +1,247 @@
+"""The processes of one node: rank 0 is the peer and gives orders, the others do their share of the heavy work.
+
+    rank 0    TrainingNode: network, questions, verification, metrics ──▶ Crew ──┐ order
+    others    follow: wait for an order, then do what rank 0 does  ◀─────────────┘
+
+torchrun starts several; one process alone gives orders to nobody, and is otherwise the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from nodes import exits
+from nodes.stop import StopRequest
+from swarm.config import NodeConfig
+from swarm.engines.choice import EngineChoice, choose_engine, open_engine
+from swarm.engines.process.engine import ProcessEngine
+from swarm.engines.shared import SharedEngine
+from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
+from swarm.policy.loading import Policy, load_policy
+from swarm.policy.ranks import Ranks
+from swarm.protocols import StreamingEngine
+from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
+from swarm.training.updater import PolicyUpdater
+from swarm.types import Answers, GradedGroup, Sampling, UpdateReport
+
+
+class Begin(Struct, frozen=True):
+    """Load the same policy."""
+
+    config: NodeConfig
+    checkpoint: Path | None
+
+
+class Generate(Struct, frozen=True):
+    """Answer a share of these questions."""
+
+    prompts: Sequence[str]
+    num_completions: int
+    sampling: Sampling
+    seed: int
+
+
+class Update(Struct, frozen=True):
+    """Train on a share of these groups."""
+
+    local: Sequence[GradedGroup]
+    external: Sequence[GradedGroup]
+
+
+class Score(Struct, frozen=True):
+    """Score a share of these groups."""
+
+    groups: Sequence[GradedGroup]
+
+
+class GoBack(Struct, frozen=True):
+    """Take weights and optimizer from this checkpoint."""
+
+    checkpoint: Path
+
+
+class Snapshot(Struct, frozen=True):
+    """Hand over a share of weights and optimizer."""
+
+
+Order = Begin | Generate | Score | Update | GoBack | Snapshot | None
+"""None: nothing more will come."""
+
+
+class Crew:
+    """A node's policy with what generates and updates: on rank 0 a `RolloutEngine` and an `Updater`."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        checkpoint: Path | None,
+        ranks: Ranks,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Load from a checkpoint or anew.
+
+        Raises `ConfigError`, `PolicyError`, `CheckpointError`, `EngineError`, `SamplingError`.
+        """
+        generation = config.generation
+        if generation.max_staleness and ranks.size > 1:
+            raise ConfigError(
+                f"generation.max_staleness must be 0 with {ranks.size} processes, got {generation.max_staleness}: they "
+                "generate and train in turns"
+            )
+        self._config = config
+        self._ranks = ranks
+        if ranks.rank == 0:
+            self._order(Begin(config, checkpoint))
+        self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
+        self.choice = choose_engine(generation, self.policy)
+        self._updater = PolicyUpdater(
+            self.policy, config.update, config.mix, generation.temperature, _reference(config, ranks)
+        )
+        self.resumed: TrainingState | None = restore(checkpoint, self._updater) if checkpoint else None
+        """The state that the checkpoint holds."""
+        self._open = contextlib.ExitStack()
+        self._beside = self._engine_beside(config, cancelled) if generation.max_staleness else None
+        """What generates for training while updates run."""
+        in_turn = EngineChoice("transformers", "in turns with updates") if self._beside else self.choice
+        engine = open_engine(in_turn, self.policy, config.policy, generation, cancelled)
+        self._open.callback(engine.close)
+        engine.check(generation.sampling())
+        self._engine = SharedEngine(engine, self.policy)
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        return self._updater.version
+
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or why a prompt has none; the newest policy's."""
+        self._order(Generate(prompts, num_completions, sampling, seed))
+        return self._engine.generate(prompts, num_completions, sampling, seed)
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        """The same for training, group by group; where updates run meanwhile, any thread may call."""
+        if self._beside:
+            return self._beside.stream(prompts, num_completions, sampling, seed)
+        self._order(Generate(prompts, num_completions, sampling, seed))
+        return self._engine.stream(prompts, num_completions, sampling, seed)
+
+    @property
+    def max_chars(self) -> int:
+        """Characters of a completion beyond which the model cannot have room for it."""
+        return self._updater.max_chars
+
+    def fits(self, group: GradedGroup) -> bool:
+        """Whether the model has room for the group."""
+        return self._updater.fits(group)
+
+    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+        """One policy-gradient update on whole groups."""
+        self._order(Update(local, external))
+        report = self._updater.update(local, external)
+        if self._beside and not report.skipped:
+            self._beside.swap(self.policy.weights, self.version)
+        return report
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        """The newest policy's log-probabilities of others' completions, by group and completion."""
+        self._order(Score(groups))
+        return self._updater.logprobs(groups)
+
+    def go_back(self, checkpoint: Path) -> None:
+        """Take weights and optimizer from a checkpoint of this node, under a version of their own.
+
+        Raises `CheckpointError`.
+        """
+        self._order(GoBack(checkpoint))
+        go_back(checkpoint, self.policy, self._updater, self._config.policy)
+        if self._beside:
+            self._beside.swap(self.policy.weights, self.version)
+
+    def save(self, store: CheckpointStore, state: TrainingState, config: str) -> Path:
+        """Write a checkpoint."""
+        self._order(Snapshot())
+        return store.save(self.policy, self._updater, state, config)
+
+    def close_beside(self) -> None:
+        """End what generates while updates run; nothing can be generated for training afterwards."""
+        if self._beside:
+            self._beside.close()
+
+    def close(self) -> None:
+        """End what generates; nothing can be generated afterwards."""
+        self._open.close()
+
+    def _engine_beside(self, config: NodeConfig, cancelled: Callable[[], bool]) -> StreamingEngine:
+        """In a process of its own, which vLLM is in any case."""
+        generation = config.generation
+        engine: StreamingEngine
+        if self.choice.name == "vllm":
+            if generation.vllm.sleep:
+                raise ConfigError("generation.vllm.sleep must be false, or max_staleness 0: else vLLM never rests")
+            engine = open_engine(self.choice, self.policy, config.policy, generation, cancelled)
+        else:
+            engine = ProcessEngine(self.policy, config.policy, generation, cancelled)
+        self._open.callback(engine.close)
+        return engine
+
+    def follow(self) -> None:
+        """Do what rank 0 orders, until there is nothing more."""
+        while (order := self._ranks.broadcast(_NOTHING)) is not None:
+            with contextlib.suppress(Interrupted, NonFiniteUpdates):  # rank 0 raises the same, and decides
+                self._obey(order)
+
+    def _order(self, order: Order) -> None:
+        self._ranks.broadcast(order)
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Generate(prompts, num_completions, sampling, seed):
+                self._engine.generate(prompts, num_completions, sampling, seed)
+            case Update(local, external):
+                self._updater.update(local, external)
+            case Score(groups):
+                self._updater.logprobs(groups)
+            case GoBack(checkpoint):
+                go_back(checkpoint, self.policy, self._updater, self._config.policy)
+            case Snapshot():
+                snapshot(self.policy, self._updater)
+            case _:
+                raise AssertionError(f"{order} is no order for a crew that has begun")
+
+
+_NOTHING: Order = None
+
+
+@contextlib.contextmanager
+def leading(ranks: Ranks) -> Iterator[None]:
+    """Dismiss the other ranks in the end; after a crash torchrun ends them."""
+    try:
+        yield
+    except SwarmError:
+        with contextlib.suppress(RuntimeError):  # they may have met with the same and be gone
+            ranks.broadcast(_NOTHING)
+        raise
+    ranks.broadcast(_NOTHING)
+
+
+def follow(ranks: Ranks) -> int:
+    """What every rank but 0 does instead of being a peer. Returns the exit code."""
+    stop = StopRequest()  # generation ends at the next token, everything else when rank 0 says so
+    order = ranks.broadcast(_NOTHING)
+    if isinstance(order, Begin):
+        Crew(order.config, order.checkpoint, ranks, stop).follow()
+    return exits.DONE
+
+
+def _reference(config: NodeConfig, ranks: Ranks) -> Policy | None:
+    """The policy as it was before any training; None where none is needed, or where adapters are what is trained."""
+    if config.update.reference_kl == 0 or config.policy.lora.rank > 0:
+        return None
+    return load_policy(config.policy, ranks=ranks.for_another())

@@ -1,0 +1,60 @@
+"""A peer's directory: one identity, one run, one process at a time."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from msgspec import Struct
+
+from nodes.roles.run import IDENTITY_FILE, found_run, remember, remembered, reopen
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, IdentityInUse
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import is_outdated
+
+
+class Home(Struct, frozen=True):
+    """Where a peer lives, and the run it is in."""
+
+    out: Path
+    identity: Identity
+    sealed: bytes | None
+    """The run's manifest; None while no bootstrap has answered and none is remembered."""
+
+
+def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None) -> Home:
+    """The directory of a peer of the run `sealed`, or of whatever run it remembers.
+
+    `config.out` when it was given. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that is of
+    the same run: several terminals with the same command become several peers, and each resumes when started again.
+
+    Raises `ConfigError` or `IdentityInUse` when the directory that was given is not free.
+    """
+    for number in count(1):
+        out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
+        try:
+            return _claim(config, out, sealed)
+        except (IdentityInUse, ConfigError):
+            if out_was_given or config.network.identity:
+                raise
+    raise AssertionError("count() does not end")
+
+
+def _claim(config: NodeConfig, out: Path, sealed: bytes | None) -> Home:
+    out.mkdir(parents=True, exist_ok=True)
+    kept = remembered(out)
+    chosen = sealed or kept
+    if sealed and kept:
+        ours, asked = reopen(kept), reopen(sealed)
+        if ours.run_id != asked.run_id:
+            raise ConfigError(
+                f"{out} belongs to run {ours.run_id}, not to {asked.run_id}; choose another directory with --out"
+            )
+        chosen = kept if is_outdated(asked, ours) else sealed
+    identity = Identity.load_or_create(config.network.identity or out / IDENTITY_FILE)
+    if not config.network.bootstrap and (chosen is None or reopen(chosen).founder == identity.peer_id):
+        chosen = found_run(config, identity, kept)  # again, with what the configuration says now
+    if chosen:
+        remember(out, chosen)
+    return Home(out, identity, chosen)

@@ -1,0 +1,65 @@
+"""`swarm join --follow PEER`: a peer that trains by itself, and adopts a learner's snapshot that answers better."""
+
+from __future__ import annotations
+
+from nodes.roles.snapshots import open_relay
+from nodes.roles.training import TrainingNode
+from swarm.errors import ConfigError, SnapshotError, WeightsRefused
+from swarm.evaluation import evaluate
+from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.policy.snapshot import most_bytes, unpack
+from swarm.policy.weights import swap_weights, whole_weights
+from swarm.types import HELD_OUT_STREAMS
+
+COMPARISON_STREAMS = HELD_OUT_STREAMS + 2**40
+"""Questions by which snapshots are judged, others each time: neither trained on nor those of the node's evaluations."""
+
+
+class HybridNode(TrainingNode):
+    """A SAPO peer that looks at every new snapshot of `follow.learner`."""
+
+    _feed: SnapshotRelay | None = None
+
+    def begin(self) -> None:
+        """As a peer. Raises `ConfigError`."""
+        if self._crew.policy.ranks.size > 1:
+            raise ConfigError("a peer that follows a learner runs in one process: leave --follow out, or torchrun")
+        super().begin()
+
+    def step(self) -> None:
+        """One round, then a look at what the learner has published meanwhile."""
+        super().step()
+        if self._feed is None:
+            if self._transport.manifest() is None:
+                return
+            learner = self._config.follow.learner or ""
+            room = most_bytes(self._crew.policy.model)
+            self._feed = self._open.enter_context(
+                open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
+            )
+        for peer_id, reason in self._feed.complaints():
+            self._exchange.report(peer_id, reason)
+        found = self._feed.newest()
+        if found is not None and self._config.follow.adopt_questions:
+            self._compare(*found)
+
+    def _compare(self, version: int, snapshot: bytes) -> None:
+        """Go on with whichever policy answers more of the same questions; with its own when they are equal."""
+        policy = self._crew.policy
+        own = {name: weights.clone() for name, weights in whole_weights(policy).items()}
+        before = self._num_correct(version)
+        try:
+            swap_weights(policy, unpack(snapshot), policy.version)
+        except (SnapshotError, WeightsRefused) as error:
+            self.note(f"version {version} of the learner cannot be used: {error}", "warning")
+            return
+        after = self._num_correct(version)
+        if after <= before:
+            swap_weights(policy, own, policy.version)
+        outcome = "adopted" if after > before else "left"
+        asked = self._config.follow.adopt_questions
+        self.note(f"{outcome} version {version} of the learner: {after} of {asked} correct, {before} with its own")
+
+    def _num_correct(self, version: int) -> int:
+        asked = self._config.follow.adopt_questions
+        return evaluate(self._crew, self._verifier, self._sampling, asked, COMPARISON_STREAMS + version).num_correct

@@ -1,0 +1,299 @@
+"""`swarm learn`: trains one policy on what workers sample with it, and publishes what it becomes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct, json, structs
+from rich.console import Console
+
+from nodes.roles.journal import Journal
+from nodes.roles.peer import Role, launch
+from nodes.roles.snapshots import open_relay
+from nodes.roles.training import CHECKPOINTS, EndReason, check_model, open_exchange
+from swarm.central.learner import Learner, StepReport
+from swarm.central.workforce import FAREWELL_S, Workforce
+from swarm.config import NodeConfig
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.errors import ConfigError, Interrupted, SwarmError
+from swarm.evaluation import evaluate
+from swarm.net.records.identity import Identity
+from swarm.net.services.heartbeat import serve_heartbeats
+from swarm.policy.loading import load_policy
+from swarm.policy.ranks import Ranks
+from swarm.protocols import SnapshotPublisher, Transport, Verifier
+from swarm.telemetry.ledger import Ledger
+from swarm.telemetry.records import LearningFigures, RoundEvent, UpdateFigures
+from swarm.training.audit import SnapshotAuditor
+from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, restore, sync
+from swarm.training.streamed import StreamedUpdater
+
+PUBLISHED_FILE = "published.json"
+TELL_EVERY_S = 0.1
+
+
+def learn(
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    supervised: bool,
+) -> int:
+    """Learn until all steps are made or someone asks to stop. Returns the process's exit code."""
+    return launch(LEARNER, file, overrides, console, live, report, supervised)
+
+
+class Published(Struct, frozen=True):
+    """The highest version given to anyone: another process of this learner goes on above it."""
+
+    version: int
+
+
+class LearnerNode:
+    """A learner with what surrounds it: resuming, checkpoints, evaluation, metrics, its workers."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`, `SnapshotError`."""
+        if ranks is not None and ranks.size > 1:
+            raise ConfigError(f"a learner runs in one process so far, got {ranks.size}: start it without torchrun")
+        self._config = config
+        self._identity = identity
+        self._transport = transport
+        self._verifier = verifier
+        self._journal = Journal(config, identity.peer_id)
+        self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
+        found = self._store.newest()
+        self._policy = load_policy(config.policy, found / MODEL if found else None, progress)
+        self._engine = TransformersEngine(self._policy, config.generation, cancelled)
+        self._engine.check(config.generation.sampling())
+        self._updater = StreamedUpdater(
+            self._policy,
+            config.update,
+            config.mix,
+            config.generation.temperature,
+            load_policy(config.policy) if config.update.reference_kl and not config.policy.lora.rank else None,
+            config.learner.precision,
+        )
+        self._workforce = Workforce(config.learner, time.monotonic)
+        serve_heartbeats(transport, self._workforce.beat)
+        self._exchange = open_exchange(config.network, transport, identity)
+        self._open = contextlib.ExitStack()
+        self._relay = self._open.enter_context(open_relay(transport, identity, identity.peer_id, config))
+        self._learner = self._make_learner(cancelled)
+        self._resumed_from = self._resume(found, restore(found, self._updater)) if found else None
+        self._rise()
+        self._saved_round = self._resumed_from
+        self._began = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps asked for are made."""
+        return self._config.rounds is not None and self._learner.round >= self._config.rounds
+
+    def begin(self) -> None:
+        """Publish the policy as it is; evaluate when nothing has been learned yet."""
+        self._journal.began(self._transport.status().run_id, self._resumed_from)
+        self._learner.publish()
+        if self._learner.round == 0:
+            self._evaluate()
+        self._began = time.monotonic()
+
+    def step(self) -> None:
+        """One update, and what is due after it. Raises `Interrupted` with everything consistent."""
+        report = self._learner.run_step()
+        self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
+        self._record(report)
+        every = self._config.evaluation.every_rounds
+        if every and report.round % every == 0 and not self.done:
+            self._evaluate()
+        if report.round % self._config.checkpoint.every_rounds == 0:
+            self.save()
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Put a line for people into the metrics file."""
+        self._journal.note(text, level)
+
+    def save(self) -> None:
+        """Write a checkpoint of the steps made, unless there is one."""
+        if self._saved_round == self._learner.round:
+            return
+        state = TrainingState(
+            peer_id=self._identity.peer_id,
+            model=self._policy.name,
+            round=self._learner.round,
+            version=self._updater.version,
+            position=0,
+            pool=self._learner.buffer.dump(),
+            ledger=self._learner.ledger.snapshot(),
+            tokens_generated=0,
+            sequences=self._exchange.book.highest_sequences(),
+            num_passed_over=self._updater.num_passed_over,
+        )
+        path = self._store.save(self._policy, self._updater, state, self._config.model_dump_json(indent=1))
+        self._saved_round = self._learner.round
+        self._journal.saved(state.round, str(path))
+
+    def end(self, reason: EndReason) -> None:
+        """Tell the workers, checkpoint, evaluate when all steps are made, end event.
+
+        Raises what keeps the evaluation from being made.
+        """
+        if reason == "done":
+            self._dismiss()
+        self.save()
+        try:
+            if reason == "done":
+                self._evaluate()
+        except Interrupted:
+            reason = "interrupted"
+        except SwarmError as error:
+            self.note(f"the last evaluation failed: {error}", "error")
+            self._journal.ended(self._learner.round, "error")
+            raise
+        self._journal.ended(self._learner.round, reason)
+
+    def close(self) -> None:
+        """Serve no more snapshots."""
+        self._open.close()
+
+    def _make_learner(self, cancelled: Callable[[], bool]) -> Learner:
+        config = self._config
+        publisher = _Numbered(self._relay, config.out / PUBLISHED_FILE, self._workforce)
+        auditor = SnapshotAuditor(
+            lambda: load_policy(config.policy),
+            config.generation.temperature,
+            fraction=config.learner.spot_check,
+            tolerance=config.learner.spot_check_nats,
+            num_kept=config.learner.max_staleness // config.learner.period + 2,
+        )
+        return Learner(
+            settings=config.learner,
+            max_pending_per_peer=max(1, int(config.verification.queue_groups * config.pool.max_share_per_peer)),
+            updater=self._updater,
+            verifier=self._verifier,
+            exchange=self._exchange,
+            publisher=publisher,
+            auditor=auditor,
+            ledger=Ledger(),
+            delivered=self._workforce.delivered,
+            cancelled=cancelled,
+        )
+
+    def _resume(self, checkpoint: Path, state: TrainingState) -> int:
+        check_model(checkpoint, state, self._policy)
+        learner = self._learner
+        learner.round = state.round
+        learner.buffer.restore(state.pool)
+        learner.ledger.restore(state.ledger)
+        self._exchange.book.restore(state.sequences)
+        # What was being regraded when the checkpoint was written is not in it.
+        learner.ledger.dropped("lost_in_restart", learner.ledger.unaccounted(learner.buffer.num_unused(), 0))
+        return state.round
+
+    def _rise(self) -> None:
+        """Go on above every version that an earlier process published: the same number never means other weights."""
+        try:
+            published = json.decode((self._config.out / PUBLISHED_FILE).read_bytes(), type=Published)
+        except FileNotFoundError:
+            return
+        self._updater.rise_to(max(self._updater.version, published.version) + 1)
+        for reason, count in self._learner.buffer.advance(self._updater.version).items():
+            self._learner.ledger.dropped(reason, count)
+
+    def _dismiss(self) -> None:
+        """Give every worker that is there the time to hear that there is nothing more to do."""
+        self._workforce.finish()
+        deadline = time.monotonic() + FAREWELL_S
+        while not self._workforce.all_told and time.monotonic() < deadline:
+            time.sleep(TELL_EVERY_S)
+
+    def _evaluate(self) -> None:
+        settings = self._config.evaluation
+        if settings.num_questions:
+            sampling = self._config.generation.sampling()
+            result = evaluate(self._engine, self._verifier, sampling, settings.num_questions, settings.stream)
+            self._journal.evaluated(self._learner.round, result)
+
+    def _record(self, report: StepReport) -> None:
+        network, outlook = self._transport.status(), self._workforce.outlook()
+        self._journal.made(
+            RoundEvent(
+                time=time.time(),
+                round=report.round,
+                wall_s=time.monotonic() - self._began,
+                reward=self._workforce.take_reward(),
+                groups=self._learner.ledger.snapshot(),
+                pool=self._learner.buffer.num_unused(),
+                pending=self._learner.num_pending,
+                peers=len(network.connected),
+                alone_since=network.alone_since,
+                update=UpdateFigures.of(report.update),
+                counters={
+                    **{f"network/{name}": count for name, count in self._transport.counters().items()},
+                    **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
+                },
+                timings=report.timings,
+                learning=LearningFigures(
+                    version=report.version,
+                    max_staleness=self._config.learner.max_staleness,
+                    wait_s=report.timings["wait"],
+                    train_s=_train_s(report),
+                    workers=outlook.num_workers,
+                    active=outlook.num_active,
+                    rate=outlook.rate,
+                    required_rate=outlook.required_rate,
+                    broadcast_s=outlook.broadcast_s,
+                    bubble=outlook.bubble,
+                    predicted_bubble=outlook.predicted_bubble,
+                ),
+            )
+        )
+
+
+class _Numbered:
+    """`SnapshotPublisher` that writes down what it gives away before it does."""
+
+    def __init__(self, publisher: SnapshotPublisher, file: Path, workforce: Workforce) -> None:
+        self._publisher = publisher
+        self._file = file
+        self._workforce = workforce
+
+    def publish(self, version: int, snapshot: bytes) -> None:
+        """Publish. See `SnapshotPublisher`."""
+        staging = self._file.with_suffix(".partial")
+        staging.write_bytes(json.encode(structs.asdict(Published(version))))
+        sync(staging)
+        staging.rename(self._file)
+        sync(self._file.parent)
+        self._workforce.published(version)
+        self._publisher.publish(version, snapshot)
+
+
+def _train_s(report: StepReport) -> float:
+    """What a step takes when nothing has to be waited for."""
+    return report.timings["update"] + report.timings["publish"] + report.timings["receive"]
+
+
+def _plan(config: NodeConfig) -> list[tuple[str, str]]:
+    learner = config.learner
+    every = f"every {learner.period} steps" if learner.period > 1 else "after every step"
+    return [
+        ("a step", f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"),
+        ("a snapshot", every),
+    ]
+
+
+LEARNER = Role("learner", LearnerNode, _plan, "waiting for workers")

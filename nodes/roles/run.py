@@ -1,0 +1,156 @@
+"""The run a node takes part in: founding one, learning of one, remembering it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+from pydantic import JsonValue
+from rich.console import Console
+from rich.text import Text
+
+from swarm.config import NodeConfig, Values
+from swarm.engines.config import GenerationSettings
+from swarm.environments.specs import from_specs, is_founders_own, to_specs
+from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup, TaskError
+from swarm.foreign import clean_lines
+from swarm.net.addresses.bootstrap import Bootstraps
+from swarm.net.addresses.nat import to_tell
+from swarm.net.backends import fetch_manifest
+from swarm.net.config import NetworkSettings
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
+from swarm.types import RunManifest
+
+IDENTITY_FILE = "identity.key"
+MANIFEST_FILE = "run.manifest"
+PEERS_FILE = "peers.known"
+ADDRESS_FILE = "multiaddrs"
+ASK_TIMEOUT_S = 20.0
+
+
+def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None) -> bytes:
+    """A run with this configuration's tasks, group size, limits and mix; sealed by its founder.
+
+    It outranks `kept`, the manifest of an earlier process, be the clock a little slow. Raises `ConfigError` or
+    `TaskError` for what members would refuse.
+    """
+    manifest = RunManifest(
+        run_id=make_run_id(config.run_name, identity.peer_id),
+        founder=identity.peer_id,
+        created_at=time.time(),
+        tasks=to_specs(config.tasks),
+        group_size=config.generation.group_size,
+        local=config.mix.local,
+        external=config.mix.external,
+        max_record_bytes=config.network.max_record_bytes,
+        max_completion_chars=config.network.max_completion_chars,
+    )
+    if kept is not None and is_outdated(manifest, earlier := reopen(kept)):
+        manifest = replace(manifest, created_at=math.nextafter(earlier.created_at, math.inf))
+    sealed = seal_manifest(identity, manifest)
+    try:
+        open_manifest(sealed)
+    except RejectedGroup as refusal:
+        raise ConfigError(f"members would refuse this run: {refusal.detail}") from refusal
+    return sealed
+
+
+def reopen(sealed: bytes) -> RunManifest:
+    """A manifest that was checked when it came, whatever the clock says by now."""
+    return open_manifest(sealed, now=math.inf)
+
+
+def manifest_values(manifest: RunManifest) -> Values:
+    """What a run asks of its members, as a layer of their configuration. Raises `TaskError`."""
+    tasks = from_specs(manifest.tasks)
+    if not tasks:
+        raise TaskError(
+            f"none of the tasks of run {manifest.run_id} can be set up here: they read files of its founder; give a "
+            "configuration with tasks of your own"
+        )
+    listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
+    return {
+        "tasks": listed,
+        "generation": _room_for(manifest),
+        "mix": {"local": manifest.local, "external": manifest.external},
+        "network": {
+            "max_record_bytes": manifest.max_record_bytes,
+            "max_completion_chars": manifest.max_completion_chars,
+        },
+    }
+
+
+def left_out(manifest: RunManifest) -> tuple[str, ...]:
+    """Names of the tasks that only their founder has the files of."""
+    return tuple(spec.name for spec in manifest.tasks if is_founders_own(spec))
+
+
+def _room_for(manifest: RunManifest) -> Values:
+    """Generation settings that make the run's mix and group size possible."""
+    default = GenerationSettings()
+    return {
+        "group_size": manifest.group_size,
+        "questions_per_round": max(default.questions_per_round, manifest.local),
+    }
+
+
+def remember(out: Path, sealed: bytes) -> None:
+    """Keep the manifest for a restart at which nobody can be reached."""
+    path = out / MANIFEST_FILE
+    if path.exists() and path.read_bytes() == sealed:
+        return
+    staging = path.with_suffix(".partial")
+    staging.write_bytes(sealed)
+    staging.rename(path)
+
+
+def remembered(out: Path) -> bytes | None:
+    """The manifest kept by an earlier process; None when there is none that is valid."""
+    try:
+        sealed = (out / MANIFEST_FILE).read_bytes()
+        reopen(sealed)
+    except (FileNotFoundError, RejectedGroup):
+        return None
+    return sealed
+
+
+def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
+    """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers.
+
+    Raises `ConfigError` for a bootstrap that names no peer.
+    """
+    bootstraps = Bootstraps(settings.bootstrap)
+    for entry, problem in bootstraps.look_up().items():
+        warn(f"{entry}: {problem}", console)
+    multiaddrs = bootstraps.multiaddrs()
+    if not multiaddrs:
+        return None
+    try:
+        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)[1]
+    except PeerUnreachable as error:
+        warn(f"{error}; training alone until one answers", console)
+        return None
+
+
+def warn(text: str, console: Console) -> None:
+    """Print a line that has words of others in it."""
+    console.print(Text(clean_lines(text), style="yellow"), soft_wrap=True)
+
+
+def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:
+    """Write where this node can be reached into its directory, the best first."""
+    best = best_address(multiaddrs)
+    staging = out / f"{ADDRESS_FILE}.partial"
+    staging.write_text("".join(f"{address}\n" for address in sorted(multiaddrs, key=lambda each: each != best)))
+    staging.rename(out / ADDRESS_FILE)
+
+
+def best_address(multiaddrs: Sequence[str]) -> str:
+    """The address to give to others: one that is not of this machine only, if there is any."""
+    reachable = [address for address in multiaddrs if "/127.0.0.1/" not in address and "/::1/" not in address]
+    over_tcp = [address for address in reachable if "/tcp/" in address]
+    return (*to_tell(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]

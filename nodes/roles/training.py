@@ -1,0 +1,323 @@
+"""A SAPO node with what surrounds it: resuming, checkpoints, evaluation, metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from nodes.roles.crew import Crew
+from swarm.config import NodeConfig
+from swarm.errors import CheckpointError, ConfigError, Interrupted, SwarmError
+from swarm.evaluation import evaluate
+from swarm.net.config import NetworkSettings
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits
+from swarm.net.trust.census import take_census
+from swarm.net.trust.exchange import Exchange
+from swarm.net.trust.roster import write_roster
+from swarm.policy.config import public_name
+from swarm.policy.loading import Policy
+from swarm.policy.ranks import Ranks
+from swarm.protocols import Transport, Verifier
+from swarm.sapo.pool import Pool
+from swarm.sapo.round import RoundReport, SapoNode
+from swarm.sapo.watch import Alarm
+from swarm.telemetry.ledger import Ledger
+from swarm.telemetry.records import (
+    CheckpointEvent,
+    EndEvent,
+    EvaluationEvent,
+    NoteEvent,
+    RoundEvent,
+    StartEvent,
+    UpdateFigures,
+)
+from swarm.telemetry.sinks import MetricsWriter
+from swarm.training.checkpoint import CheckpointStore, TrainingState
+from swarm.types import PolicyId
+
+CHECKPOINTS = "checkpoints"
+EndReason = Literal["done", "interrupted", "error"]
+VERSIONED = ("swarm", "torch", "transformers", "reasoning-gym", "hivemind", "numpy")
+ROSTER_EVERY_S = 10.0
+SPEED_ROUNDS = 10
+"""Tokens per second are a mean over about this many rounds."""
+
+
+class TrainingNode:
+    """One peer's training, from its newest checkpoint or from the start. The transport is open already."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] | None = None,
+        ranks: Ranks | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Load everything; `ranks` are the processes of this node, of which this is the first.
+
+        Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`.
+        """
+        self._config = config
+        self._identity = identity
+        self._transport = transport
+        self._verifier = verifier
+        self._clock = clock
+        self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
+        self._metrics = MetricsWriter(config.out, config.telemetry)
+        self._tokens = 0
+        self._roster_at = -math.inf
+        self._speed: float | None = None
+        self._sampling = config.generation.sampling()
+        found = self._store.newest()
+        self._crew = Crew(config, found, ranks or Ranks(), cancelled, progress)
+        self._open = ExitStack()
+        self._open.callback(self._crew.close)
+        self._policy = self._crew.policy
+        if config.generation.max_new_tokens >= self._policy.max_positions:
+            raise ConfigError(
+                f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
+                f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
+            )
+        self._exchange = open_exchange(config.network, transport, identity, clock)
+        self._node = self._make_node()
+        self._resumed_from = self._resume(found, self._crew.resumed) if found and self._crew.resumed else None
+        self._saved_round = self._resumed_from
+        self._began = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds asked for are finished."""
+        return self._config.rounds is not None and self._node.round >= self._config.rounds
+
+    def begin(self) -> None:
+        """Write the start event; evaluate when nothing has been learned yet."""
+        self._metrics.write(
+            StartEvent(
+                time=time.time(),
+                peer_id=self._identity.peer_id,
+                run_id=self._transport.status().run_id,
+                name=self._config.name,
+                rounds=self._config.rounds,
+                config=self._config.model_dump(mode="json"),
+                versions=versions(),
+                resumed_from=self._resumed_from,
+            )
+        )
+        self.note(str(self._crew.choice))
+        if self._node.round == 0:
+            self._evaluate()
+        self._began = time.monotonic()
+
+    def step(self) -> None:
+        """One round, and what is due after it. Raises `Interrupted` with everything consistent."""
+        report = self._node.run_round()
+        self._record(report)
+        if report.alarm is not None:
+            self._go_back(report.alarm)
+        self.write_roster()
+        every = self._config.evaluation.every_rounds
+        if every and report.round % every == 0 and not self.done:
+            self._evaluate()
+        if report.round % self._config.checkpoint.every_rounds == 0:
+            self.save()
+
+    def write_roster(self) -> None:
+        """Write who is in the run and how useful they were, if the last time is long enough ago."""
+        if time.monotonic() - self._roster_at >= ROSTER_EVERY_S:
+            self._roster_at = time.monotonic()
+            write_roster(self._config.out, take_census(self._transport, self._exchange.book, time.time()))
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Put a line for people into the metrics file."""
+        self._metrics.write(NoteEvent(time=time.time(), text=text, level=level))
+
+    def save(self) -> None:
+        """Write a checkpoint of the rounds finished, unless there is one."""
+        if self._saved_round == self._node.round:
+            return
+        state = TrainingState(
+            peer_id=self._identity.peer_id,
+            model=self._policy.name,
+            round=self._node.round,
+            version=self._crew.version,
+            position=self._node.position,
+            pool=self._node.pool.dump(),
+            ledger=self._node.ledger.snapshot(),
+            tokens_generated=self._tokens,
+            sequences=self._exchange.book.highest_sequences(),
+        )
+        path = self._crew.save(self._store, state, self._config.model_dump_json(indent=1))
+        if self._node.is_well:
+            self._store.trust(path)
+        self._saved_round = self._node.round
+        self._metrics.write(CheckpointEvent(time=time.time(), round=state.round, path=str(path)))
+
+    def end(self, reason: EndReason) -> None:
+        """Checkpoint, final evaluation when all rounds are done, end event. `reason`: done, interrupted or error.
+
+        Raises what keeps the evaluation from being made.
+        """
+        self._node.close()
+        self._crew.close_beside()
+        self.save()
+        try:
+            if reason == "done":
+                self._evaluate()
+        except Interrupted:
+            reason = "interrupted"
+        except SwarmError as error:
+            self.note(f"the last evaluation failed: {error}", "error")
+            self._finish("error")
+            raise
+        self._finish(reason)
+
+    def close(self) -> None:
+        """Generate no more; what was begun ahead is lost, and begun again after a restart."""
+        self._node.close()
+        self._open.close()
+
+    def _go_back(self, alarm: Alarm) -> None:
+        """To the policy as it was before it learned what made it worse."""
+        good = self._store.good
+        outcome = "there is no good checkpoint yet to go back to"
+        if good is not None:
+            try:
+                self._crew.go_back(good)
+                outcome = f"back to the weights of {good.name}"
+            except CheckpointError as error:
+                outcome = f"not back to earlier weights: {error}"
+        self._store.distrust()
+        self._saved_round = None
+        self.note(
+            f"learning from others made this node worse: its mean reward fell from {alarm.before:.3f} to "
+            f"{alarm.after:.3f}; {outcome}; {alarm.rest_rounds} rounds without others' groups; without merit from now "
+            f"on: {', '.join(alarm.senders)}",
+            "warning",
+        )
+
+    def _finish(self, reason: EndReason) -> None:
+        self.close()
+        self._metrics.write(EndEvent(time=time.time(), round=self._node.round, reason=reason))
+        self._metrics.close()
+
+    def _make_node(self) -> SapoNode:
+        config = self._config
+        return SapoNode(
+            peer_id=self._identity.peer_id,
+            policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
+            seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
+            questions_per_round=config.generation.questions_per_round,
+            group_size=config.generation.group_size,
+            max_pending_per_peer=max(1, int(config.verification.queue_groups * config.pool.max_share_per_peer)),
+            sampling=self._sampling,
+            share=config.share,
+            mix=config.mix,
+            engine=self._crew,
+            verifier=self._verifier,
+            updater=self._crew,
+            exchange=self._exchange,
+            pool=Pool(config.pool),
+            ledger=Ledger(),
+            max_staleness=config.generation.max_staleness,
+            plausibility=config.plausibility,
+            watch=config.watch,
+            clock=self._clock,
+        )
+
+    def _resume(self, checkpoint: Path, state: TrainingState) -> int:
+        check_model(checkpoint, state, self._policy)
+        if state.peer_id != self._identity.peer_id:
+            self.note(f"the checkpoint was written as {state.peer_id}; this node is now another peer", "warning")
+        node = self._node
+        node.round, node.position = state.round, state.position
+        node.pool.restore(state.pool)
+        node.ledger.restore(state.ledger)
+        self._exchange.book.restore(state.sequences)
+        # What was being regraded when the checkpoint was written is not in it.
+        node.ledger.dropped("lost_in_restart", node.ledger.unaccounted(node.pool.num_unused(), 0))
+        self._tokens = state.tokens_generated
+        return state.round
+
+    def _evaluate(self) -> None:
+        settings = self._config.evaluation
+        if settings.num_questions == 0:
+            return
+        result = evaluate(self._crew, self._verifier, self._sampling, settings.num_questions, settings.stream)
+        self._metrics.write(
+            EvaluationEvent(
+                time=time.time(),
+                round=self._node.round,
+                accuracy=result.accuracy,
+                num_questions=result.num_questions,
+                tasks=result.tasks,
+            )
+        )
+
+    def _record(self, report: RoundReport) -> None:
+        self._tokens += report.num_tokens
+        speed = report.num_tokens / sum(report.timings.values())
+        self._speed = speed if self._speed is None else self._speed + (speed - self._speed) / SPEED_ROUNDS
+        network = self._transport.status()
+        self._metrics.write(
+            RoundEvent(
+                time=time.time(),
+                round=report.round,
+                wall_s=time.monotonic() - self._began,
+                reward=report.reward,
+                groups=self._node.ledger.snapshot(),
+                local_shortfall=report.mix.local_shortfall,
+                external_shortfall=report.mix.external_shortfall,
+                filled=report.mix.filled,
+                pool=self._node.pool.num_unused(),
+                pending=self._node.num_pending,
+                peers=len(network.connected),
+                alone_since=network.alone_since,
+                tokens_generated=self._tokens,
+                tokens_per_s=self._speed,
+                update=UpdateFigures.of(report.update),
+                counters={
+                    **{f"network/{name}": count for name, count in self._transport.counters().items()},
+                    **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
+                },
+                timings=report.timings,
+            )
+        )
+
+
+def open_exchange(
+    settings: NetworkSettings, transport: Transport, identity: Identity, clock: Callable[[], float] = time.time
+) -> Exchange:
+    """Signed groups in and out of a node."""
+    limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
+    return Exchange(transport, identity, limits, settings.safety, clock=clock)
+
+
+def check_model(checkpoint: Path, state: TrainingState, policy: Policy) -> None:
+    """Raises `CheckpointError` for a checkpoint of another model than the one configured."""
+    if state.model != policy.name:
+        raise CheckpointError(
+            f"{checkpoint} is of model {state.model!r}, the configuration asks for {policy.name!r}; choose another "
+            "directory with --out, or the model the checkpoint has"
+        )
+
+
+def stream_seed(peer_id: str) -> int:
+    """The question stream of a peer that was given no seed: no two peers ask the same questions."""
+    return int.from_bytes(hashlib.blake2b(peer_id.encode(), digest_size=7).digest(), "big")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}}

@@ -1,0 +1,281 @@
+"""`swarm work`: samples for a learner with its snapshots, and trains nothing.
+
+main thread    questions, sampling, grading, sending
+"install"      new weights into the engine, between two of its decode steps
+"snapshots"    asks for them and fetches them; "heartbeats": tells the learner how it is, hears whether it is wanted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from nodes.roles.journal import Journal
+from nodes.roles.peer import Role, launch
+from nodes.roles.snapshots import open_relay
+from nodes.roles.training import EndReason, open_exchange, stream_seed
+from swarm.central.follower import BatchReport, Follower
+from swarm.config import NodeConfig
+from swarm.engines.choice import choose_engine, open_engine
+from swarm.errors import ConfigError, EngineError, Interrupted
+from swarm.net.records.identity import Identity
+from swarm.net.services.heartbeat import Heartbeats
+from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.policy.config import public_name
+from swarm.policy.loading import load_policy
+from swarm.policy.ranks import Ranks
+from swarm.policy.snapshot import most_bytes, unpack
+from swarm.protocols import Transport, Verifier
+from swarm.telemetry.ledger import Ledger
+from swarm.telemetry.records import FollowingFigures, RoundEvent
+from swarm.types import Heartbeat, PolicyId
+
+LOOK_EVERY_S = 0.02
+
+
+def work(
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    supervised: bool,
+) -> int:
+    """Sample for a learner until it has finished or someone asks to stop. Returns the process's exit code."""
+    return launch(WORKER, file, overrides, console, live, report, supervised)
+
+
+class WorkerNode:
+    """A worker with what surrounds it: the learner's snapshots and orders, metrics."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Load everything. Raises `PolicyError`, `ConfigError`, `EngineError`."""
+        if ranks is not None and ranks.size > 1:
+            raise ConfigError(f"a worker runs in one process, got {ranks.size}: start one for each GPU instead")
+        self._config = config
+        self._identity = identity
+        self._transport = transport
+        self._verifier = verifier
+        self._cancelled = cancelled
+        self._journal = Journal(config, identity.peer_id)
+        self._policy = load_policy(config.policy, progress=progress)
+        self._open = contextlib.ExitStack()
+        self._choice = choose_engine(config.generation, self._policy)
+        self._engine = open_engine(self._choice, self._policy, config.policy, config.generation, cancelled)
+        self._open.callback(self._engine.close)
+        self._engine.check(config.generation.sampling())
+        self._exchange = open_exchange(config.network, transport, identity)
+        self._started_at = time.time()
+        self._batches = 0
+        self._tokens = 0
+        self._paused_s = 0.0
+        self._learner_away = False
+        """What was last said of it."""
+        self._feed: SnapshotRelay
+        self._follower: Follower
+        self._heartbeats: Heartbeats
+        self._began = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """Whether the learner has finished, or all batches asked for are sampled."""
+        orders = self._heartbeats.orders
+        enough = self._config.rounds is not None and self._batches >= self._config.rounds
+        return enough or (orders is not None and orders.finished)
+
+    def begin(self) -> None:
+        """Wait until it is known who the learner is, and follow it. Raises `Interrupted`."""
+        self._journal.began(self._transport.status().run_id)
+        self.note(str(self._choice))
+        learner = self._learner()
+        room = most_bytes(self._policy.model)
+        self._feed = self._open.enter_context(
+            open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
+        )
+        self._follower = self._make_follower()
+        self._heartbeats = Heartbeats(self._transport, learner, self._report)
+        self._open.callback(self._heartbeats.close)
+        if self._config.follow.swap_in_flight:
+            self._installer = _Installer(self._follower, self._heartbeats)
+            self._open.callback(self._installer.close)
+        self._began = time.monotonic()
+
+    def step(self) -> None:
+        """A batch of questions, or a short pause. Raises `Interrupted`."""
+        self._transport.drain()  # other workers' groups are for the learner
+        for peer_id, reason in self._feed.complaints():
+            self._exchange.report(peer_id, reason)
+        if self._config.follow.swap_in_flight:
+            self._installer.check()
+        else:
+            self._follower.install()
+        self._tell_of_learner()
+        if self._follower.lagging or not self._wanted():
+            self._follower.send()
+            self._pause()
+        else:
+            self._record(self._follower.run_batch())
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Put a line for people into the metrics file."""
+        self._journal.note(text, level)
+
+    def end(self, reason: EndReason) -> None:
+        """Send what is graded and write the end event."""
+        self.close()
+        self._journal.ended(self._batches, reason)
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._open.close()
+
+    def _learner(self) -> str:
+        while (manifest := self._transport.manifest()) is None and not self._config.follow.learner:
+            if self._cancelled():
+                raise Interrupted("stopped before the run was known")
+            time.sleep(LOOK_EVERY_S)
+        founder = manifest.founder if manifest else ""
+        return self._config.follow.learner or founder
+
+    def _make_follower(self) -> Follower:
+        config = self._config
+        # Without a seed no two processes ask the same, nor does one again after a restart.
+        fresh = np.random.SeedSequence([stream_seed(self._identity.peer_id), int(self._started_at * 1000)])
+        seed = config.seed if config.seed is not None else int(fresh.generate_state(1)[0])
+        return Follower(
+            peer_id=self._identity.peer_id,
+            policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
+            seed=seed,
+            group_size=config.generation.group_size,
+            settings=config.follow,
+            sampling=config.generation.sampling(),
+            engine=self._engine,
+            verifier=self._verifier,
+            exchange=self._exchange,
+            feed=self._feed,
+            read=unpack,
+            ledger=Ledger(),
+            max_staleness=self._max_staleness,
+            wanted=self._wanted,
+        )
+
+    def _max_staleness(self) -> int:
+        orders = self._heartbeats.orders
+        return orders.max_staleness if orders else 0
+
+    def _wanted(self) -> bool:
+        orders = self._heartbeats.orders
+        return orders is not None and orders.active and not orders.finished and not self._cancelled()
+
+    def _tell_of_learner(self) -> None:
+        """Say when the learner stops answering, which the company of other peers would hide, and when it is back."""
+        away = self._heartbeats.away
+        if away and not self._learner_away:
+            version = self._follower.version
+            kept = "without a snapshot so far" if version is None else f"keeping version {version}"
+            self.note(f"the learner does not answer: waiting for it, {kept}", "warning")
+        elif self._learner_away and not away:
+            self.note("the learner answers again")
+        self._learner_away = away
+
+    def _report(self) -> Heartbeat:
+        follower = self._follower
+        return Heartbeat(
+            started_at=self._started_at,
+            version=follower.version,
+            num_completions=follower.num_completions,
+            reward=follower.reward,
+            price=self._config.follow.price,
+        )
+
+    def _pause(self) -> None:
+        time.sleep(LOOK_EVERY_S)
+        self._paused_s += LOOK_EVERY_S
+
+    def _record(self, report: BatchReport) -> None:
+        self._batches += 1
+        self._tokens += report.num_tokens
+        network = self._transport.status()
+        self._journal.made(
+            RoundEvent(
+                time=time.time(),
+                round=self._batches,
+                wall_s=time.monotonic() - self._began,
+                reward=report.reward,
+                groups=self._follower.ledger.snapshot(),
+                peers=len(network.connected),
+                alone_since=network.alone_since,
+                tokens_generated=self._tokens,
+                tokens_per_s=report.num_tokens / report.seconds,
+                counters={
+                    **{f"network/{name}": count for name, count in self._transport.counters().items()},
+                    **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
+                },
+                timings={"generate": report.seconds},
+                following=FollowingFigures(
+                    version=self._follower.version,
+                    announced=self._feed.announced(),
+                    installed=self._follower.num_installed,
+                    refused=self._follower.num_refused,
+                    paused_s=self._paused_s,
+                ),
+            )
+        )
+
+
+class _Installer:
+    """Puts every new snapshot into the engine as soon as it is here, whatever the main thread is at."""
+
+    def __init__(self, follower: Follower, heartbeats: Heartbeats) -> None:
+        self._follower = follower
+        self._heartbeats = heartbeats
+        self._stopped = threading.Event()
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="install", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises `EngineError` when it has died."""
+        if self._failed is not None:
+            raise EngineError(f"snapshots are not installed any more: {self._failed}") from self._failed
+
+    def close(self) -> None:
+        """Install nothing more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(LOOK_EVERY_S):
+                if self._follower.install():
+                    self._heartbeats.soon()  # the learner measures how long a broadcast takes
+        except Exception as error:  # handed to the main thread, which stops loudly
+            self._failed = error
+
+
+def _plan(config: NodeConfig) -> list[tuple[str, str]]:
+    generation, follow = config.generation, config.follow
+    when = "between two tokens" if follow.swap_in_flight else "between two batches"
+    return [
+        ("a batch", f"{follow.questions} questions x {generation.group_size} completions"),
+        ("learner", follow.learner or "the founder of the run"),
+        ("new weights", when),
+    ]
+
+
+WORKER = Role("worker", WorkerNode, _plan, "waiting for the learner")

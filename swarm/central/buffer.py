@@ -1,0 +1,116 @@
+"""What a learner has been sent and not yet learned from: groups by the version that sampled them, never too old.
+
+add ──▶ held, oldest version first ──take──▶ in the open update ──settle──▶ gone
+              │                                   │
+              └── too old, or one too many        └── in `dump` until then: a restart learns from it again
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from swarm.sapo.pool import PooledGroup
+from swarm.types import GradedGroup, RolloutGroup
+
+
+def oldest_version(group: RolloutGroup) -> int:
+    """The version of the group's stalest token: its age decides whether the group may still teach."""
+    spans = [span.version for completion in group.completions for span in completion.versions]
+    return min(spans, default=group.policy.version)
+
+
+def newest_version(group: RolloutGroup) -> int:
+    """The version of the group's freshest token."""
+    spans = [span.version for completion in group.completions for span in completion.versions]
+    return max(spans, default=group.policy.version)
+
+
+class ReplayBuffer:
+    """Groups whose every token is at most `max_staleness` versions old when it is taken."""
+
+    def __init__(self, max_staleness: int, max_groups: int) -> None:
+        """An empty buffer; S = `max_staleness`, 0 for strictly on-policy."""
+        self._max_staleness = max_staleness
+        self._max_groups = max_groups
+        self._held: dict[str, PooledGroup] = {}
+        self._taken: dict[str, PooledGroup] = {}
+
+    def __len__(self) -> int:
+        """Groups held, those in the open update left out."""
+        return len(self._held)
+
+    def __contains__(self, content_id: object) -> bool:
+        """Whether a group is held or in the open update."""
+        return content_id in self._held or content_id in self._taken
+
+    def add(self, content_id: str, graded: GradedGroup, version: int, now: float) -> Counter[str]:
+        """Add a group while the policy is at `version`. Returns what had to leave, or did not enter: `stale_version`,
+        `buffer_full`.
+
+        The oldest version leaves first. Raises `ValueError` when the id is already there: deduplication comes first.
+        """
+        if content_id in self:
+            raise ValueError(f"group {content_id} is already in the buffer")
+        self._held[content_id] = PooledGroup(content_id, graded, now)
+        left = self.advance(version)
+        while len(self._held) > self._max_groups:
+            del self._held[min(self._held, key=self._age)]
+            left["buffer_full"] += 1
+        return left
+
+    def advance(self, version: int) -> Counter[str]:
+        """Discard what is too old now that the policy is at `version`; returns `stale_version` and how many."""
+        stale = [key for key, held in self._held.items() if not self._admissible(held, version)]
+        for key in stale:
+            del self._held[key]
+        return Counter(stale_version=len(stale)) if stale else Counter()
+
+    def take(self, version: int, num_rollouts: int) -> list[GradedGroup]:
+        """Groups of `num_rollouts` completions for the open update, if there are so many; the last may go beyond.
+
+        The oldest version comes first: were it the newest, long completions would go stale more often than short ones.
+        They stay until `settle`.
+        """
+        taken: list[GradedGroup] = []
+        for key in sorted(self._held, key=self._age):
+            if num_rollouts <= 0:
+                break
+            if self._admissible(self._held[key], version):
+                self._taken[key] = self._held.pop(key)
+                taken.append(self._taken[key].graded)
+                num_rollouts -= len(taken[-1].rewards)
+        return taken
+
+    def settle(self) -> list[GradedGroup]:
+        """The open update is made: let go of its groups, and return them."""
+        settled = [held.graded for held in self._taken.values()]
+        self._taken.clear()
+        return settled
+
+    def give_back(self) -> None:
+        """The open update will not be made: hold its groups again."""
+        self._held, self._taken = {**self._taken, **self._held}, {}
+
+    def num_rollouts(self) -> int:
+        """Completions held, those in the open update left out."""
+        return sum(len(held.graded.rewards) for held in self._held.values())
+
+    def num_unused(self) -> int:
+        """Groups that no finished update has used."""
+        return len(self._held) + len(self._taken)
+
+    def dump(self) -> list[PooledGroup]:
+        """Everything that no finished update has used, for a checkpoint."""
+        return [*self._taken.values(), *self._held.values()]
+
+    def restore(self, groups: Iterable[PooledGroup]) -> None:
+        """What `dump` gave."""
+        self._held = {held.content_id: held for held in groups}
+        self._taken = {}
+
+    def _admissible(self, held: PooledGroup, version: int) -> bool:
+        return version - oldest_version(held.graded.group) <= self._max_staleness
+
+    def _age(self, content_id: str) -> int:
+        return oldest_version(self._held[content_id].graded.group)

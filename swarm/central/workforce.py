@@ -1,0 +1,267 @@
+"""A learner's workers: what each gives, who is wanted, and what the overlap model says of it beside what is measured.
+
+    heartbeat ──▶ installed version, availability, reward        ┐
+    delivery  ──▶ rollouts a second, by worker                   ├──▶ demand, rate ──▶ who is active
+    step      ──▶ seconds of training and of waiting             ┘
+Source: arXiv:2602.02192, sections 3.4, 3.5, 4.3 and appendix B.2.1.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from msgspec import Struct, field
+
+from swarm.central.capacity import Demand, Worker, bubble_ratio, cheapest, pool_rate, required_rate
+from swarm.central.learner import LearnerSettings
+from swarm.types import Heartbeat, Orders
+
+HEARTBEAT_S = 1.0
+LATE = 3.0
+"""A worker whose heartbeat is this many times as late as it should be is taken to be away."""
+WINDOW_S = 60.0
+"""Rates and availability are means over about so long."""
+MIN_WINDOW_S = 5.0
+"""A rate is not known before."""
+NUM_STEPS = 5
+"""The learner's times are medians, and its bubble a mean, over so many steps and four times as many."""
+MAX_WORKERS = 1_024
+FORGOTTEN_AFTER_S = 3_600.0
+FAREWELL_S = 10.0
+"""A worker that was heard of within this time is waited for, as long, to tell it the end."""
+
+
+class WorkerState(Struct):
+    """One worker, as far as it has told."""
+
+    since: float
+    """When it was first heard of; all times are seconds on the learner's clock."""
+    seen: float
+    heartbeat: Heartbeat
+    active: bool = True
+    availability: float = 1.0
+    rate: float | None = None
+    """Rollouts a second while active; None before it is known."""
+    measured_since: float = 0.0
+    deliveries: deque[tuple[float, int]] = field(default_factory=deque)
+    """(time, rollouts) of the last `WINDOW_S`."""
+
+
+class Outlook(Struct, frozen=True):
+    """Prediction beside measurement. None is what is not known yet."""
+
+    num_workers: int
+    """Present now."""
+    num_active: int
+    rate: float
+    """Rollouts a second to count on: availability times measured rate, over the active workers."""
+    required_rate: float | None
+    """mu_min by the measured times; None also where no rate would do."""
+    train_s: float | None
+    broadcast_s: float | None
+    bubble: float | None
+    """Part of its time that the learner waited, measured."""
+    predicted_bubble: float | None
+
+
+class Workforce:
+    """Heartbeats come from the network's thread, everything else from the learner's."""
+
+    def __init__(self, settings: LearnerSettings, clock: Callable[[], float]) -> None:
+        """Nobody yet."""
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._workers: dict[str, WorkerState] = {}
+        self._version = 0
+        self._published: tuple[int, float] | None = None
+        """The snapshot that is on its way, and since when."""
+        self._broadcasts: deque[float] = deque(maxlen=NUM_STEPS)
+        self._steps: deque[tuple[float, float]] = deque(maxlen=4 * NUM_STEPS)
+        """(seconds of training, of waiting) of the last steps."""
+        self._wrong_since: float | None = None
+        self._completions = 0
+        self._rewards = 0.0
+        self._finished = False
+        self._told: set[str] = set()
+
+    def beat(self, peer_id: str, heartbeat: Heartbeat) -> Orders:
+        """Take a worker's heartbeat and tell it what is wanted of it."""
+        with self._lock:
+            now = self._clock()
+            state = self._workers.get(peer_id)
+            if state is None:
+                self._make_room(now)
+                state = self._workers[peer_id] = WorkerState(now, now, heartbeat, measured_since=now)
+                self._count(None, heartbeat)
+            else:
+                self._count(state.heartbeat, heartbeat)
+                state.availability = _availability(state, now)
+                state.seen, state.heartbeat = now, heartbeat
+            self._watch_broadcast(now)
+            if self._finished:
+                self._told.add(peer_id)
+            return Orders(self._version, self._settings.max_staleness, state.active, self._finished)
+
+    def finish(self) -> None:
+        """There is nothing more to do: tell everyone."""
+        with self._lock:
+            self._finished = True
+
+    @property
+    def all_told(self) -> bool:
+        """Whether every worker that was there lately knows that there is nothing more to do."""
+        with self._lock:
+            now = self._clock()
+            return {name for name, state in self._workers.items() if now - state.seen <= FAREWELL_S} <= self._told
+
+    def delivered(self, peer_id: str, rollouts: int) -> None:
+        """Rollouts of a worker became admissible. Those of a peer that sends no heartbeats count for nobody."""
+        with self._lock:
+            if state := self._workers.get(peer_id):
+                state.deliveries.append((self._clock(), rollouts))
+
+    def published(self, version: int) -> None:
+        """A snapshot is on its way."""
+        with self._lock:
+            self._version = max(self._version, version)
+            self._published = (version, self._clock())
+
+    def stepped(self, version: int, train_s: float, wait_s: float) -> None:
+        """The learner made a step and is at `version`; decides who is wanted."""
+        with self._lock:
+            self._version = version
+            self._steps.append((train_s, wait_s))
+            self._measure(self._clock())
+            self._decide(self._clock())
+
+    def take_reward(self) -> float | None:
+        """Mean reward that workers report of what they sampled since the last call; None when there was nothing."""
+        with self._lock:
+            mean = self._rewards / self._completions if self._completions else None
+            self._rewards, self._completions = 0.0, 0
+            return mean
+
+    def outlook(self) -> Outlook:
+        """How things are."""
+        with self._lock:
+            now = self._clock()
+            present = [state for state in self._workers.values() if _present(state, now)]
+            active = [_candidate(name, state, now) for name, state in self._workers.items() if state.active]
+            rate = pool_rate(active)
+            demand = self._demand()
+            waited, trained = (sum(step[i] for step in self._steps) for i in (1, 0))
+            return Outlook(
+                num_workers=len(present),
+                num_active=sum(state.active for state in present),
+                rate=rate,
+                required_rate=required_rate(demand) if demand else None,
+                train_s=demand.train_s if demand else None,
+                broadcast_s=statistics.median(self._broadcasts) if self._broadcasts else None,
+                bubble=waited / (waited + trained) if waited + trained > 0 else None,
+                predicted_bubble=bubble_ratio(demand, rate) if demand and rate > 0 else None,
+            )
+
+    def workers(self) -> dict[str, WorkerState]:
+        """Everyone, by peer id."""
+        with self._lock:
+            return dict(self._workers)
+
+    def _count(self, before: Heartbeat | None, now: Heartbeat) -> None:
+        """Book what a worker sampled since its last heartbeat; another process of it begins at nothing."""
+        again = before is None or before.started_at != now.started_at
+        completions = now.num_completions - (0 if again or before is None else before.num_completions)
+        if completions > 0:
+            self._completions += completions
+            self._rewards += now.reward - (0.0 if again or before is None else before.reward)
+
+    def _make_room(self, now: float) -> None:
+        for name, state in list(self._workers.items()):
+            if now - state.seen > FORGOTTEN_AFTER_S:
+                del self._workers[name]
+        if len(self._workers) >= MAX_WORKERS:
+            # Names cost nothing: who has delivered goes last.
+            del self._workers[
+                min(self._workers, key=lambda name: (bool(self._workers[name].rate), self._workers[name].seen))
+            ]
+
+    def _watch_broadcast(self, now: float) -> None:
+        """A broadcast is over when the asked part of the active workers that are there have installed it."""
+        if self._published is None:
+            return
+        version, since = self._published
+        asked = [state for state in self._workers.values() if state.active and _present(state, now)]
+        reached = sum(_has(state, version) for state in asked)
+        if asked and reached >= self._settings.reached_fraction * len(asked):
+            self._broadcasts.append(now - since)
+            self._published = None
+
+    def _measure(self, now: float) -> None:
+        for state in self._workers.values():
+            while state.deliveries and now - state.deliveries[0][0] > WINDOW_S:
+                state.deliveries.popleft()
+            measured_s = min(WINDOW_S, now - state.measured_since)
+            if state.active and measured_s >= MIN_WINDOW_S:
+                # Away or not, it gave so much; how much of the time it is there is counted on its own.
+                there_s = max(HEARTBEAT_S, measured_s * _availability(state, now))
+                state.rate = sum(rollouts for _, rollouts in state.deliveries) / there_s
+
+    def _demand(self) -> Demand | None:
+        recent = list(self._steps)[-NUM_STEPS:]
+        train_s = statistics.median(train for train, _ in recent) if recent else 0.0
+        if train_s <= 0:
+            return None
+        broadcast_s = statistics.median(self._broadcasts) if self._broadcasts else 0.0
+        return Demand(self._settings.rollouts_per_step, train_s, broadcast_s, self._settings.period)
+
+    def _decide(self, now: float) -> None:
+        """Change who is active only when the rate has been outside the band for long enough."""
+        demand = self._demand()
+        if demand is None or any(state.active and state.rate is None for state in self._workers.values()):
+            return
+        required = required_rate(demand)
+        aim = math.inf if required is None else self._settings.headroom * required
+        rate = pool_rate(_candidate(name, state, now) for name, state in self._workers.items() if state.active)
+        too_little = required is None or rate < required
+        idle = any(not state.active and _present(state, now) for state in self._workers.values())
+        if not (too_little and idle) and rate <= self._settings.release_above * aim:
+            self._wrong_since = None
+            return
+        if self._wrong_since is None:
+            self._wrong_since = now
+        if now - self._wrong_since >= self._settings.act_after_s:
+            self._wrong_since = None
+            self._choose(aim, now)
+
+    def _choose(self, aim: float, now: float) -> None:
+        """The cheapest set that gives what is aimed at, or everyone."""
+        candidates = [_candidate(name, state, now) for name, state in self._workers.items()]
+        chosen = cheapest(candidates, aim) if aim < math.inf else None
+        wanted = self._workers.keys() if chosen is None else {worker.name for worker in chosen}
+        for name, state in self._workers.items():
+            if not state.active and name in wanted:
+                state.measured_since, state.deliveries = now, deque()
+            state.active = name in wanted
+
+
+def _has(state: WorkerState, version: int) -> bool:
+    return state.heartbeat.version is not None and state.heartbeat.version >= version
+
+
+def _present(state: WorkerState, now: float) -> bool:
+    return now - state.seen <= LATE * HEARTBEAT_S
+
+
+def _availability(state: WorkerState, now: float) -> float:
+    """Part of its recent time that a worker was there, its present silence included."""
+    silence_s = now - state.seen
+    there = 1.0 if silence_s <= LATE * HEARTBEAT_S else 0.0
+    return there + (state.availability - there) * math.exp(-silence_s / WINDOW_S)
+
+
+def _candidate(name: str, state: WorkerState, now: float) -> Worker:
+    return Worker(name, state.rate or 0.0, state.heartbeat.price, _availability(state, now))

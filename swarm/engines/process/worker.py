@@ -1,0 +1,82 @@
+"""The process behind a `ProcessEngine`: `python -m swarm.engines.process.worker WORK CONTROL WEIGHTS`.
+
+Its arguments are descriptors of two sockets and of shared memory. It ends when its sockets do.
+
+Between two decode steps it looks for new weights and for a word to stop; nobody asks for more while it generates.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from multiprocessing.connection import Connection, wait
+
+from swarm.engines.config import GenerationSettings
+from swarm.engines.process.handover import map_weights
+from swarm.engines.process.messages import RAISED, Answered, Ask, End, decode_order, decode_setup, decode_swap, encode
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.errors import Interrupted
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import load_policy
+
+
+class Worker:
+    """An engine with a policy of its own, at the other end of two sockets."""
+
+    def __init__(self, work: Connection, control: Connection, weights: int) -> None:
+        """Load the policy; its weights are those in shared memory once the first `Swap` has come."""
+        self._work = work
+        self._control = control
+        setup = decode_setup(work.recv_bytes())
+        self._weights = map_weights(weights, setup.shapes)
+        policy = load_policy(PolicySettings.model_validate_json(setup.policy))
+        settings = GenerationSettings.model_validate_json(setup.generation)
+        self._engine = TransformersEngine(policy, settings, self._look_up)
+
+    def serve(self) -> None:
+        """Obey until the sockets are closed."""
+        self._swap()
+        while True:
+            ready = wait([self._control, self._work])
+            if self._control in ready:
+                self._swap()
+            else:
+                order = decode_order(self._work.recv_bytes())
+                if isinstance(order, Ask):
+                    self._work.send_bytes(encode(self._answer(order)))
+
+    def _answer(self, ask: Ask) -> End:
+        try:
+            for index, answers in self._engine.stream(ask.prompts, ask.num_completions, ask.sampling, ask.seed):
+                self._work.send_bytes(encode(Answered(index, answers)))
+        except tuple(RAISED.values()) as error:
+            return End(type(error).__name__, str(error))
+        except Interrupted:
+            pass
+        return End()
+
+    def _look_up(self) -> bool:
+        """Between two decode steps; whether to stop."""
+        ready = wait([self._control, self._work], 0)
+        if self._control in ready:
+            self._swap()
+        return self._work in ready
+
+    def _swap(self) -> None:
+        swap = decode_swap(self._control.recv_bytes())
+        self._engine.swap(self._weights, swap.version)
+        self._control.send_bytes(encode(swap.version))
+
+
+def main() -> None:
+    """Serve one node on the descriptors that are the arguments."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work, control, weights = (int(argument) for argument in sys.argv[1:])
+    try:
+        Worker(Connection(work), Connection(control), weights).serve()
+    except (EOFError, ConnectionError):
+        return
+
+
+if __name__ == "__main__":
+    main()

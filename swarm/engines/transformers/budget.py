@@ -1,0 +1,38 @@
+"""How much may be held at once."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers.decoder import Decoder
+from swarm.engines.transformers.scheduler import Room
+from swarm.errors import OutOfMemory
+
+LOGIT_COPIES = 6
+"""Vocabulary-wide float32 rows that sampling has at the same time, at most."""
+
+
+def find_room(settings: GenerationSettings, decoder: Decoder, device: torch.device, num_sequences: int) -> Room:
+    """What the settings allow, or less when memory is short. Raises `OutOfMemory` when there is none."""
+    free, fraction = free_bytes(device), settings.memory_fraction
+    max_rows = min(settings.max_batch_sequences, max(1, num_sequences))
+    for_logits = max_rows * decoder.vocabulary * LOGIT_COPIES * torch.float32.itemsize
+    affordable = int((fraction * free - for_logits) // decoder.bytes_per_token)
+    if affordable < 1:
+        raise OutOfMemory(
+            f"{fraction:g} of the {free / 2**20:.0f} MiB free on {device} is too little for {max_rows} sequences; "
+            "lower generation.max_batch_sequences, or raise generation.memory_fraction"
+        )
+    return Room(max_rows, min(affordable, settings.max_batch_tokens or affordable))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that new tensors on `device` can have now."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return int(psutil.virtual_memory().available)

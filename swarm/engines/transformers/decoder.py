@@ -1,0 +1,174 @@
+"""The model as the engine sees it: read pasts, decode one token for every row."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from swarm.engines.transformers.scheduler import Room
+from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
+from swarm.errors import EngineError
+from swarm.policy.loading import Policy
+from swarm.policy.logprobs import pad
+from swarm.policy.routing import Routing, together
+
+FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
+ATTENTION = ("sdpa", "eager")
+READ_TOKENS = 8_192
+"""Padded tokens of one forward pass over pasts."""
+
+
+class Decoder:
+    """Forward passes of one policy over a slot cache. Any causal model with a standard key-value cache."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Raises `EngineError` for a model whose cache or attention this engine cannot serve."""
+        self._policy = policy
+        self._windows = _windows(policy)
+        self.shapes = self._probe()
+        self.bytes_per_token = sum(shape.num_bytes for shape in self.shapes)
+        self.vocabulary = int(policy.model.get_output_embeddings().weight.shape[0])
+
+    def cache(self, room: Room) -> SlotCache:
+        """An empty cache for this model."""
+        return SlotCache(self.shapes, room, self._policy.device)
+
+    def read(self, pasts: Sequence[list[int]]) -> list[Prefix]:
+        """Keys and values of each past: a few forward passes, pasts of like length together."""
+        prefixes = [Prefix(self._nothing(), 0)] * len(pasts)
+        for batch in _batches([len(past) for past in pasts], READ_TOKENS):
+            for i, prefix in zip(batch, self._read_together([pasts[i] for i in batch]), strict=True):
+                prefixes[i] = prefix
+        return prefixes
+
+    def step(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Routing | None]:
+        """Feed one token a row, row 0 first; logits [B, V] of what follows, and the experts that the tokens met."""
+        device = self._policy.device
+        where = torch.tensor(positions, device=device)
+        width = max(positions) + 1
+        with self._policy.compute(), self._recorded() as chosen:
+            output = self._policy.model(
+                input_ids=torch.tensor(tokens, device=device)[:, None],
+                attention_mask=self._mask(where, width),
+                position_ids=where[:, None],
+                past_key_values=cache.at(where, width),
+                use_cache=True,
+            )
+        logits: Tensor = output.logits[:, -1]
+        return logits, together(chosen) if chosen else None
+
+    def _recorded(self) -> AbstractContextManager[list[Tensor]]:
+        return self._policy.routers.recorded() if self._policy.routers is not None else nullcontext([])
+
+    def _mask(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
+        """What each row attends to: 0 there, minus infinity elsewhere, [B, 1, 1, width]; by layer type if several."""
+        places = torch.arange(width, device=positions.device)
+        masks = {}
+        for kind, window in self._windows.items():
+            hidden = places > positions[:, None]
+            if window is not None:
+                hidden |= places <= positions[:, None] - window
+            mask = torch.zeros(hidden.shape, dtype=self.shapes[0].key_dtype, device=positions.device)
+            masks[kind] = mask.masked_fill_(hidden, -torch.inf)[:, None, None]
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _read_together(self, pasts: list[list[int]]) -> list[Prefix]:
+        """One pass, padded on the right: causal attention never looks there, so there is nothing to mask."""
+        ids, _ = pad(pasts, pasts[0][0])  # transformers warns of pad tokens without a mask
+        with self._recorded() as chosen:
+            cache = self._read_padded(ids.to(self._policy.device))
+        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        routing = together(chosen).reshape(*ids.shape, len(chosen), -1) if chosen else None
+        return [
+            Prefix(
+                [(keys[row, :, : len(past)], values[row, :, : len(past)]) for keys, values in layers],
+                len(past),
+                routing[row, : len(past)] if routing is not None else None,
+            )
+            for row, past in enumerate(pasts)
+        ]
+
+    def _read_padded(self, ids: Tensor) -> DynamicCache:
+        cache = DynamicCache()
+        with self._policy.compute():
+            self._policy.model(
+                input_ids=ids,
+                attention_mask=None,
+                position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        return cache
+
+    def _nothing(self) -> list[tuple[Tensor, Tensor]]:
+        """The past of a sequence of one token."""
+        return [
+            (
+                torch.zeros(shape.key[0], 0, shape.key[1], device=self._policy.device),
+                torch.zeros(shape.value[0], 0, shape.value[1], device=self._policy.device),
+            )
+            for shape in self.shapes
+        ]
+
+    @torch.no_grad()
+    def _probe(self) -> list[LayerShape]:
+        """What each layer stores of a token, seen by giving the model one."""
+        policy = self._policy
+        token = torch.full((1, 1), policy.pad_id, device=policy.device)
+        cache = policy.ranks.forward(lambda: self._read_padded(token))
+        if len(cache.layers) != len(DynamicCache(config=policy.model.config).layers):
+            raise EngineError(f"{policy.name} does not keep keys and values of every layer, which this engine needs")
+        return [
+            LayerShape(
+                (layer.keys.shape[1], layer.keys.shape[3]),
+                (layer.values.shape[1], layer.values.shape[3]),
+                layer.keys.dtype,
+                layer.values.dtype,
+            )
+            for layer in cache.layers
+        ]
+
+
+def _windows(policy: Policy) -> dict[str, int | None]:
+    """How far back each of the model's attention types looks; None is without limit."""
+    config = policy.model.config
+    missing = [name for name in FORWARD if name not in inspect.signature(policy.model.forward).parameters]
+    if missing:
+        raise EngineError(f"the forward pass of {policy.name} takes no {', '.join(missing)}, which this engine needs")
+    if config._attn_implementation not in ATTENTION:
+        raise EngineError(
+            f"{policy.name} attends with {config._attn_implementation!r}, this engine needs one of "
+            f"{', '.join(ATTENTION)}: load the model with attn_implementation='sdpa'"
+        )
+    windows: dict[str, int | None] = {}
+    for layer in DynamicCache(config=config).layers:
+        window = layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None
+        kind = "full_attention" if window is None else "sliding_attention"
+        known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+        # Chunked attention stores what a sliding window does, and looks elsewhere.
+        chunked = getattr(config, "attention_chunk_size", None) is not None
+        if not known or (window and chunked) or windows.setdefault(kind, window) != window:
+            raise EngineError(
+                f"{policy.name} has layers of another kind than full attention and one sliding window, got "
+                f"{type(layer).__name__} with a window of {window}: this engine cannot fill their cache"
+            )
+    return windows
+
+
+def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of what is not empty, like lengths together, each batch within `max_tokens` once padded."""
+    batch: list[int] = []
+    for i in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: lengths[i]):
+        if batch and (len(batch) + 1) * lengths[i] > max_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

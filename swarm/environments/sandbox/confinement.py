@@ -1,0 +1,187 @@
+"""A worker shuts itself in before it sees a stranger's text, in layers of which any may be missing on a machine.
+
+    start ─▶ enclose: limits, namespaces, privileges, Landlock ─▶ libraries are imported
+          ─▶ seal: the seccomp filter ─▶ probe: what holds, tried out ─▶ the first job
+
+Landlock comes before the import, for it binds only threads that start later, and pyarrow starts one; the filter comes
+after it and binds all. Neither can be undone by the process itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from swarm.environments.sandbox import kernel, landlock, seccomp
+
+PROTECTIONS = {
+    "files": "no files but Python's own",
+    "network": "no network",
+    "processes": "no programs and processes",
+    "signals": "no signals to others",
+    "memory": "bounded memory",
+}
+"""What keeps a worker, by what it is kept from."""
+
+MAX_OPEN_FILES = 256
+MAX_FILE_BYTES = 2**16
+"""Of what a worker says on its standard error, its only file."""
+
+_SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom")
+_PACKAGE = Path(__file__).resolve().parents[2]
+_NETWORK_FILES = ("/etc", "/run/systemd/resolve", "/usr/share", "/usr/local/share", "/var/lib/ca-certificates")
+"""Where names are looked up, and the certificates."""
+
+
+def in_words(unprotected: Mapping[str, str]) -> str:
+    """What keeps a worker and what does not, as `Confinement.probe` found it."""
+    held = ", ".join(words for name, words in PROTECTIONS.items() if name not in unprotected)
+    missing = "; ".join(f"{name} ({reason})" for name, reason in unprotected.items())
+    return f"{held or 'nothing'}" + (f"; not kept from {missing}" if missing else "")
+
+
+class Confinement:
+    """The layers around this process, and why some of them could not be had."""
+
+    def __init__(self) -> None:
+        """Nothing is refused yet."""
+        self._missing: dict[str, str] = {}
+
+    def enclose(self, readable: Iterable[Path], writable: Iterable[Path], network: bool) -> None:
+        """Refuse all files but Python's and these. Without `network`, that too, and no file may become large."""
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+        if sys.platform != "linux":
+            self._missing = dict.fromkeys(("Landlock", "seccomp"), "only Linux has it")
+            return
+        if not network:
+            self._attempt("namespaces", _leave_namespaces)
+        self._attempt("capabilities", kernel.drop_capabilities)
+        self._attempt("privileges", lambda: kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1))
+        # after the calls above, which clear it
+        self._attempt("parent", lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL))
+        readable = [*python_paths(), *readable, *(map(Path, _NETWORK_FILES) if network else ())]
+        writable = [*writable, Path(os.devnull)]
+        self._attempt("Landlock", lambda: landlock.confine(readable, writable, network))
+
+    def seal(self) -> None:
+        """Refuse all that is not computing and reading, for good."""
+        _limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
+        _limit(resource.RLIMIT_NPROC, 0)
+        if sys.platform == "linux":
+            self._attempt("seccomp", seccomp.seal)
+
+    def probe(self, elsewhere: Path, memory_limit_bytes: int) -> dict[str, str]:
+        """The protections that do not hold, each with the reason; tried out in this process.
+
+        `elsewhere` is a file of this user that is none of the worker's business, in a directory of the same kind.
+        """
+        reached = {
+            "files": (_can(_open_file, elsewhere) or _can(_make_file, elsewhere.parent), "Landlock"),
+            "network": (_can(_open_socket, socket.AF_INET) or _can(_open_socket, socket.AF_UNIX), "seccomp"),
+            "processes": (_can(_start_program) or _can(_fork), "seccomp"),
+            "signals": (_can(os.kill, os.getppid(), 0), "seccomp"),
+            "memory": (_can(_map, mmap.MAP_PRIVATE, memory_limit_bytes) or _can(_map, mmap.MAP_SHARED, 1), "seccomp"),
+        }
+        return {
+            what: f"{layer}: {self._missing.get(layer, 'it does not hold')}"
+            for what, (open_, layer) in reached.items()
+            if open_
+        }
+
+    def _attempt(self, layer: str, apply: Callable[[], None]) -> None:
+        try:
+            apply()
+        except OSError as error:
+            self._missing[layer] = _REASONS.get(error.errno or 0, error.strerror or str(error))
+
+
+_REASONS = {
+    errno.ENOSYS: "this kernel has none",
+    errno.EOPNOTSUPP: "switched off in this kernel",
+    errno.EPERM: "not permitted here",
+}
+
+
+def python_paths() -> list[Path]:
+    """Where Python and what is installed for it lie, without folders that hold other things as well."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths = [Path(path) for path in (*_SYSTEM_LIBRARIES, *_SYSTEM_FILES, *installed)]
+    paths += [_PACKAGE]  # an editable installation is found by an import hook, and is on no path
+    paths += [Path(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
+    for entry in map(Path, filter(None, sys.path)):
+        # a folder that was put on the path, as for an editable installation, may hold keys beside the packages
+        whole = entry.name in ("site-packages", "dist-packages") or not entry.is_dir()
+        paths += [entry] if whole else (child for child in entry.iterdir() if _is_module(child))
+    return paths
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix in (".py", ".so") or (path / "__init__.py").is_file()
+
+
+def _limit(what: int, most: int) -> None:
+    """Lower a limit for good; one that is lower already stays."""
+    hard = resource.getrlimit(what)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(what, (most, most))
+
+
+def _leave_namespaces() -> None:
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)
+    except OSError:
+        kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)  # for root, where users may not have their own
+
+
+def _can(attempt: Callable[..., object], *arguments: object) -> bool:
+    try:
+        attempt(*arguments)
+    except OSError:
+        return False
+    return True
+
+
+def _open_file(path: Path) -> None:
+    os.close(os.open(path, os.O_RDONLY))
+
+
+def _make_file(directory: Path) -> None:
+    path = directory / f"probe-{os.getpid()}"
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    path.unlink()
+
+
+def _open_socket(family: int) -> None:
+    """An address is given to it, which needs a network but nobody there."""
+    with socket.socket(family, socket.SOCK_DGRAM) as opened:
+        if family == socket.AF_INET:
+            opened.connect(("127.0.0.1", 9))
+
+
+def _map(sharing: int, size: int) -> None:
+    """Memory of one's own is counted by the limit; what could be shared with others is not."""
+    mmap.mmap(-1, size, sharing | mmap.MAP_ANON).close()
+
+
+def _start_program() -> None:
+    with suppress(FileNotFoundError):
+        os.execv("/nonexistent", ["nonexistent"])
+
+
+def _fork() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)

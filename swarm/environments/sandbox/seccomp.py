@@ -1,0 +1,187 @@
+"""A seccomp filter: the only system calls a worker has left are those for computing and for reading files.
+
+A list of what is allowed, since what is harmful is many calls, and new kernels bring more: sockets, io_uring,
+programs, processes, threads, signals, tracing, other owners and modes of files. Whatever is not listed fails with
+`EPERM`; calls newer than this list fail as on a kernel without them, for which libraries have a second way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import platform
+import struct
+from typing import NamedTuple
+
+from swarm.environments.sandbox import kernel
+
+_SET_MODE_FILTER = 1
+_ON_ALL_THREADS = 1
+_ALLOW = 0x7FFF_0000
+_ERRNO = 0x0005_0000
+
+# classic BPF: load a word, bitwise and with a constant, compare with a constant, return
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+_FIRST_UNKNOWN = 463
+"""Kernels up to 6.10 number their calls below."""
+
+_FREELY = {
+    # name: number on x86_64, on aarch64; None where there is no such call
+    "read": (0, 63),
+    "write": (1, 64),
+    "close": (3, 57),
+    "stat": (4, None),
+    "fstat": (5, 80),
+    "lstat": (6, None),
+    "lseek": (8, 62),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "brk": (12, 214),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "pread64": (17, 67),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "access": (21, None),
+    "sched_yield": (24, 124),
+    "mremap": (25, 216),
+    "mincore": (27, 232),
+    "madvise": (28, 233),
+    "dup": (32, 23),
+    "nanosleep": (35, 101),
+    "getitimer": (36, 102),
+    "setitimer": (38, 103),
+    "getpid": (39, 172),
+    "exit": (60, 93),
+    "uname": (63, 160),
+    "getcwd": (79, 17),
+    "readlink": (89, None),
+    "gettimeofday": (96, 169),
+    "getrlimit": (97, 163),
+    "getrusage": (98, 165),
+    "sysinfo": (99, 179),
+    "times": (100, 153),
+    "getuid": (102, 174),
+    "getgid": (104, 176),
+    "geteuid": (107, 175),
+    "getegid": (108, 177),
+    "getppid": (110, 173),
+    "sigaltstack": (131, 132),
+    "statfs": (137, 43),
+    "fstatfs": (138, 44),
+    "gettid": (186, 178),
+    "time": (201, None),
+    "futex": (202, 98),
+    "sched_getaffinity": (204, 123),
+    "getdents64": (217, 61),
+    "set_tid_address": (218, 96),
+    "restart_syscall": (219, 128),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115),
+    "exit_group": (231, 94),
+    "newfstatat": (262, 79),
+    "readlinkat": (267, 78),
+    "faccessat": (269, 48),
+    "set_robust_list": (273, 99),
+    "get_robust_list": (274, 100),
+    "getcpu": (309, 168),
+    "getrandom": (318, 278),
+    "membarrier": (324, 283),
+    "statx": (332, 291),
+    "rseq": (334, 293),
+    "faccessat2": (439, 439),
+}
+
+
+class _Conditional(NamedTuple):
+    """A call allowed when the low half of one argument, masked, has one of some values."""
+
+    numbers: tuple[int | None, int | None]
+    argument: int
+    mask: int
+    values: tuple[int, ...]
+
+
+_ALL_BITS = 0xFFFF_FFFF
+_TMPFILE = 0o20_000_000
+_CHANGING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | _TMPFILE
+_F_DUPFD_CLOEXEC = 1030
+_TCGETS, _FIOCLEX, _FIONREAD = 0x5401, 0x5451, 0x541B
+_DESCRIPTORS_OWN = (fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL, _F_DUPFD_CLOEXEC)
+
+_CONDITIONALLY = {
+    "open": _Conditional((2, None), 1, _CHANGING, (0,)),
+    "openat": _Conditional((257, 56), 2, _CHANGING, (0,)),
+    # not F_SETOWN and F_SETSIG, which send signals to others
+    "fcntl": _Conditional((72, 25), 1, _ALL_BITS, _DESCRIPTORS_OWN),
+    # what opening a file asks; neither terminals nor attributes of files
+    "ioctl": _Conditional((16, 29), 1, _ALL_BITS, (_TCGETS, _FIOCLEX, _FIONREAD)),
+    # shared anonymous memory is the one kind that RLIMIT_DATA does not count
+    "mmap": _Conditional((9, 222), 3, mmap.MAP_SHARED | mmap.MAP_ANON, (0, mmap.MAP_SHARED, mmap.MAP_ANON)),
+    "prlimit64": _Conditional((302, 261), 0, _ALL_BITS, (0,)),
+}
+
+_MACHINES = {"x86_64": (0, 0xC000_003E, 317), "aarch64": (1, 0xC000_00B7, 277)}
+"""Column of the tables above, what the kernel calls the architecture, and its number of `seccomp`."""
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def seal() -> None:
+    """Keep all threads of this process to the calls listed here.
+
+    Privileges must not be gained any more (`PR_SET_NO_NEW_PRIVS`). Raises `OSError` where the kernel refuses, or for a
+    machine whose numbers are not known.
+    """
+    if platform.machine() not in _MACHINES:
+        raise OSError(f"no numbers of system calls for {platform.machine()}")
+    column, architecture, number = _MACHINES[platform.machine()]
+    content = _program(column, architecture)
+    instructions = ctypes.create_string_buffer(content, len(content))
+    program = _Program(len(content) // 8, ctypes.addressof(instructions))
+    if kernel.syscall(number, _SET_MODE_FILTER, _ON_ALL_THREADS, kernel.pointer(program)):
+        raise OSError("a thread could not be bound")
+
+
+def _program(column: int, architecture: int) -> bytes:
+    code = [
+        _instruction(_LOAD, _ARCHITECTURE_AT),
+        _instruction(_EQUAL, architecture, 1, 0),
+        _refuse(errno.ENOSYS),  # calls of 32-bit programs have other numbers
+        _instruction(_LOAD, _NUMBER_AT),
+        _instruction(_AT_LEAST, _FIRST_UNKNOWN, 0, 1),
+        _refuse(errno.ENOSYS),
+    ]
+    for numbers in _FREELY.values():
+        if (number := numbers[column]) is not None:
+            code += [_instruction(_EQUAL, number, 0, 1), _allow()]
+    for call in _CONDITIONALLY.values():
+        if (number := call.numbers[column]) is not None:
+            checks = [
+                _instruction(_LOAD, _ARGUMENTS_AT + 8 * call.argument),
+                _instruction(_AND, call.mask),
+                *(part for value in call.values for part in (_instruction(_EQUAL, value, 0, 1), _allow())),
+                _refuse(errno.EPERM),
+            ]
+            code += [_instruction(_EQUAL, number, 0, len(checks)), *checks]
+    return b"".join([*code, _refuse(errno.EPERM)])
+
+
+def _instruction(code: int, constant: int, when_true: int = 0, when_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, when_true, when_false, constant)
+
+
+def _allow() -> bytes:
+    return _instruction(_RETURN, _ALLOW)
+
+
+def _refuse(error: int) -> bytes:
+    return _instruction(_RETURN, _ERRNO | error)

@@ -1,0 +1,167 @@
+"""What of a stranger's answer may reach the library's scorers, for every data set; and what a founder's options may be.
+
+An answer is text from outside. A scorer of the library sees it only where reading the scorer has shown that it cannot
+evaluate it, and only in a form that costs it little and that it judges rightly: not too long, no numbers that are none,
+no repetition that a few digits ask for. `docs/scorers.md` holds what the reading found,
+`tests/environments/scorers_read.json` a digest of each source that was read. A data set that is not listed here cannot
+be asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+from pydantic import JsonValue
+
+from swarm.environments.scoring.bounded_json import read_json
+
+MAX_ANSWER = 4096
+"""Characters of an answer, beside twice those of the library's own."""
+MAX_MOVES = 1000
+MAX_LOGIC = 500
+MAX_LOGIC_DEPTH = 30
+
+MAX_NUMBER = 1e12
+"""Of an option; what a smaller one still makes too large or too slow, the limits of a worker end."""
+MAX_WORD = 64
+MAX_ELEMENTS = 256
+MAX_OPTION_DEPTH = 3
+
+
+class Reach(StrEnum):
+    """What a scorer does with an answer, and so what is done before it may."""
+
+    COMPARED = "compared"
+    """It is cut up and compared, or each part is one step of a simulation: passed on up to a length."""
+    NUMBERS = "numbers"
+    """It becomes a float, a Decimal or a complex number: passed on if no number is infinite, none, or has a huge
+    exponent."""
+    JSON = "json"
+    """It is JSON: read here, within bounds, and the text made of what was read is passed on."""
+    JSON_NUMBERS = "json of numbers"
+    """Both: texts in the JSON become numbers."""
+    MOVES = "moves"
+    """Digits in it say how often a move is made: passed on if that is below ten, up to a length."""
+    LOGIC = "logic"
+    """It is a formula, checked for all values of its variables: passed on if its alphabet is that of the question's."""
+    OWN = "own"
+    """No scorer of the library may see it: scored by `own_scorers.py`."""
+
+
+_SEPARATORS = re.compile(r"[\s,_]")  # what one or another scorer takes out of a number
+_EXPONENT = re.compile(r"[\d.]e[-+]?\d{3}")
+_TWO_DIGITS = re.compile(r"\d\d")
+_FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
+_OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it would be a path
+
+
+def admitted(dataset: str, answer: str, oracle: str) -> str | None:
+    """The text that a data set's scorer may see in place of an answer; None when it is wrong without a look."""
+    if len(answer) > MAX_ANSWER + 2 * len(oracle) or _is_mistaken_for_right(dataset, answer, oracle):
+        return None
+    match REACH[dataset]:
+        case Reach.COMPARED | Reach.OWN:
+            return answer
+        case Reach.NUMBERS:
+            return answer if _has_sane_numbers(answer) else None
+        case Reach.JSON:
+            if dataset == "knight_swap" and answer.strip().casefold() == "no":
+                return answer
+            return _same_json(answer)
+        case Reach.JSON_NUMBERS:
+            return _same_json(answer.replace("'", '"')) if _has_sane_numbers(answer) else None
+        case Reach.MOVES:
+            return answer if len(answer) <= MAX_MOVES and _TWO_DIGITS.search(answer) is None else None
+        case Reach.LOGIC:
+            return answer if _is_formula(answer) else None
+
+
+def _is_mistaken_for_right(dataset: str, answer: str, oracle: str) -> bool:
+    """Whether the scorer would reward a wrong answer because of what the right one is."""
+    if dataset == "calendar_arithmetic" and oracle.startswith("-"):
+        return answer.strip() != oracle  # the error counts in parts of the oracle: a negative one raises the score
+    if dataset == "polynomial_equations" and not oracle:
+        return answer.strip("\"' ") != ""  # no solution, and whatever is no number counts as none
+    return False
+
+
+def _has_sane_numbers(answer: str) -> bool:
+    squeezed = _SEPARATORS.sub("", answer).casefold()
+    return "nan" not in squeezed and "inf" not in squeezed and _EXPONENT.search(squeezed) is None
+
+
+def _same_json(answer: str) -> str | None:
+    value = read_json(answer)
+    return None if value is None else json.dumps(value)
+
+
+def _is_formula(answer: str) -> bool:
+    if len(answer) > MAX_LOGIC or _FORMULA.fullmatch(answer) is None:
+        return False
+    depth = 0
+    for character in answer:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if not 0 <= depth <= MAX_LOGIC_DEPTH:
+            return False
+    return depth == 0
+
+
+def is_safe_option(value: JsonValue, depth: int = MAX_OPTION_DEPTH) -> bool:
+    """Whether an option's value is small, and free of code and of paths."""
+    match value:
+        case str():
+            return len(value) <= MAX_WORD and ".." not in value and "__" not in value and _is_plain(value)
+        case int() | float():
+            return math.isfinite(value) and abs(value) <= MAX_NUMBER
+        case list():
+            return _is_short(value, depth) and all(is_safe_option(element, depth - 1) for element in value)
+        case dict():
+            return _is_short(value, depth) and all(
+                is_safe_option(key) and is_safe_option(element, depth - 1) for key, element in value.items()
+            )
+    return True
+
+
+def _is_plain(word: str) -> bool:
+    return word.isprintable() and _OPTION.fullmatch(word) is not None
+
+
+def _is_short(value: list[JsonValue] | dict[str, JsonValue], depth: int) -> bool:
+    return depth > 0 and len(value) <= MAX_ELEMENTS
+
+
+def _reach() -> Mapping[str, Reach]:
+    compared = """
+        ab acre aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation bitwise_arithmetic
+        caesar_cipher calendar_arithmetic circuit_logic color_cube_rotation count_bits count_primes course_schedule
+        cryptarithm dice emoji_mystery family_relationships figlet_font fraction_simplification futoshiki gcd
+        gsm_symbolic isomorphic_strings kakurasu knights_knaves largest_island lcm leg_counting letter_counting
+        letter_jumble list_functions mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid needle_haystack
+        number_filtering number_sequence palindrome_generation path_star prime_factorization quantum_lock ransom_note
+        rearc rectangle_count rotate_matrix rotten_oranges self_reference sentence_reordering shortest_path
+        simple_equations simple_geometry sokoban spell_backward string_manipulation string_splitting string_synthesis
+        sudoku survo syllogism time_intervals tower_of_hanoi tsumego word_ladder word_sequence_reversal word_sorting
+        zebra_puzzles"""
+    numbers = """
+        advanced_geometry chain_sum complex_arithmetic decimal_arithmetic decimal_chain_sum number_format
+        polynomial_equations pool_matrix power_function products"""
+    by_reach = {
+        Reach.COMPARED: compared,
+        Reach.NUMBERS: numbers,
+        Reach.JSON: "boxnet game_of_life graph_color group_anagrams jugs knight_swap palindrome_partitioning",
+        Reach.JSON_NUMBERS: "number_sorting",
+        Reach.MOVES: "rubiks_cube rush_hour",
+        Reach.LOGIC: "propositional_logic",
+        Reach.OWN: """
+            binary_matrix codeio coin_flip countdown game_of_life_halting intermediate_integration n_queens
+            polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion""",
+    }
+    return {name: reach for reach, names in by_reach.items() for name in names.split()}
+
+
+REACH = _reach()
+"""Every data set that a task may ask for."""

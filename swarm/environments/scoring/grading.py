@@ -1,0 +1,139 @@
+"""Comparing a completion with a reference answer: as text, as a number, or as boxed mathematics.
+
+Pure functions on untrusted text: nothing is evaluated as code, every pattern runs in linear time on any input, and
+whatever cannot be read is wrong, never an error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from swarm.environments.config import MatchRule
+from swarm.environments.scoring.latex import boxed_content, normalise, split_tuple, to_number
+
+RELATIVE_TOLERANCE = 1e-6
+
+_CLOSE = "</answer>"
+_OPEN = "<answer>"
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![\w).])[-+]\s?)?[$€£]?\s?(?P<sign2>(?<=[$€£])-)?"
+    r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?![\d,])|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:[eE](?P<exponent>[-+]?\d{1,4})(?!\w)"
+    r"|\s*(?:×|\*|x|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*\{?(?P<power>[-+]?\d{1,4})\}?"
+    r"|\s*/\s*(?P<bottom>\d+(?:\.\d+)?))?"
+    r"(?P<percent>\s*\\?%)?"
+)
+
+
+def score(rule: MatchRule, completion: str, reference: str) -> float:
+    """1.0 when the completion's answer matches the reference under the rule, else 0.0."""
+    answer = find_answer(rule, completion)
+    if answer is None:
+        return 0.0
+    matches = {"exact": exact, "numeric": numeric, "boxed": boxed}[rule]
+    return 1.0 if matches(answer, reference) else 0.0
+
+
+def find_answer(rule: MatchRule, completion: str) -> str | None:
+    r"""What a completion gives as its answer.
+
+    The last `<answer>` pair, else the last `\boxed{}`; for numbers else the whole text, whose last number counts.
+    """
+    end = completion.rfind(_CLOSE)
+    start = completion.rfind(_OPEN, 0, end) if end >= 0 else -1
+    if start >= 0:
+        return completion[start + len(_OPEN) : end].strip()
+    in_box = boxed_content(completion)
+    if in_box is not None:
+        return in_box
+    return completion if rule == "numeric" else None
+
+
+def exact(answer: str, reference: str) -> bool:
+    """Equal up to case and white space."""
+    return " ".join(answer.split()).casefold() == " ".join(reference.split()).casefold()
+
+
+def numeric(answer: str, reference: str) -> bool:
+    """The last numbers of both are equal: whole numbers exactly, others up to a relative 1e-6.
+
+    A percentage equals both the fraction it stands for and, since the sign is often left out, its bare number.
+    """
+    given, wanted = last_number(answer), last_number(reference)
+    if given is None or wanted is None:
+        return False
+    if _equal(given[0], wanted[0]):
+        return True
+    if given[1] == wanted[1]:
+        return False
+    percentage, number = (given[0], wanted[0]) if given[1] else (wanted[0], given[0])
+    return _equal(percentage / 100, number)
+
+
+def boxed(answer: str, reference: str) -> bool:
+    r"""Equal as mathematics: after normalising the notation, or as numbers (fractions, decimals, roots, powers).
+
+    Tuples and intervals are compared element by element. Either side may still wear its `\boxed{}`.
+    """
+    given, wanted = (normalise(_unboxed(side)) for side in (answer, reference))
+    if given == wanted:
+        return bool(given)
+    parts, wanted_parts = split_tuple(given), split_tuple(wanted)
+    if parts is not None and wanted_parts is not None:
+        return len(parts) == len(wanted_parts) and all(
+            part == wanted_part or _equal_expressions(part, wanted_part)
+            for part, wanted_part in zip(parts, wanted_parts, strict=True)
+        )
+    return _equal_expressions(given, wanted)
+
+
+def last_number(text: str) -> tuple[int | float, bool] | None:
+    """The last number written in a text and whether it was a percentage; None when there is none, or not finite."""
+    box = boxed_content(text)
+    plain = re.sub(r"\\[dt]?frac\s*\{\s*(-?[\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}", r"\1/\2", text if box is None else box)
+    found = None
+    for found in _NUMBER.finditer(plain.replace("−", "-").replace("{,}", ",")):  # noqa: B007
+        pass
+    if found is None:
+        return None
+    value = _value(found)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value, found["percent"] is not None
+
+
+def _value(found: re.Match[str]) -> int | float:
+    top = found["top"].replace(",", "")
+    negative = "-" in (found["sign"] or "") + (found["sign2"] or "")
+    exponent = found["exponent"] or found["power"]
+    value: int | float
+    if exponent is not None:
+        value = float(f"{top}e{exponent}")
+    elif found["bottom"] is not None:
+        bottom = float(found["bottom"])
+        value = float(top) / bottom if bottom else math.nan
+    elif top.isdigit() and len(top) <= 400:  # Python refuses to read far longer ones
+        value = int(top)
+    else:
+        value = float(top)
+    return -value if negative else value
+
+
+def _equal(one: float, other: float) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    try:
+        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
+    except OverflowError:  # a whole number beyond what a float holds
+        return False
+
+
+def _equal_expressions(one: str, other: str) -> bool:
+    value, wanted = to_number(one), to_number(other)
+    return value is not None and wanted is not None and _equal(value, wanted)
+
+
+def _unboxed(text: str) -> str:
+    content = boxed_content(text)
+    return text if content is None else content

@@ -1,0 +1,249 @@
+"""Tasks made of a data set's rows: from the Hugging Face hub or from local files, read through `datasets`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import datasets
+from datasets.arrow_reader import ArrowReader
+
+from swarm.environments.config import DatasetTask
+from swarm.environments.digests import digest, draw, question_hash
+from swarm.environments.scoring import grading
+from swarm.environments.sources.hub import public_builder
+from swarm.environments.sources.stored import FileRows, StoredRows
+from swarm.environments.specs import FORMATS, LOCAL, is_on_disk
+from swarm.errors import RejectedGroup, TaskError
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
+
+_MAX_ATTEMPTS = 64
+HELD_OUT_EVERY = 10
+"""Malformed rows passed over for one question before the data set is called unusable."""
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+
+
+class Rows(Protocol):
+    """What is used of `datasets.Dataset`: rows are read one at a time from memory-mapped Arrow files."""
+
+    column_names: list[str]
+    features: Mapping[str, object]
+
+    def __len__(self) -> int:
+        """Rows."""
+        ...
+
+    def __getitem__(self, row: int) -> Mapping[str, object]:
+        """One row, by column."""
+        ...
+
+    def select_columns(self, column_names: list[str]) -> Rows:
+        """The same rows with only these columns."""
+        ...
+
+
+class DatasetSource:
+    """Implements `TaskSource` for the rows of one split.
+
+    The row asked for (seed, index) comes from a digest, so streams differ and a question may come twice in one. Every
+    tenth row is set aside for evaluation; a data set of fewer than ten rows has none to spare.
+    """
+
+    def __init__(
+        self, config: DatasetTask, *, counts: Counter[str] | None = None, stored: StoredRows | None = None
+    ) -> None:
+        """Open the data set, which downloads and converts it the first time unless `store` did it before.
+
+        Raises `TaskError` for a missing data set, file, split or column, naming those there are.
+        """
+        self.name = config.name
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        """`malformed_rows`: times a row was passed over because its prompt or answer was missing or unreadable."""
+        self._config = config
+        self._dataset = LOCAL if is_on_disk(config) else config.path
+        stored = stored or store(config)
+        rows, self._revision = _read(stored), stored.revision
+        self._prompt = _Template(config.prompt, "prompt", rows.column_names, config.name)
+        self._answer = _Template(config.answer, "answer", rows.column_names, config.name)
+        self._rows = rows.select_columns(sorted({*self._prompt.columns, *self._answer.columns}))
+        if config.public:
+            _check_plain(self._rows, config.name)
+        try:
+            self._answer_pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
+        except re.error as error:
+            raise TaskError(f"task {config.name!r}: answer_pattern {config.answer_pattern!r}: {error}") from error
+        self._options_digest = digest(config.subset, config.split, config.prompt)
+
+    def question(self, seed: int, index: int) -> Question:
+        """Question `index` of the stream `seed`. Raises `TaskError` when 64 rows in a row are malformed."""
+        for attempt in range(_MAX_ATTEMPTS):
+            row = _row(len(self._rows), seed, self.name, index, attempt)
+            try:
+                prompt, _ = self._read(row)
+            except _MalformedRow as error:
+                self.counts["malformed_rows"] += 1
+                reason = f"row {row}: {error}"
+                continue
+            ref = DatasetRef(
+                task=self.name,
+                dataset=self._dataset,
+                revision=self._revision,
+                options_digest=self._options_digest,
+                row=row,
+                question_hash=question_hash(prompt),
+            )
+            return Question(ref, prompt)
+        raise TaskError(
+            f"task {self.name!r}: {_MAX_ATTEMPTS} rows drawn from {self._config.path} were malformed; {reason}"
+        )
+
+    def recall(self, ref: TaskRef) -> Question:
+        """The question behind a reference.
+
+        Raises `RejectedGroup`: `unknown_task`, `options_differ`, or `question_mismatch` when this node's row is
+        missing, malformed or has another text. Another revision or copy of the data is fine while the text agrees.
+        """
+        return Question(ref, self._recall(ref)[0])
+
+    def score(self, ref: TaskRef, completion: str) -> float:
+        """Reward of one completion under the task's match rule."""
+        reference = self._recall(ref)[1]
+        return self._config.reward.reward(grading.score(self._config.match, completion, reference))
+
+    def _recall(self, ref: TaskRef) -> tuple[str, str]:
+        if not isinstance(ref, DatasetRef) or ref.task != self.name:
+            raise RejectedGroup("unknown_task", f"{ref.task!r} as asked is not the data set task {self.name!r}")
+        if ref.options_digest != self._options_digest:
+            raise RejectedGroup("options_differ", f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
+        here = f"{ref.task} row {ref.row} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
+        if not 0 <= ref.row < len(self._rows):
+            raise RejectedGroup("question_mismatch", f"{here} with {len(self._rows)} rows")
+        try:
+            prompt, reference = self._read(ref.row)
+        except _MalformedRow as error:
+            raise RejectedGroup("question_mismatch", f"{here}: {error}") from error
+        if question_hash(prompt) != ref.question_hash:
+            raise RejectedGroup("question_mismatch", here)
+        return prompt, reference
+
+    def _read(self, row: int) -> tuple[str, str]:
+        """Prompt and reference answer of a row."""
+        values = self._rows[row]
+        prompt, answer = self._prompt.fill(values), self._answer.fill(values)
+        if self._answer_pattern is not None:
+            found = list(self._answer_pattern.finditer(answer))
+            if not found:
+                raise _MalformedRow(f"answer_pattern {self._answer_pattern.pattern!r} is not in {answer[:80]!r}")
+            answer = (found[-1][1] if self._answer_pattern.groups else found[-1][0]) or ""
+        if not prompt.strip() or not answer.strip():
+            raise _MalformedRow("empty prompt or answer")
+        return prompt, answer.strip()
+
+
+def _row(num_rows: int, seed: int, *parts: str | int) -> int:
+    """A row for training or, in a held-out stream, one of the rows set aside for evaluation: every tenth."""
+    num_held_out = num_rows // HELD_OUT_EVERY
+    if num_held_out == 0:
+        return draw(num_rows, "row", seed, *parts)
+    if seed >= HELD_OUT_STREAMS:
+        return HELD_OUT_EVERY * draw(num_held_out, "row", seed, *parts) + HELD_OUT_EVERY - 1
+    chosen = draw(num_rows - num_held_out, "row", seed, *parts)
+    return chosen + chosen // (HELD_OUT_EVERY - 1)
+
+
+class _MalformedRow(Exception):
+    """A row without a usable prompt or answer."""
+
+
+class _Template:
+    """A column's value, or a text with columns in braces; doubled braces stand for themselves."""
+
+    def __init__(self, template: str, field: str, columns: list[str], task: str) -> None:
+        self._text = template if template not in columns else ""
+        self.columns = [template] if template in columns else [name for name in _PLACEHOLDER.findall(template) if name]
+        unknown = [name for name in self.columns if name not in columns]
+        if unknown or not self.columns:
+            wrong = f"no column {unknown[0]!r}" if unknown else f"{template!r} names no column"
+            raise TaskError(f"task {task!r}: {field}: {wrong}; the columns are {', '.join(columns)}")
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """The text for one row. Raises `_MalformedRow` when a value is missing or nested."""
+        for name in self.columns:
+            if not isinstance(values[name], str | int | float):
+                raise _MalformedRow(f"column {name!r} is {type(values[name]).__name__}, must be text or a number")
+        if not self._text:
+            return str(values[self.columns[0]])
+        return _PLACEHOLDER.sub(lambda found: str(values[found[1]]) if found[1] else found[0][0], self._text)
+
+
+def store(config: DatasetTask) -> StoredRows:
+    """Download and convert a data set unless that was done before; where the rows of the configured split lie now.
+
+    Their revision is the hub's commit, or a digest of the local files. Raises `TaskError`.
+    """
+    where = f"task {config.name!r}: {config.path}"
+    local = is_on_disk(config)
+    try:
+        builder = public_builder(config.path, config.subset, config.revision) if config.public else _builder(config)
+        builder.download_and_prepare()
+        splits = list(builder.info.splits)
+        wanted = [part.split("[")[0].strip() for part in config.split.split("+")]
+        if not set(wanted) <= set(splits):
+            raise TaskError(f"no split {config.split!r}; the splits are {', '.join(splits)}")
+        reader = ArrowReader(builder.cache_dir, builder.info)
+        stored = reader.get_file_instructions(builder.dataset_name, config.split, builder.info.splits.values())
+        if not stored:
+            raise TaskError(f"there is no data in {config.split!r}")
+        files = [file for split in wanted for file in builder.config.data_files[split]] if local else []
+    except TaskError as error:
+        raise TaskError(f"{where}: {error}") from error
+    except Exception as error:  # readers of many formats and a client of the hub, on what strangers wrote
+        cause = f"; {error.__cause__}" if error.__cause__ is not None else ""
+        raise TaskError(f"{where}: {type(error).__name__}: {error}{cause}") from error
+    rows = tuple(FileRows(str(part["filename"]), int(part["skip"]), int(part["take"])) for part in stored)
+    return StoredRows(rows, _content_digest(files) if local else str(builder.hash))
+
+
+def _read(stored: StoredRows) -> Rows:
+    """The rows themselves, memory-mapped."""
+    parts = [
+        datasets.Dataset.from_file(part.path).select(range(part.first, part.first + part.count))
+        for part in stored.files
+    ]
+    rows: Rows = datasets.concatenate_datasets(parts)
+    return rows
+
+
+def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
+    """What reads this node's own data set: local files, or whatever of the hub its user may read."""
+    path = Path(config.path).expanduser()
+    local = is_on_disk(config)
+    if local and not path.exists():
+        raise TaskError("no such file or folder")
+    if not path.is_file():
+        revision = None if local else config.revision
+        return datasets.load_dataset_builder(str(path) if local else config.path, config.subset, revision=revision)
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise TaskError(f"cannot read {path.suffix or 'a file without suffix'}; can read {', '.join(FORMATS)}")
+    options = {"sep": "\t"} if suffix == ".tsv" else {}
+    return datasets.load_dataset_builder(FORMATS[suffix], data_files=str(path), **options)
+
+
+def _check_plain(rows: Rows, task: str) -> None:
+    """Raises `TaskError` for a column of a type that names files, as pictures do, which reading a row would open."""
+    for name, feature in rows.features.items():
+        if not isinstance(feature, datasets.Value):
+            raise TaskError(f"task {task!r}: column {name!r} must be text or a number, got {type(feature).__name__}")
+
+
+def _content_digest(files: list[str]) -> str:
+    hashes = []
+    for file in files:
+        with open(file, "rb") as opened:
+            hashes.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return digest("files", *hashes)

@@ -1,0 +1,265 @@
+"""Tasks of the ReasoningGYM library: questions made from a seed, scored by the library's own verifiers."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Protocol
+
+import reasoning_gym
+from pydantic import JsonValue
+from reasoning_gym.factory import DATASETS
+from reasoning_gym.utils import extract_answer
+
+from swarm.environments.config import ReasoningGymTask
+from swarm.environments.digests import digest, draw, question_hash
+from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
+from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
+from swarm.environments.sources.lru import LruCache
+from swarm.errors import RejectedGroup, TaskError
+from swarm.types import ProceduralRef, Question, TaskRef
+
+logger = logging.getLogger(__name__)
+
+LIBRARY = f"reasoning_gym=={version('reasoning_gym')}"
+
+ITEMS_PER_DATASET = 500
+"""Items taken from one instance of a data set: some instances hold a fixed number, and 500 is the library's default."""
+
+SETUP_LIMIT_S = 60.0
+"""A data set whose options make it take longer to set up is refused."""
+
+MAX_QUESTION = 2**17
+"""Characters of a question; the longest by default options have a tenth of it."""
+
+OWN_OPTIONS = frozenset({"seed", "size"})
+"""Options that the stream of questions sets itself."""
+
+
+class LibraryDataset(Protocol):
+    """What is used of the library's `ProceduralDataset`."""
+
+    @property
+    def category(self) -> str:
+        """Folder of the library it comes from."""
+        ...
+
+    def __getitem__(self, index: int) -> Entry:
+        """Item `index`, made from seed + index."""
+        ...
+
+    def score_answer(self, answer: str | None, entry: Entry) -> float:
+        """Score of an answer, meant to be in [0, 1]."""
+        ...
+
+
+def dataset_options(dataset: str) -> dict[str, object]:
+    """Options of one of the library's data sets with their defaults, without those a stream sets itself.
+
+    Raises `TaskError` for an unknown name.
+    """
+    if dataset not in DATASETS:
+        raise TaskError(f"ReasoningGYM has no data set {dataset!r}; `swarm tasks` lists the {len(DATASETS)} it has")
+    options: dict[str, object] = {}
+    for field in dataclasses.fields(DATASETS[dataset][1]):
+        if field.name not in OWN_OPTIONS:
+            factory = field.default_factory
+            options[field.name] = field.default if factory is dataclasses.MISSING else factory()
+    return options
+
+
+def make_dataset(dataset: str, seed: int, options: Mapping[str, JsonValue]) -> LibraryDataset:
+    """An instance of one of the library's data sets; the same arguments give the same items in every process."""
+    with _SeededGlobalRandom(seed):
+        made: LibraryDataset = reasoning_gym.create_dataset(dataset, seed=seed, size=ITEMS_PER_DATASET, **options)
+    return made
+
+
+class ReasoningGymSource:
+    """Implements `TaskSource` for one data set of the library.
+
+    A stream is cut into blocks of 500 questions; a digest of (task, seed, block) seeds the instance that makes a
+    block. The library makes item i from seed + i, so taking the stream's seed itself would give neighbouring seeds
+    the same questions, one place apart.
+    """
+
+    def __init__(
+        self,
+        config: ReasoningGymTask,
+        *,
+        counts: Counter[str] | None = None,
+        num_datasets: int = 16,
+        num_entries: int = 512,
+    ) -> None:
+        """Check the configuration against the library.
+
+        Raises `TaskError` for an unknown data set, an option it does not have, or values it refuses.
+        """
+        self.name = config.name
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        """`scorer_failures`: completions whose scoring raised; they got reward 0."""
+        self._config = config
+        self._dataset_name = config.dataset or config.name
+        self._options_digest = digest(self._dataset_name, config.options)
+        self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
+        self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
+        self._scorer = self._checked()
+
+    def question(self, seed: int, index: int) -> Question:
+        """Question `index` of the stream `seed`. Raises `TaskError` when the library fails to make it."""
+        prompt = str(self._entry(seed, index)["question"])
+        ref = ProceduralRef(
+            task=self.name,
+            library=LIBRARY,
+            options_digest=self._options_digest,
+            seed=seed,
+            index=index,
+            question_hash=question_hash(prompt),
+        )
+        return Question(ref, prompt)
+
+    def recall(self, ref: TaskRef) -> Question:
+        """Make the question behind a reference again.
+
+        Raises `RejectedGroup`: `unknown_task`, `options_differ`, or `question_mismatch` when the library here makes
+        another text of it. Another library version is fine while the text agrees.
+        """
+        if not isinstance(ref, ProceduralRef) or ref.task != self.name:
+            raise RejectedGroup("unknown_task", f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
+        if ref.options_digest != self._options_digest:
+            raise RejectedGroup("options_differ", f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
+        try:
+            prompt = str(self._entry(ref.seed, ref.index)["question"])
+        except TaskError as error:
+            raise RejectedGroup("question_mismatch", str(error)) from error
+        if question_hash(prompt) != ref.question_hash:
+            raise RejectedGroup("question_mismatch", f"{ref.task} by {ref.library}, here {LIBRARY}")
+        return Question(ref, prompt)
+
+    def score(self, ref: TaskRef, completion: str) -> float:
+        """Reward of one completion: the last `<answer>` pair, scored by the library, then the task's reward rule."""
+        self.recall(ref)
+        assert isinstance(ref, ProceduralRef)
+        answer = last_answer(completion)
+        score = 0.0 if answer is None else self._score(answer, self._entry(ref.seed, ref.index))
+        return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)
+
+    def _score(self, answer: str, entry: Entry) -> float:
+        oracle = "" if entry["answer"] is None else str(entry["answer"])
+        seen = admitted(self._dataset_name, answer, oracle)
+        if seen is None:
+            return 0.0
+        own = OWN_SCORERS.get(self._dataset_name)
+        try:
+            return own(seen, entry) if own is not None else float(self._scorer.score_answer(seen, _copy(entry)))
+        except Exception as error:  # 105 scorers on text from strangers: whatever one raises is a wrong answer
+            self.counts["scorer_failures"] += 1
+            logger.debug("scorer of %s raised %r", self.name, error)
+            return 0.0
+
+    def oracle(self, seed: int, index: int) -> str | None:
+        """The library's own answer to a question; None for the few data sets that keep none."""
+        answer = self._entry(seed, index)["answer"]
+        return None if answer is None else str(answer)
+
+    def _entry(self, seed: int, index: int) -> Entry:
+        cached = self._entries.get((seed, index))
+        if cached is not None:
+            return cached
+        block, item = divmod(index, ITEMS_PER_DATASET)
+        # seed + item must stay below 2^32: some data sets seed numpy with it
+        dataset_seed = draw(2**32 - ITEMS_PER_DATASET, "reasoning_gym", self.name, seed, block)
+        try:
+            dataset = self._datasets.get(dataset_seed)
+            if dataset is None:
+                dataset = make_dataset(self._dataset_name, dataset_seed, self._config.options)
+                self._datasets.put(dataset_seed, dataset)
+            with _SeededGlobalRandom(dataset_seed + item):
+                entry = dataset[item]
+        except Exception as error:  # generators raise anything; the caller asks another question instead
+            raise TaskError(
+                f"task {self.name!r}: ReasoningGYM failed on question {index} of {seed}: {error!r}"
+            ) from error
+        if len(str(entry["question"])) > MAX_QUESTION:
+            raise TaskError(f"task {self.name!r}: question {index} of {seed} is over {MAX_QUESTION} characters long")
+        self._entries.put((seed, index), entry)
+        return entry
+
+    def _checked(self) -> LibraryDataset:
+        """An instance with the configured options; any instance can score any entry."""
+        name, options = self.name, self._config.options
+        if self._dataset_name == "composite":
+            raise TaskError(f"task {name!r}: list the parts of `composite` as tasks of the run, each with its weight")
+        valid = dataset_options(self._dataset_name)
+        for option, value in options.items():
+            if option not in valid:
+                raise TaskError(f"task {name!r} has no option {option!r}; its options are {', '.join(valid)}")
+            if not is_safe_option(value):
+                raise TaskError(f"task {name!r}: option {option!r} must be plain words or numbers, got {value!r}")
+        if self._dataset_name not in REACH:
+            raise TaskError(f"task {name!r}: how ReasoningGYM scores {self._dataset_name!r} has not been read here")
+        try:
+            with time_limit(SETUP_LIMIT_S):
+                return make_dataset(self._dataset_name, 0, options)
+        except Exception as error:  # each data set validates in its own way: assert, ValueError, TypeError, KeyError
+            given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+            defaults = ", ".join(f"{option}={value!r}" for option, value in valid.items())
+            reason = str(error) or repr(error)
+            raise TaskError(f"task {name!r}: {reason}; got {given or 'no options'}; options are {defaults}") from error
+
+
+def _copy(entry: Entry) -> Entry:
+    """An item for a scorer to write into: one keeps every board of a solution in the metadata."""
+    metadata = entry["metadata"]
+    return {**entry, "metadata": dict(metadata) if isinstance(metadata, Mapping) else metadata}
+
+
+def last_answer(completion: str) -> str | None:
+    """The last `<answer>` pair of a completion, by the library's own rule."""
+    end = completion.rfind("</answer>")
+    if end < 0:
+        return None
+    # without the tail: the library's pattern takes quadratic time on opening tags that nothing closes
+    found: str | None = extract_answer(completion[: end + len("</answer>")])
+    return found
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what takes longer; without effect outside of the main thread, which alone has alarms."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(signum: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+class _SeededGlobalRandom:
+    """Seeds the global generator, which a few data sets draw from, and puts the process's own state back."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        self._state = random.getstate()
+        random.seed(self._seed)
+
+    def __exit__(self, *exc: object) -> None:
+        random.setstate(self._state)

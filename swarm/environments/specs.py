@@ -1,0 +1,89 @@
+"""Tasks in a run's manifest: what the founder writes down, and what a stranger makes of it.
+
+A manifest never makes a node open a file of its own disk: a data set in it is a public repository of the hub. A task
+on local files travels without their path, so that members see it; a member that has the files lists its tasks in its
+own configuration, and groups on a task it does not have are counted there as `unknown_task`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from swarm.environments.config import DatasetTask, TaskConfig, is_hub_id
+from swarm.errors import TaskError
+from swarm.foreign import clean
+from swarm.types import TaskSpec
+
+LOCAL = "local"
+"""Stands for the path of local files wherever others can see it."""
+MAX_PROBLEM_CHARS = 1_000
+
+FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+"""Suffixes of the local files a `DatasetTask` reads, and the `datasets` builder for each."""
+
+_ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
+
+
+def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
+    """Tasks as a manifest carries them. Raises `TaskError` for one that members would refuse."""
+    return tuple(_to_spec(config) for config in configs)
+
+
+def from_specs(specs: Iterable[TaskSpec]) -> tuple[TaskConfig, ...]:
+    """The manifest's tasks that this node can try to set up: those on the founder's local files are left out.
+
+    Raises `TaskError` for a specification that is not a valid configuration.
+    """
+    return tuple(_from_spec(spec) for spec in specs if not is_founders_own(spec))
+
+
+def is_founders_own(spec: TaskSpec) -> bool:
+    """Whether a task is on local files of the founder. This node's disk is not looked at: that would tell of it."""
+    path = spec.settings.get("path")
+    return spec.kind == "dataset" and isinstance(path, str) and (path == LOCAL or _looks_local(path))
+
+
+def is_on_disk(config: TaskConfig) -> bool:
+    """Whether a task reads local files rather than the hub or a generator."""
+    if not isinstance(config, DatasetTask) or config.public:
+        return False
+    if _looks_local(config.path):
+        return True
+    with suppress(OSError):  # what is too long for a path is none
+        return Path(config.path).exists()
+    return False
+
+
+def _looks_local(path: str) -> bool:
+    parts = Path(path)
+    return path.startswith(("/", ".", "~", "\\")) or len(parts.parts) > 2 or parts.suffix.lower() in FORMATS
+
+
+def _to_spec(config: TaskConfig) -> TaskSpec:
+    dumped = config.model_dump(mode="json", exclude_defaults=True, exclude={"name", "kind", "weight", "public"})
+    settings = cast(dict[str, object], dumped)
+    if is_on_disk(config):
+        settings["path"] = LOCAL
+    elif isinstance(config, DatasetTask) and not is_hub_id(config.path):
+        raise TaskError(
+            f"task {config.name!r}: a run's data set must be OWNER/NAME on the hub, got {config.path!r}; members would "
+            "refuse it"
+        )
+    return TaskSpec(name=config.name, kind=config.kind, weight=config.weight, settings=settings)
+
+
+def _from_spec(spec: TaskSpec) -> TaskConfig:
+    settings = {**spec.settings, "name": spec.name, "kind": spec.kind, "weight": spec.weight}
+    if spec.kind == "dataset":
+        settings["public"] = True
+    try:
+        return _ADAPTER.validate_python(settings)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        text = clean(f"the manifest's task {spec.name!r} cannot be set up here: {problems}", MAX_PROBLEM_CHARS)
+        raise TaskError(text) from error

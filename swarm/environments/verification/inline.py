@@ -1,0 +1,53 @@
+"""A verifier without processes, for simulations and tests: questions and grades are made in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from swarm.environments.config import TaskConfig
+from swarm.environments.mixture import TaskMixture
+from swarm.types import Grade, Question, Rejection, TaskRef
+
+
+class InlineVerifier:
+    """Implements `Verifier` without a time limit: what hangs, hangs the caller, so feed it no stranger's groups.
+
+    A few data sets order a set of strings, so their questions agree between processes only when PYTHONHASHSEED does;
+    the pool's workers fix it to 0.
+    """
+
+    def __init__(self, configs: Sequence[TaskConfig]) -> None:
+        """Set up the tasks. Raises `TaskError`."""
+        self._mixture = TaskMixture(configs)
+        self._done: list[tuple[str, Grade | Rejection]] = []
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`."""
+        return [self._mixture.question(seed, index) for index in range(start, start + count)]
+
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+        """Grade groups: one result a job, in order."""
+        return [self._mixture.grade(ref, texts) for ref, texts in jobs]
+
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        """Grade a group now."""
+        verdict: Future[Grade | Rejection] = Future()
+        verdict.set_result(self._mixture.grade(ref, texts))
+        return verdict
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        """Grade a group now; `collect` hands it out."""
+        self._done.append((key, self._mixture.grade(ref, texts)))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        """What has been graded since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts of the mixture and its sources."""
+        return dict(self._mixture.counts)
+
+    def close(self) -> None:
+        """Nothing to stop."""

@@ -1,0 +1,507 @@
+"""Questions and grades made by killable processes.
+
+    draw, grade ──▶ own jobs ──────────────────▶┐
+                                                ├─▶ dispatcher thread ─▶ worker (one job at a time) ─▶ results
+    submit ──▶ a line for each sender (bounded) ▶┘                        killed when late, replaced
+
+The node's process imports neither ReasoningGYM nor `datasets`. A scorer may hang, hold the interpreter or take the
+process down: it costs one job and one worker, never the node. Own jobs are always taken first; once they had to wait
+for strangers' all the same, one further worker takes nothing else.
+
+Workers are shut in (`sandbox.confinement`), for a stranger's text may take one over; what it then says is held
+against what was asked, and never waited for. Data sets are downloaded and converted by a process of their own, which
+ends before the workers start.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from swarm.environments.config import TASK_LIST, DatasetTask, TaskConfig, VerificationSettings
+from swarm.environments.sandbox.rooms import Rooms, caches, download_environment, environment, token_file
+from swarm.environments.specs import is_on_disk
+from swarm.environments.verification.channel import Channel, Oversized
+from swarm.environments.verification.fair import FairQueue
+from swarm.environments.verification.messages import (
+    MAX_REPLY_BYTES,
+    Draw,
+    Drawn,
+    Failed,
+    Graded,
+    GradeGroup,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Reply,
+    Setup,
+    decode_reply,
+    encode,
+    in_order,
+)
+from swarm.errors import TaskError
+from swarm.types import Grade, Question, Rejection, TaskRef
+
+logger = logging.getLogger(__name__)
+
+WORKER = "swarm.environments.verification.worker"
+MAX_FAILED_STARTS = 3
+START_LIMIT_S = 900.0
+"""A first start may download and convert data sets."""
+PATIENCE_S = 1.0
+"""So long an own job waits while every worker is on others' groups before a worker is started for own ones alone."""
+MAX_COUNTERS = 64
+"""Kinds of things counted; workers name some of them."""
+_LAST_WORDS_BYTES = 2_000
+_OWN_COUNTERS = ("timeouts", "crashes", "violations", "overflows", "restarts")
+
+
+class _Job:
+    """One request and where its outcome goes."""
+
+    def __init__(self, request: Draw | GradeGroup, finish: Callable[[Reply], None], own: bool) -> None:
+        self.request = request
+        # encoded here, in the caller's thread: what cannot be encoded is the caller's error
+        self.message = encode(request)
+        self.what = f"a group of {request.ref.task}" if isinstance(request, GradeGroup) else str(request)
+        self.finish = finish
+        self.own = own
+        self.queued_at = time.monotonic()
+
+
+class _Worker:
+    """One process, the socket to it, and what it is doing."""
+
+    def __init__(self, request: Prepare | Setup, room: Path, told: dict[str, str]) -> None:
+        self.request = request
+        self._room = room
+        self._stderr = room.with_suffix(".stderr")
+        end, theirs = socket.socketpair()
+        self.channel = Channel(end, MAX_REPLY_BYTES)
+        with theirs, self._stderr.open("ab") as stderr:
+            # a plain child, not multiprocessing's: it neither imports the parent's __main__ nor inherits its memory
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # some generators print
+                stderr=stderr,  # not the node's: what a stranger writes does not reach a terminal
+                cwd=room,
+                env=told,
+                start_new_session=True,  # a terminal, and its Ctrl-C, is for the node, which then closes the pool
+            )
+        self.ready = False
+        self.job: _Job | None = None
+        self.deadline = time.monotonic() + START_LIMIT_S
+        self._send(encode(request))
+
+    def give(self, job: _Job, time_limit_s: float) -> None:
+        self.job = job
+        self.deadline = time.monotonic() + time_limit_s
+        self._send(job.message)
+
+    @property
+    def asked(self) -> Prepare | Setup | Draw | GradeGroup | None:
+        """What it owes an answer to."""
+        if not self.ready:
+            return self.request
+        return self.job.request if self.job is not None else None
+
+    def kill(self) -> str:
+        """End the process; how it ended, with its last words if there were any."""
+        self.process.kill()
+        code = self.process.wait()
+        self.channel.close()
+        words = b""
+        with suppress(FileNotFoundError):  # it was killed before
+            words = self._stderr.read_bytes()[-_LAST_WORDS_BYTES:].strip()
+            self._stderr.unlink()
+        shutil.rmtree(self._room, ignore_errors=True)
+        return f"worker ended with {code}" + (f"; it said {words.decode(errors='replace')!r}" if words else "")
+
+    def _send(self, message: bytes) -> None:
+        with suppress(ConnectionError):  # a child that died is found by the next wait
+            self.channel.send(message)
+
+
+class VerificationPool:
+    """Implements `Verifier` with worker processes.
+
+    Workers start at once and in the background; what is wrong with the tasks is raised as `TaskError` by the first
+    call that needs them. Every call raises it from then on.
+    """
+
+    def __init__(self, configs: Sequence[TaskConfig], settings: VerificationSettings, lenient: bool = False) -> None:
+        """Start the workers and the thread that feeds them.
+
+        `lenient`, for a list that a stranger made: go without tasks that cannot be set up, and read no files for them
+        but the caches.
+        """
+        self._settings = settings
+        self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
+        self._tasks = frozenset(config.name for config in self._configs)
+        self._lenient = lenient
+        self._rooms = Rooms()
+        self._python_path = os.pathsep.join(filter(None, sys.path))
+        self._setup = Setup(
+            configs=TASK_LIST.dump_json(self._configs),
+            time_limit_s=settings.time_limit_s,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            elsewhere=str(self._rooms.lock),
+            lenient=lenient,
+        )
+        self._ready = Ready()
+        self._lock = threading.Lock()
+        self._own: deque[_Job] = deque()
+        self._external: FairQueue[tuple[str, _Job]] = FairQueue(settings.queue_groups)
+        self._done: list[tuple[str, Grade | Rejection]] = []
+        self._counters: Counter[str] = Counter(dict.fromkeys(_OWN_COUNTERS, 0))
+        self._failure: TaskError | None = None
+        self._closing = False
+        self._failed_starts = 0
+        self._was_ready = False
+        self._wake_reader, self._wake_writer = Pipe(duplex=False)
+        self._workers: list[_Worker] = []
+        self._reserved: _Worker | None = None
+        """That of them which takes own jobs only."""
+        self._thread = threading.Thread(target=self._run, name="verification", daemon=True)
+        self._thread.start()
+
+    def wait_until_ready(self) -> dict[str, str]:
+        """The tasks left out by a lenient pool, each with the reason. Raises `TaskError` when none can be set up."""
+        self._question(0, 0, self._ask(Draw(0, 0)))
+        return dict(self._ready.skipped)
+
+    def unprotected(self) -> dict[str, str]:
+        """What a worker found that it could reach although it should not, as in `Confinement.probe`; once ready."""
+        return dict(self._ready.unprotected)
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`.
+
+        A task that fails, hangs or crashes on a question is passed over for the next in the list. Raises `TaskError`
+        when none is left, or when the tasks cannot be set up.
+        """
+        pending = [(index, self._ask(Draw(seed, index))) for index in range(start, start + count)]
+        return [self._question(seed, index, reply) for index, reply in pending]
+
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+        """Grade groups and wait: one result a job, in order. Raises `TaskError` when the tasks cannot be set up."""
+        pending = [self.begin(ref, texts) for ref, texts in jobs]
+        return [verdict.result() for verdict in pending]
+
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        """Grade one of this node's own groups; call or result raise `TaskError` when the tasks cannot be set up."""
+        verdict: Future[Grade | Rejection] = Future()
+
+        def finish(reply: Future[Reply]) -> None:
+            try:
+                verdict.set_result(_outcome(reply.result()))
+            except TaskError as error:
+                verdict.set_exception(error)
+
+        self._ask(GradeGroup(ref, tuple(texts))).add_done_callback(finish)
+        return verdict
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        """Queue a group for grading; never blocks. Senders take turns.
+
+        When the queue is full, the oldest group of whoever has most of it gets `verifier_overflow`.
+        """
+
+        def finish(reply: Reply) -> None:
+            if not isinstance(reply, Failed):  # the pool is ending, and nobody will collect
+                with self._lock:
+                    self._done.append((key, _outcome(reply)))
+
+        job = _Job(GradeGroup(ref, tuple(texts)), finish, own=False)
+        with self._lock:
+            self._raise_failure()
+            if (dropped := self._external.put(sender, (key, job))) is not None:
+                self._counters["overflows"] += 1
+                overflow = Rejection("verifier_overflow", f"more than {self._settings.queue_groups}")
+                self._done.append((dropped[0], overflow))
+        self._wake()
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        """What has been graded since the last call; raises `TaskError` when the tasks cannot be set up."""
+        with self._lock:
+            self._raise_failure()
+            done, self._done = self._done, []
+            return done
+
+    def close(self) -> None:
+        """Kill the workers and end the thread; what is unfinished is lost, a waiting call gets `TaskError`."""
+        with self._lock:
+            self._closing = True
+        self._wake()
+        self._thread.join()
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative: of workers, and what `TaskMixture` counts.
+
+        `timeouts`, `crashes`, `violations` (replies that no honest worker gives), `overflows` of the queue, `restarts`.
+        """
+        with self._lock:
+            return dict(self._counters)
+
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+        with self._lock:
+            return tuple(worker.process.pid for worker in self._workers)
+
+    def _ask(self, request: Draw | GradeGroup) -> Future[Reply]:
+        reply: Future[Reply] = Future()
+        job = _Job(request, reply.set_result, own=True)
+        with self._lock:
+            self._raise_failure()
+            self._own.append(job)
+        self._wake()
+        return reply
+
+    def _question(self, seed: int, index: int, reply: Future[Reply]) -> Question:
+        skip, forgiven = 0, False
+        while True:  # a worker told to skip every task fails at once
+            answer = reply.result()
+            match answer:
+                case Drawn(question, _):
+                    return question
+                case Failed(error):
+                    raise TaskError(error)
+            outcome = _outcome(answer)
+            if isinstance(outcome, Rejection) and outcome.reason == "verifier_crash" and not forgiven:
+                forgiven = True  # the worker may have been killed from outside: the task is blamed the second time
+            else:
+                skip += 1
+            reply = self._ask(Draw(seed, index, skip))
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise TaskError(str(self._failure))
+        if self._closing:
+            raise TaskError("the verification pool is closed")
+
+    def _wake(self) -> None:
+        self._wake_writer.send_bytes(b"")
+
+    # the dispatcher thread
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+            while not self._closing and self._failure is None:
+                self._hand_out()
+                self._listen()
+        except OSError as error:
+            self._failure = TaskError(f"verification workers cannot be started: {error}")
+        finally:
+            self._shut_down()
+
+    def _begin(self) -> None:
+        """Workers end with the thread that started them, which is this one."""
+        wanted = [config for config in self._configs if isinstance(config, DatasetTask)]
+        if not wanted:
+            self._start_serving()
+            return
+        files = [config.path for config in wanted if is_on_disk(config) and not self._lenient]
+        places = caches()
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
+        # a run's founder chooses data sets, but not to read them with this user's token
+        readable = () if self._lenient else (*files, str(token_file()))
+        request = Prepare(self._setup.configs, readable, tuple(map(str, places)), len(files) < len(wanted))
+        room = self._rooms.new()
+        self._keep(_Worker(request, room, download_environment(room, self._python_path, not self._lenient)))
+
+    def _start_serving(self) -> None:
+        for _ in range(self._settings.workers):
+            self._keep(self._new_worker())
+
+    def _new_worker(self) -> _Worker:
+        room = self._rooms.new()
+        return _Worker(self._setup, room, environment(room, self._python_path))
+
+    def _keep(self, worker: _Worker, instead_of: _Worker | None = None) -> None:
+        with self._lock:
+            self._workers = [*(other for other in self._workers if other is not instead_of), worker]
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if worker.asked is None and (job := self._next_job(own_only=worker is self._reserved)) is not None:
+                worker.give(job, self._settings.time_limit_s)
+        if self._patience_ends() <= time.monotonic():
+            self._reserved = self._new_worker()
+            self._keep(self._reserved)
+
+    def _next_job(self, own_only: bool) -> _Job | None:
+        with self._lock:
+            if self._own:
+                return self._own.popleft()
+            waiting = None if own_only else self._external.get()
+            return waiting[1] if waiting is not None else None
+
+    def _patience_ends(self) -> float:
+        """When a worker must be started for own jobs, on the clock of deadlines; infinity when none has to."""
+        with self._lock:
+            oldest = self._own[0].queued_at if self._own else math.inf
+        jobs = [worker.job for worker in self._workers]
+        taken = self._reserved is None and bool(jobs) and all(job is not None and not job.own for job in jobs)
+        return oldest + PATIENCE_S if taken else math.inf
+
+    def _listen(self) -> None:
+        """Wait for a wake-up, a reply or a deadline, and deal with each."""
+        deadline = min([worker.deadline for worker in self._workers if worker.asked is not None], default=math.inf)
+        deadline = min(deadline, self._patience_ends())
+        timeout = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
+        with closing(selectors.PollSelector()) as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            for worker in self._workers:
+                writing = selectors.EVENT_WRITE if worker.channel.blocked else 0
+                selector.register(worker.channel, selectors.EVENT_READ | writing, worker)
+            awake = {key.data: events for key, events in selector.select(timeout)}
+        while self._wake_reader.poll():
+            self._wake_reader.recv_bytes()
+        for worker in tuple(self._workers):
+            if awake.get(worker, 0) & selectors.EVENT_READ:
+                self._receive(worker)
+            elif worker.asked is not None and time.monotonic() >= worker.deadline:
+                self._lost(worker, "timeouts")
+            elif worker in awake:
+                with suppress(ConnectionError):  # which reading from it finds as well
+                    worker.channel.flush()
+
+    def _receive(self, worker: _Worker) -> None:
+        try:
+            message = worker.channel.receive()
+            reply = decode_reply(message) if message is not None else None
+        except (EOFError, ConnectionError):
+            self._lost(worker, "crashes")
+            return
+        except (Oversized, msgspec.DecodeError, RecursionError) as error:
+            self._lost(worker, "violations", str(error))
+            return
+        if reply is None:
+            return
+        asked = worker.asked
+        if asked is None or not in_order(asked, reply, self._tasks) or not self._counted(reply):
+            self._lost(worker, "violations", f"it answered {str(reply)[:200]}")
+        elif worker.job is not None:
+            job, worker.job = worker.job, None
+            job.finish(reply)
+        elif isinstance(reply, Prepared):
+            self._prepared(worker, reply)
+        elif isinstance(reply, Ready):
+            worker.ready, self._was_ready, self._failed_starts = True, True, 0
+            self._ready = reply
+        elif isinstance(reply, Failed):
+            self._lost(worker, "crashes", error=reply.error)
+
+    def _prepared(self, worker: _Worker, reply: Prepared) -> None:
+        """Data sets are on this disk: the process that had the network goes, those that grade come."""
+        cache = caches()[1]
+        files = [Path(part.path) for rows in reply.stored.values() for part in rows.files]
+        if not all(path.is_relative_to(cache) and ".." not in path.parts for path in files):
+            self._lost(worker, "violations", "it named files outside of the cache as rows")
+            return
+        worker.kill()
+        with self._lock:
+            self._workers = []
+        self._setup = msgspec.structs.replace(self._setup, stored=reply.stored, unprepared=reply.unprepared)
+        self._start_serving()
+
+    def _counted(self, reply: Reply) -> bool:
+        """Add what a worker counted; False when it has no business with a name, or made up too many."""
+        if not isinstance(reply, Drawn | Graded):
+            return True
+        with self._lock:
+            if not reply.counts.keys().isdisjoint(_OWN_COUNTERS):
+                return False
+            if len(self._counters.keys() | reply.counts.keys()) > MAX_COUNTERS:
+                return False
+            self._counters.update(reply.counts)
+        return True
+
+    def _lost(self, worker: _Worker, how: Literal["timeouts", "crashes", "violations"], error: str = "") -> None:
+        """Bury a worker, give its job a result, and start another unless starting has become hopeless."""
+        ended = worker.kill()
+        job = worker.job
+        late = how == "timeouts"
+        detail = f"over {self._settings.time_limit_s} s" if late else f"{error}; {ended}" if error else ended
+        if job is not None or how == "violations":
+            self._count(how)
+            logger.warning("lost a verification worker on %s: %s", job.what if job is not None else "nothing", detail)
+        if job is not None:
+            reason = "verifier_timeout" if late else "verifier_crash"
+            job.finish(Refused(Rejection(reason, detail)))
+        if not worker.ready:
+            self._failed_starts += 1
+            # a first start that reports what is wrong with the tasks would only report it again
+            if self._failed_starts == MAX_FAILED_STARTS or (error and not self._was_ready):
+                ended = f"took over {START_LIMIT_S} s" if late else ended
+                self._failure = TaskError(error or f"verification workers do not start: the last {ended}")
+                return
+        self._count("restarts")
+        if isinstance(worker.request, Prepare):
+            with self._lock:
+                self._workers = []
+            self._begin()
+            return
+        replacement = self._new_worker()
+        if worker is self._reserved:
+            self._reserved = replacement
+        self._keep(replacement, instead_of=worker)
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counters[what] += 1
+
+    def _shut_down(self) -> None:
+        """Leave no process, and no caller waiting, whatever ended the thread."""
+        with self._lock:
+            if self._failure is None:
+                ended = "is closed" if self._closing else "broke; its thread's traceback says why"
+                self._failure = TaskError(f"the verification pool {ended}")
+            unfinished = [worker.job for worker in self._workers if worker.job is not None] + list(self._own)
+            self._own.clear()
+            self._external.clear()
+        for worker in self._workers:
+            worker.kill()
+        self._rooms.close()
+        for job in unfinished:
+            job.finish(Failed(str(self._failure)))
+
+
+def _outcome(reply: Reply) -> Grade | Rejection:
+    match reply:
+        case Graded(grade, _):
+            return grade
+        case Refused(rejection):
+            return rejection
+        case Failed(error):
+            raise TaskError(error)
+    raise AssertionError(f"a verification worker answered {reply} to a group")
+
+
+def _from_anywhere(config: TaskConfig) -> TaskConfig:
+    """The same task for a process in another directory."""
+    if isinstance(config, DatasetTask) and is_on_disk(config):
+        return config.model_copy(update={"path": str(Path(config.path).expanduser().absolute())})
+    return config

@@ -1,0 +1,163 @@
+"""The process behind the verification pool: `python -m swarm.environments.verification.worker FD`, for `pool.py` only.
+
+Its first message says what it is for. One that prepares downloads and converts data sets, and ends: it never sees a
+stranger's completion. One that serves shuts itself in before anything else and answers questions and groups. Neither
+gets from this file what the other may have.
+
+It ends when its socket does, so it outlives a parent that was killed by no more than the job at hand; a job that
+hangs is ended by an alarm of its own, which the kernel delivers even while a C extension holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig
+from swarm.environments.mixture import TaskMixture, make_source
+from swarm.environments.sandbox.confinement import Confinement
+from swarm.environments.verification.channel import read_message, write_message
+from swarm.environments.verification.messages import (
+    MAX_DETAIL_CHARS,
+    MAX_PROMPT_CHARS,
+    Draw,
+    Drawn,
+    Failed,
+    Graded,
+    GradeGroup,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Reply,
+    Request,
+    Setup,
+    decode_request,
+    encode,
+)
+from swarm.errors import TaskError
+from swarm.protocols import TaskSource
+from swarm.types import Grade, Rejection
+
+ALARM_GRACE_S = 1.0
+"""The pool kills a late worker at the time limit; the alarm is for workers whose pool is gone."""
+
+
+def serve(descriptor: int) -> None:
+    """Answer requests until the other end closes."""
+    match decode_request(read_message(descriptor)):
+        case Prepare() as request:
+            write_message(descriptor, encode(_prepare(request)))
+        case Setup() as setup:
+            _serve(descriptor, setup)
+
+
+def _prepare(request: Prepare) -> Prepared:
+    """Get the data sets onto this disk, with no more of the disk than that takes."""
+    writable = tuple(map(Path, (*request.writable, ".")))
+    Confinement().enclose(map(Path, request.readable), writable, request.network)
+    from swarm.environments.sources.hf_datasets import store
+
+    stored, unprepared = {}, {}
+    for config in TASK_LIST.validate_json(request.configs):
+        if isinstance(config, DatasetTask):
+            try:
+                stored[config.name] = store(config)
+            except TaskError as error:
+                unprepared[config.name] = _cut(error)
+    return Prepared(stored, unprepared)
+
+
+def _serve(descriptor: int, setup: Setup) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
+    rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
+    confinement = Confinement()
+    confinement.enclose(rows, [Path(".")], network=False)
+    configs = TASK_LIST.validate_json(setup.configs)
+    _import_libraries(configs)
+    confinement.seal()
+    try:
+        mixture = TaskMixture(configs, setup.lenient, partial(_source, setup))
+    except TaskError as error:
+        write_message(descriptor, encode(Failed(_cut(error))))
+        return
+    unprotected = confinement.probe(Path(setup.elsewhere), setup.memory_limit_bytes)
+    skipped = {name: reason[:MAX_DETAIL_CHARS] for name, reason in mixture.skipped.items()}
+    write_message(descriptor, encode(Ready(skipped, unprotected)))
+    while True:
+        request = decode_request(read_message(descriptor))
+        signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + ALARM_GRACE_S)
+        reply = _answer(mixture, request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        write_message(descriptor, encode(reply))
+
+
+def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
+    """What starts threads, or writes what it has compiled, does it now."""
+    if any(isinstance(config, ReasoningGymTask) for config in configs):
+        import swarm.environments.sources.reasoning_gym
+    if any(isinstance(config, DatasetTask) for config in configs):
+        import swarm.environments.sources.hf_datasets  # noqa: F401
+
+
+def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> TaskSource:
+    if config.name in setup.unprepared:
+        raise TaskError(setup.unprepared[config.name])
+    return make_source(config, counts, setup.stored.get(config.name))
+
+
+def _answer(mixture: TaskMixture, request: Request) -> Reply:
+    match request:
+        case Draw(seed, index, skip):
+            try:
+                question = mixture.question(seed, index, skip)
+            except TaskError as error:
+                return Failed(_cut(error))
+            if len(question.prompt) > MAX_PROMPT_CHARS:
+                return Refused(_too_long(question.prompt))
+            return Drawn(question, _take(mixture.counts))
+        case GradeGroup(ref, texts):
+            started = time.perf_counter()
+            result = mixture.grade(ref, texts)
+            if isinstance(result, Grade) and len(result.prompt) > MAX_PROMPT_CHARS:
+                result = _too_long(result.prompt)
+            result = replace(result, seconds=time.perf_counter() - started)
+            if isinstance(result, Grade):
+                return Graded(result, _take(mixture.counts))
+            return Refused(replace(result, detail=result.detail[:MAX_DETAIL_CHARS]))
+        case Prepare() | Setup():
+            raise AssertionError("a worker is set up once")
+
+
+def _too_long(prompt: str) -> Rejection:
+    return Rejection("question_mismatch", f"a question of {len(prompt)} characters, more than {MAX_PROMPT_CHARS}")
+
+
+def _cut(error: TaskError) -> str:
+    return str(error)[:MAX_DETAIL_CHARS]
+
+
+def _take(counts: Counter[str]) -> dict[str, int]:
+    taken = dict(counts)
+    counts.clear()
+    return taken
+
+
+def main() -> None:
+    """Run one worker on the socket whose file descriptor is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve(int(sys.argv[1]))
+    except (EOFError, ConnectionError):
+        return
+
+
+if __name__ == "__main__":
+    main()

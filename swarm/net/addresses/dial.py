@@ -1,0 +1,115 @@
+"""Whom to dial and when: multiaddrs, a cheap probe before the daemon dials, and backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
+
+from swarm.errors import ConfigError, IdentityError
+from swarm.net.records.identity import public_key_of
+
+PROBE_TIMEOUT_S = 5.0
+MAX_PAUSE_S = 60.0
+MAX_PAUSES = 4_096
+"""Names may be strangers' inventions: the pause that began first is forgotten for one more."""
+TCP_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+
+
+def split_multiaddr(multiaddr: str) -> tuple[str, str]:
+    """Address and peer id of a multiaddr that ends in `/p2p/PEER_ID`. Raises `ConfigError`."""
+    address, separator, peer_id = multiaddr.rpartition("/p2p/")
+    if not separator or not address.startswith("/"):
+        raise ConfigError(f"a peer's address must look like /ip4/HOST/tcp/PORT/p2p/PEER_ID, got {multiaddr!r}")
+    try:
+        public_key_of(peer_id)
+    except IdentityError as error:
+        raise ConfigError(f"{multiaddr!r} names no peer: {error}") from error
+    return address, peer_id
+
+
+def by_peer(multiaddrs: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Addresses of each peer that is named, in order. Raises `ConfigError`."""
+    addresses: dict[str, tuple[str, ...]] = {}
+    for multiaddr in multiaddrs:
+        address, peer_id = split_multiaddr(multiaddr)
+        addresses[peer_id] = (*addresses.get(peer_id, ()), address)
+    return addresses
+
+
+def host_of(address: str) -> str:
+    """What of a multiaddr stands for one machine or network: its IP, the /64 of an IPv6 one, or its name."""
+    parts = address.split("/")
+    host = parts[2] if len(parts) > 2 else ""
+    try:
+        version = ip_address(host).version
+    except ValueError:
+        return host
+    return str(ip_network(f"{host}/64", strict=False)) if version == 6 else host
+
+
+async def probe(address: str) -> str | None:
+    """Why nothing can be reached at `address`; None when something listens there, or only a dial can tell.
+
+    The daemon answers for minutes from memory after a dial failed, and says less about why.
+    """
+    parts = address.split("/")
+    if len(parts) != 5 or parts[1] not in TCP_HOSTS or parts[3] != "tcp" or not parts[4].isdecimal():
+        return None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+    except TimeoutError:
+        return f"no answer in {PROBE_TIMEOUT_S:g} s"
+    except socket.gaierror as error:
+        return f"unknown host ({error.strerror})"
+    except OSError as error:
+        return os.strerror(error.errno).lower() if error.errno else str(error)
+    except (ValueError, OverflowError) as error:
+        # A stranger's record may name a host or port that no look-up even accepts.
+        return f"not an address ({error})"
+    writer.close()
+    return None
+
+
+def unreachable(multiaddrs: Iterable[str]) -> dict[str, str]:
+    """What `probe` says against each of some peers' addresses; those with nothing against them are left out.
+
+    Takes seconds, and a thread without a running loop. Raises `ConfigError`.
+    """
+
+    async def ask(addresses: list[str]) -> list[str | None]:
+        return await asyncio.gather(*map(probe, addresses))
+
+    asked = list(multiaddrs)
+    problems = asyncio.run(ask([split_multiaddr(multiaddr)[0] for multiaddr in asked]))
+    return {multiaddr: problem for multiaddr, problem in zip(asked, problems, strict=True) if problem is not None}
+
+
+class Backoff:
+    """When to try again what has failed: first after `first_s`, then twice as long each time, up to `longest_s`."""
+
+    def __init__(self, first_s: float, longest_s: float = MAX_PAUSE_S) -> None:
+        """`first_s` is the pause after the first failure, whatever `longest_s` says."""
+        self._first_s = first_s
+        self._longest_s = max(first_s, longest_s)
+        self._pauses: dict[str, tuple[float, float]] = {}
+
+    def failed(self, name: str, now: float) -> None:
+        """Note a failure."""
+        pause_s, _ = self._pauses.get(name, (self._first_s / 2, 0.0))
+        pause_s = min(2 * pause_s, self._longest_s)
+        self._pauses.pop(name, None)
+        self._pauses[name] = (pause_s, now + pause_s)
+        if len(self._pauses) > MAX_PAUSES:
+            del self._pauses[next(iter(self._pauses))]
+
+    def succeeded(self, name: str) -> None:
+        """Forget earlier failures."""
+        self._pauses.pop(name, None)
+
+    def wait_s(self, name: str, now: float) -> float:
+        """Seconds until `name` may be tried; 0 when it may be now."""
+        return max(0.0, self._pauses.get(name, (0.0, now))[1] - now)

@@ -1,0 +1,193 @@
+"""Being reached behind a router: what the daemon is told, where places at relays are held, and what addresses say.
+
+The daemon asks the router for a port (UPnP), tells others whether they can be dialled (AutoNAT), and carries and
+accepts relayed connections. Places at relays are reserved by us, not by its own autorelay, which waits up to three
+minutes before it asks, and after a relay's restart asks again only an hour later.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import ip_address
+
+from swarm.net.addresses.dial import Backoff, by_peer
+from swarm.net.config import NetworkSettings
+
+CIRCUIT = "/p2p-circuit"
+MAX_PLACES = 3
+RENEW_EVERY_S = 60.0
+"""A relay forgets a place when the connection breaks, and after an hour."""
+REFUSED_PAUSE_S = 15.0
+DETOUR_S = 10.0
+"""A connection through a relay is left alone for so long: until it is in use, and outer addresses are known."""
+RETRY_DETOUR_S = 60.0
+MAX_RETRY_DETOUR_S = 3_600.0
+"""Not all routers can be opened: each further try comes twice as late."""
+
+
+def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
+    """The daemon's arguments for reachability."""
+    # Without -relay the daemon cannot dial through relays either.
+    arguments = (f"-natPortMap={int(settings.nat_port_map)}", "-autonat=1", "-relay=1")
+    if not settings.serve_relay:
+        return (*arguments, "-relayService=0")
+    return (
+        *arguments,
+        # A relay serves, and answers AutoNAT, once it believes to be public: the first one has nobody to ask.
+        "-forceReachabilityPublic=1",
+        "-relayService=1",
+        f"-relayMaxReservations={settings.relay_reservations}",
+        f"-relayMaxCircuits={settings.relay_circuits_per_peer}",
+        f"-relayDataLimit={settings.relay_circuit_bytes}",
+        f"-relayTimeLimit={settings.relay_circuit_s}s",
+    )
+
+
+def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Relays at which this node should hold places, and their addresses: those trusted as such, else the bootstraps."""
+    named = by_peer(settings.trusted_relays) if settings.trusted_relays else dict(bootstraps)
+    if settings.relay == "off" or settings.serve_relay:
+        return {}
+    if settings.relay == "auto":
+        if settings.announce:
+            return {}
+        # A bootstrap on this machine or net is no sign of a NAT, and its circuits would lead nowhere from elsewhere.
+        return {peer_id: each for peer_id, each in named.items() if any(map(_may_be_outside, each))}
+    return named
+
+
+class Places:
+    """The places that a node holds at relays. Pure: the session asks the relays."""
+
+    def __init__(self, relays: dict[str, tuple[str, ...]]) -> None:
+        """Hold places at up to `MAX_PLACES` of `relays`, given with their addresses."""
+        self.relays = relays
+        self._held: dict[str, float] = {}
+        self._refused = Backoff(REFUSED_PAUSE_S)
+
+    def due(self, connected: frozenset[str], now: float) -> list[str]:
+        """The relays to ask for a place now, new or again."""
+        self._held = {peer_id: since for peer_id, since in self._held.items() if peer_id in connected}
+        old = [peer_id for peer_id, since in self._held.items() if now - since >= RENEW_EVERY_S]
+        new = [
+            peer_id
+            for peer_id in self.relays
+            if peer_id in connected and peer_id not in self._held and self._refused.wait_s(peer_id, now) <= 0
+        ]
+        return old + new[: MAX_PLACES - len(self._held)]
+
+    def granted(self, relay: str, now: float) -> None:
+        """Note that a relay has given this node a place, for now."""
+        self._held[relay] = now
+        self._refused.succeeded(relay)
+
+    def refused(self, relay: str, now: float) -> None:
+        """Note that it has not."""
+        self._held.pop(relay, None)
+        self._refused.failed(relay, now)
+
+    def addresses(self, connected: frozenset[str]) -> tuple[str, ...]:
+        """One address through each relay that has a place for this node."""
+        held = [peer_id for peer_id in self._held if peer_id in connected]
+        return tuple(f"{_best(self.relays[peer_id])}/p2p/{peer_id}{CIRCUIT}" for peer_id in held)
+
+
+class Detours:
+    """Connections through relays that are worth making anew: where both ends know an outer address for UDP, dialling
+    each other at the same time opens both routers. Pure: the session hangs up, and both ends dial.
+    """
+
+    def __init__(self) -> None:
+        """None known yet."""
+        self._since: dict[str, float] = {}
+        self._tried = Backoff(RETRY_DETOUR_S, MAX_RETRY_DETOUR_S)
+
+    def due(
+        self,
+        observed: Mapping[str, Sequence[str]],
+        own: Sequence[str],
+        addresses_of: Callable[[str], Sequence[str]],
+        now: float,
+    ) -> list[str]:
+        """Peers to hang up on now, given the other ends of all connections and where everybody says to be."""
+        relayed = [peer_id for peer_id, ends in observed.items() if ends and all(map(relay_of, ends))]
+        self._since = {peer_id: self._since.get(peer_id, now) for peer_id in relayed}
+        if not any(map(_is_outer_udp, own)):
+            return []
+        found = []
+        for peer_id, since in self._since.items():
+            waited = now - since >= DETOUR_S and self._tried.wait_s(peer_id, now) <= 0
+            if waited and any(map(_is_outer_udp, addresses_of(peer_id))):
+                self._tried.failed(peer_id, now)
+                found.append(peer_id)
+        return found
+
+
+def _is_outer_udp(address: str) -> bool:
+    return is_public(address) and "/quic-v1" in address
+
+
+def relay_of(address: str) -> str | None:
+    """Peer id of the relay that `address` leads through; None for a direct address."""
+    return address.partition(CIRCUIT)[0].rpartition("/p2p/")[2] if CIRCUIT in address else None
+
+
+def is_public(address: str) -> bool:
+    """Whether `address` is a direct one with an IP of the whole internet."""
+    parts = address.split("/")
+    if CIRCUIT in address or len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return False
+    try:
+        return ip_address(parts[2]).is_global
+    except ValueError:
+        return False
+
+
+def is_here(address: str) -> bool:
+    """Whether the IP of a direct `address` is this machine's: a router's, too, is told when peers have seen it."""
+    version, host = address.split("/")[1:3]
+    with socket.socket(socket.AF_INET6 if version == "ip6" else socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def to_tell(multiaddrs: Iterable[str]) -> tuple[str, ...]:
+    """In the order of their use to others: public, through relays, perhaps forwarded by the router, of a local net."""
+
+    def rank(address: str) -> int:
+        if relay_of(address):
+            return 1
+        return (0 if is_here(address) else 2) if is_public(address) else 3
+
+    return tuple(sorted(multiaddrs, key=rank))
+
+
+def reachability(
+    settings: NetworkSettings,
+    bootstraps: Mapping[str, tuple[str, ...]],
+    addresses: Sequence[str],
+    connected: frozenset[str],
+) -> str | None:
+    """In words, whether strangers can reach a node with these own addresses; None when nothing tells."""
+    public = [address for address in addresses if is_public(address)]
+    if settings.serve_relay or settings.announce or any(map(is_here, public)):
+        return "public"
+    if relays := sorted({relay for address in addresses if (relay := relay_of(address))}):
+        return f"behind NAT, reachable through relay {' and '.join(relays)}"
+    if public:
+        return "behind NAT, reachable only if the router forwards a port"
+    # In a local network without any NAT all addresses are private too.
+    outside = {peer_id for peer_id, each in bootstraps.items() if any(map(is_public, each))}
+    return "behind NAT, not reachable" if outside & connected else None
+
+
+def _may_be_outside(address: str) -> bool:
+    return is_public(address) or address.startswith("/dns")
+
+
+def _best(addresses: Sequence[str]) -> str:
+    return next(filter(_may_be_outside, addresses), addresses[0])

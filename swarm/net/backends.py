@@ -1,0 +1,45 @@
+"""The network that the settings name; the library behind it is imported when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from swarm.net.addresses.dial import by_peer
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.libp2p.transport import Libp2pTransport
+from swarm.net.membership.state import Profile
+from swarm.net.records.identity import Identity
+from swarm.types import RunManifest
+
+NetworkTransport = HivemindTransport | Libp2pTransport
+
+
+def open_transport(
+    settings: NetworkSettings, identity: Identity, manifest: bytes | None = None, profile: Profile | None = None
+) -> NetworkTransport:
+    """A transport that has not started. Raises `ConfigError` or `TransportError` as its constructor does."""
+    backend = Libp2pTransport if settings.transport == "libp2p" else HivemindTransport
+    return backend(settings, identity, manifest, profile)
+
+
+def fetch_manifest(
+    multiaddrs: Sequence[str],
+    timeout_s: float,
+    *,
+    run_id: str | None = None,
+    transport: Literal["hivemind", "libp2p"] = "hivemind",
+) -> tuple[RunManifest, bytes]:
+    """A run's manifest, and as its founder sealed it, from the first of `multiaddrs` that has it.
+
+    Starts and stops a network of its own. Raises `PeerUnreachable` with every address and how it failed, `ConfigError`
+    for an address that names no peer, `TransportError` when the network cannot be started.
+    """
+    peers = by_peer(multiaddrs)
+    # A process can import one of the two libraries.
+    if transport == "libp2p":
+        from swarm.net.libp2p.manifest import fetch
+    else:
+        from swarm.net.hivemind.manifest import fetch
+    return fetch(peers, timeout_s, run_id)

@@ -1,0 +1,109 @@
+"""The run's directory of peers: one signed, short-lived record a peer in hivemind's DHT.
+
+It is kept in parts, each under a key of its own and so with other nodes: whoever stores a record is sent all that are
+under its key. Importing this imports hivemind's DHT: nodes have it in a process of its own, see `directory`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P, PeerID
+
+from swarm.errors import RejectedGroup
+from swarm.net.hivemind.dht_entries import PARTS, Entries, Gate, part_of
+from swarm.net.hivemind.dht_protocol import (
+    PARALLEL_RPC,
+    RPC_TIMEOUT_S,
+    BoundedProtocol,
+    EntryStorage,
+    EntryValidator,
+)
+from swarm.net.records.wire import open_peer_record
+from swarm.types import PeerRecord
+
+BEAM = 8
+"""Nodes asked for a part; its entries are at the five nearest to its key, as far as all know each other."""
+
+
+class PeerDirectory:
+    """Reads and writes the records of a run."""
+
+    def __init__(self, node: DHTNode, run_id: str, clock: Callable[[], float], entries: Entries) -> None:
+        """Wrap a DHT node that stores `entries`; use `create` instead."""
+        self._node = node
+        self._run_id = run_id
+        self._clock = clock
+        self._entries = entries
+
+    @classmethod
+    async def create(
+        cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time, *, keeps: bool = True
+    ) -> PeerDirectory:
+        """A directory that knows no other node yet; `meet` some. It holds others' records unless not `keeps`."""
+        keys = [DHTID.generate(source=key_of(run_id, part)) for part in range(PARTS)]
+        gate = Gate(run_id, {key.to_bytes(): part for part, key in enumerate(keys)}, clock)
+        entries = Entries(clock)
+        node = await DHTNode.create(
+            p2p,
+            client_mode=True,
+            wait_timeout=RPC_TIMEOUT_S,
+            parallel_rpc=PARALLEL_RPC,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            reuse_get_requests=False,
+            record_validator=EntryValidator(gate),
+        )
+        await BoundedProtocol.join(node, EntryStorage(entries, gate, keys, str(p2p.peer_id)), gate, keeps=keeps)
+        return cls(node, run_id, clock, entries)
+
+    def favour(self, peer_ids: Collection[str]) -> None:
+        """Who is connected and in the run: should there be too many entries, theirs are the last to go."""
+        self._entries.friends = frozenset(peer_ids)
+
+    async def meet(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
+        """Make connected peers part of the DHT; those that are. The `first` ones are asked whom they know.
+
+        One that has failed to answer since it was met is asked again.
+        """
+        targets = {peer_id: PeerID.from_base58(peer_id) for peer_id in peer_ids}
+        strangers = [peer for peer in targets.values() if peer not in self._node.protocol.routing_table]
+        answers = await asyncio.gather(*map(self._node.protocol.call_ping, strangers))
+        silent = {peer for peer, node_id in zip(strangers, answers, strict=True) if node_id is None}
+        met = frozenset(peer_id for peer_id, peer in targets.items() if peer not in silent)
+        if met and first:
+            await self._node.find_nearest_nodes([self._node.node_id])
+        return met
+
+    async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
+        """Store our own signed record; whether some node took it."""
+        key = key_of(self._run_id, part_of(peer_id))
+        return bool(await self._node.store(key, sealed, expires_at, subkey=peer_id, beam_size=BEAM))
+
+    async def read(self, *, everything: bool) -> list[tuple[PeerRecord, bytes]]:
+        """Valid records in one part or in all of them: opened, and as their peers signed them."""
+        parts = range(PARTS) if everything else [random.randrange(PARTS)]
+        keys = [key_of(self._run_id, part) for part in parts]
+        found = await self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=BEAM)
+        records = []
+        for entry in chain.from_iterable(
+            part.value.values() for part in found.values() if part is not None and isinstance(part.value, dict)
+        ):
+            try:
+                records.append((open_peer_record(entry.value, self._run_id, now=self._clock()), entry.value))
+            except RejectedGroup:
+                continue
+        return records
+
+
+def key_of(run_id: str, part: int) -> str:
+    """The key of a part of a run's directory."""
+    return f"{run_id}/peers/{part}"

@@ -1,0 +1,180 @@
+"""What a node stores of the directory: signed peer records of one run, bounded in every way.
+
+hivemind decodes before it validates, and stores without bound. Here a stranger's bytes are decoded by their type, which
+bounds depth, and nothing is kept but what its owner signed, in the part where it belongs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from swarm.errors import RejectedGroup
+from swarm.net.records.identity import MAX_PEER_ID_CHARS
+from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_peer_record
+
+PARTS = 16
+MAX_ENTRIES = 128
+"""In one part: 2,048 peers in all, of at most 3 MB."""
+EXPIRY_GRACE_S = 60.0
+"""A record just expired, or so by another clock, is no offence."""
+DICTIONARY_CODE = 0x50
+"""hivemind's extension type of a part."""
+HEADER_BYTES = 5
+"""At most, of a text or bytes in msgpack."""
+
+PeerIdText = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
+Sealed = Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]
+Packed = Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES + HEADER_BYTES)]
+_Dictionary = tuple[float, float, Annotated[list[tuple[PeerIdText, Packed, float]], Meta(max_length=MAX_ENTRIES)]]
+_decode_peer_id = msgspec.msgpack.Decoder(PeerIdText).decode
+_decode_sealed = msgspec.msgpack.Decoder(Sealed).decode
+_decode_ext = msgspec.msgpack.Decoder(msgspec.msgpack.Ext).decode
+_decode_dictionary = msgspec.msgpack.Decoder(_Dictionary).decode
+
+
+class Entry(Struct, frozen=True):
+    """One peer's record, opened as far as the directory is concerned."""
+
+    part: int
+    peer_id: str
+    sealed: bytes
+    expires_at: float
+
+    @property
+    def packed(self) -> bytes:
+        """The record as hivemind's DHT stores and sends it."""
+        return msgspec.msgpack.encode(self.sealed)
+
+
+class Gate:
+    """Opens what claims to be an entry of a run's directory; everything else raises `RejectedGroup`."""
+
+    def __init__(self, run_id: str, part_of_key: dict[bytes, int], clock: Callable[[], float]) -> None:
+        """`part_of_key` holds the run's own keys, the only ones there are."""
+        self._run_id = run_id
+        self._part_of_key = part_of_key
+        self._clock = clock
+
+    def part(self, key: bytes) -> int:
+        """The part that a key stands for."""
+        part = self._part_of_key.get(key)
+        if part is None:
+            raise RejectedGroup("malformed", "no key of this directory")
+        return part
+
+    def open(self, key: bytes, subkey: bytes, value: bytes, expires_at: float) -> Entry:
+        """An entry as hivemind sends one alone: text and bytes in msgpack.
+
+        The expiry is inside the signature: an entry cannot be kept alive, or pushed out, by anyone but its owner.
+        """
+        part = self.part(key)
+        if len(subkey) > MAX_PEER_ID_CHARS + HEADER_BYTES or len(value) > MAX_PEER_RECORD_BYTES + HEADER_BYTES:
+            raise RejectedGroup("oversized", f"{len(subkey)} bytes of peer id, {len(value)} bytes of record")
+        try:
+            peer_id, sealed = _decode_peer_id(subkey), _decode_sealed(value)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise RejectedGroup("malformed", str(error)) from error
+        return self._check(part, peer_id, sealed, expires_at)
+
+    def open_part(self, key: bytes, dictionary: bytes, max_bytes: int) -> list[Entry]:
+        """The good entries among those of a part, as hivemind sends a whole one."""
+        part = self.part(key)
+        if len(dictionary) > max_bytes:
+            raise RejectedGroup("oversized", f"at most {max_bytes} bytes a part, got {len(dictionary)}")
+        try:
+            extension = _decode_ext(dictionary)
+            if extension.code != DICTIONARY_CODE:
+                raise RejectedGroup("malformed", f"a part is no extension of type {extension.code}")
+            _, _, items = _decode_dictionary(extension.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise RejectedGroup("malformed", str(error)) from error
+        entries = []
+        for peer_id, packed, expires_at in items:
+            try:
+                entries.append(self._check(part, peer_id, _decode_sealed(packed), expires_at))
+            except (RejectedGroup, msgspec.MsgspecError):
+                continue
+        return entries
+
+    def _check(self, part: int, peer_id: str, sealed: bytes, expires_at: float) -> Entry:
+        peer = open_peer_record(sealed, self._run_id, now=self._clock() - EXPIRY_GRACE_S)
+        if peer.peer_id != peer_id or part != part_of(peer_id) or expires_at != peer.expires_at:
+            raise RejectedGroup("wrong_peer", "an entry must be in its owner's place, for as long as its owner signed")
+        return Entry(part, peer_id, sealed, expires_at)
+
+
+class Entries:
+    """The entries that a node holds for others."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """None yet."""
+        self._clock = clock
+        self._parts: list[dict[str, tuple[Entry, bool]]] = [{} for _ in range(PARTS)]
+        self.friends: frozenset[str] = frozenset()
+        """Peers connected and in the run: their entries are the last to go."""
+
+    def put(self, entry: Entry, *, by_owner: bool) -> bool:
+        """Keep an entry, unless a fresher one is here; in a full part one that is worth least makes room.
+
+        An identity costs nothing, a connection does: what its owner brought itself stays before what others brought.
+        """
+        part = self._parts[entry.part]
+        held, brought = part.get(entry.peer_id, (entry, by_owner))
+        if held.sealed != entry.sealed and held.expires_at >= entry.expires_at:
+            return False
+        part[entry.peer_id] = (entry, by_owner or brought)
+        if len(part) > MAX_ENTRIES:
+            self._drop_expired(part)
+        if len(part) > MAX_ENTRIES:
+            # Among equals by chance: whoever signs records by the thousand cannot tell which they push out.
+            del part[min(part, key=lambda peer_id: (*self._worth(part[peer_id]), random.random()))]
+        return entry.peer_id in part
+
+    def of(self, part: int, max_bytes: int | None = None) -> list[Entry]:
+        """Entries of one part; if they are more than `max_bytes`, those worth most, by chance among equals."""
+        held = self._parts[part]
+        self._drop_expired(held)
+        entries = [entry for entry, _ in held.values()]
+        if max_bytes is None or sum(map(_num_bytes, entries)) <= max_bytes:
+            return entries
+        ranked = sorted(held.values(), key=lambda kept: (*self._worth(kept), random.random()), reverse=True)
+        return _first((entry for entry, _ in ranked), max_bytes)
+
+    def __len__(self) -> int:
+        """Entries held, some of them perhaps expired."""
+        return sum(map(len, self._parts))
+
+    def _worth(self, kept: tuple[Entry, bool]) -> tuple[bool, bool]:
+        entry, by_owner = kept
+        return entry.peer_id in self.friends, by_owner
+
+    def _drop_expired(self, part: dict[str, tuple[Entry, bool]]) -> None:
+        now = self._clock()
+        for peer_id in [peer_id for peer_id, (entry, _) in part.items() if entry.expires_at < now]:
+            del part[peer_id]
+
+
+def part_of(peer_id: str) -> int:
+    """Where a peer's record belongs, in [0, PARTS)."""
+    return hashlib.blake2b(peer_id.encode(), digest_size=1).digest()[0] % PARTS
+
+
+def _num_bytes(entry: Entry) -> int:
+    """Of an entry in a reply, at most."""
+    return len(entry.sealed) + len(entry.peer_id) + 32
+
+
+def _first(entries: Iterable[Entry], max_bytes: int) -> list[Entry]:
+    taken = []
+    for entry in entries:
+        max_bytes -= _num_bytes(entry)
+        if max_bytes < 0:
+            break
+        taken.append(entry)
+    return taken

@@ -1,0 +1,368 @@
+"""hivemind's DHT protocol behind limits: everything of hivemind's that is not public, for the directory.
+
+Strangers' requests are looked at by size, and charged to who sent them, before protobuf sees them; what they ask and
+what they answer is bounded in number before anything is done with it. hivemind's own handlers do neither: one request
+could name a key twenty thousand times, or nest extensions until the decoder's stack overflows.
+
+Importing this imports hivemind's DHT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from contextlib import suppress
+
+from google.protobuf.message import Message
+from hivemind.dht.crypto import DHTRecord
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import RecordValidatorBase
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from swarm.errors import RejectedGroup
+from swarm.net.hivemind.dht_entries import MAX_ENTRIES, PARTS, Entries, Entry, Gate
+
+MAX_MESSAGE_BYTES = 2**18
+"""Of a request, or of an answer."""
+MAX_REPLY_BYTES = 3 * 2**16
+"""Of entries in one answer, leaving room for neighbours."""
+MAX_KEYS = PARTS
+MAX_NEIGHBOURS = 20
+MAX_PEER_ID_BYTES = 64
+"""hivemind writes each down in base 58, which takes time by the square of this."""
+MAX_ROUTES = 512
+MAX_IN_BACKGROUND = 32
+REQUEST_COST_BYTES = 4_096
+"""What a request counts for beside its bytes and those of its answer."""
+ALLOWANCE_BYTES = 4 * 2**20
+ALLOWANCE_BYTES_PER_S = 2**18
+"""Of one sender: a newcomer reads all of a large directory at once."""
+MAX_SENDERS = 1_024
+RPC_TIMEOUT_S = 3.0
+PARALLEL_RPC = 16
+
+
+class Refused(Exception):
+    """A request or an answer beyond the limits."""
+
+
+class Allowances:
+    """How much each sender may ask for. Pure but for the clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Everybody's is full."""
+        self._clock = clock
+        self._settled_at: OrderedDict[PeerID, float] = OrderedDict()
+        """When all that a sender had is paid for; the latest to ask come last."""
+
+    def admit(self, sender: PeerID) -> None:
+        """Raises `Refused` for a sender who has had too much."""
+        if self._settled_at.get(sender, 0.0) > self._clock():
+            raise Refused("too much was asked for, ask later")
+
+    def charge(self, sender: PeerID, num_bytes: int) -> None:
+        """Book what a sender has had."""
+        began = max(self._settled_at.pop(sender, 0.0), self._clock() - ALLOWANCE_BYTES / ALLOWANCE_BYTES_PER_S)
+        self._settled_at[sender] = began + num_bytes / ALLOWANCE_BYTES_PER_S
+        if len(self._settled_at) > MAX_SENDERS:
+            self._settled_at.popitem(last=False)
+
+
+class BoundedP2P(P2P):  # type: ignore[misc]
+    """hivemind's handle on the daemon, which parses no message above the limit."""
+
+    def __init__(self) -> None:
+        """Use `replicate` instead."""
+        super().__init__()
+        self._allowances = Allowances()
+
+    async def _add_protobuf_unary_handler(
+        self,
+        handle_name: str,
+        handler: Callable[[Message, P2PContext], Awaitable[Message]],
+        input_protobuf_type: type[Message],
+        balanced: bool = False,
+    ) -> None:
+        async def answer(request: bytes, remote_id: PeerID) -> bytes:
+            self._allowances.admit(remote_id)
+            self._allowances.charge(remote_id, REQUEST_COST_BYTES + len(request))
+            _require(len(request) <= MAX_MESSAGE_BYTES, "a request is too large")
+            context = P2PContext(handle_name=handle_name, local_id=self.peer_id, remote_id=remote_id)
+            reply: bytes = (await handler(input_protobuf_type.FromString(request), context)).SerializeToString()
+            self._allowances.charge(remote_id, len(reply))
+            return reply
+
+        await self._client.add_unary_handler(handle_name, answer, balanced=balanced)
+
+    async def _call_unary_protobuf_handler(
+        self, peer_id: PeerID, handle_name: str, input: Message, output_protobuf_type: type[Message]
+    ) -> Message:
+        reply = await self._client.call_unary_handler(peer_id, handle_name, input.SerializeToString())
+        _require(len(reply) <= MAX_MESSAGE_BYTES, "an answer is too large")
+        return output_protobuf_type.FromString(reply)
+
+    async def wait_closed(self) -> None:
+        """Wait until either half of the connection to the daemon has ended, whatever the reason."""
+        control = self._client.control
+        await asyncio.wait({control._read_task, control._write_task}, return_when=asyncio.FIRST_COMPLETED)
+
+
+class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
+    """`Gate` as hivemind asks for it, before it stores our own entry."""
+
+    def __init__(self, gate: Gate) -> None:
+        """A validator for the directory of one run."""
+        self._gate = gate
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether the record is its owner's, in the part where it belongs."""
+        try:
+            self._gate.open(record.key, record.subkey, record.value, record.expiration_time)
+        except RejectedGroup:
+            return False
+        return True
+
+
+class EntryStorage:
+    """`Entries` as hivemind's node reads and writes its own storage."""
+
+    def __init__(self, entries: Entries, gate: Gate, keys: list[DHTID], own_id: str) -> None:
+        """`keys` are those of the parts, in order."""
+        self.entries = entries
+        self.keys = keys
+        self._gate = gate
+        self._own_id = own_id
+
+    def get(self, key: DHTID) -> ValueWithExpiration[DictionaryDHTValue] | None:
+        """All that is stored under a key."""
+        return as_value(self.entries.of(self.keys.index(key))) if key in self.keys else None
+
+    def store(self, key: DHTID, value: bytes, expiration_time: float, subkey: str | None = None) -> bool:
+        """Keep this node's own entry; that of others comes by `BoundedProtocol`."""
+        packed = DHTProtocol.serializer.dumps(subkey)
+        try:
+            entry = self._gate.open(key.to_bytes(), packed, value, expiration_time)
+        except RejectedGroup:
+            return False
+        return self.entries.put(entry, by_owner=entry.peer_id == self._own_id)
+
+
+class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
+    """hivemind's protocol for a node that stores entries of one run's directory and nothing else."""
+
+    gate: Gate
+    storage: EntryStorage
+    _background: set[asyncio.Task[object]]
+
+    @classmethod
+    async def join(cls, node: DHTNode, storage: EntryStorage, gate: Gate, *, keeps: bool) -> None:
+        """Take the place of a node's protocol, which was made in client mode; answer others if it `keeps` entries."""
+        made = node.protocol
+        self = await cls.create(
+            made.p2p,
+            made.node_id,
+            made.bucket_size,
+            made.routing_table.depth_modulo,
+            made.num_replicas,
+            made.wait_timeout,
+            PARALLEL_RPC,
+            client_mode=True,
+            record_validator=made.record_validator,
+        )
+        self.gate, self.storage = gate, storage
+        self._background = set()
+        node.protocol = self
+        if keeps:
+            self.client_mode = False
+            self.node_info = dht_pb2.NodeInfo(node_id=self.node_id.to_bytes())
+            await self.add_p2p_handlers(self.p2p)
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        return f"{DHTProtocol.__name__}.{method_name}"
+
+    async def call_ping(self, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
+        """A peer's node id; None if it does not answer, or with anything else."""
+        try:
+            return await super().call_ping(peer, validate, strict)
+        except (AssertionError, ValueError, OverflowError):
+            # What the peer says is parsed outside of hivemind's own net.
+            return None
+
+    async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+        """Some node wants to be known here, and perhaps called back."""
+        _require(len(request.peer.node_id) in (0, DHTID.HASH_NBYTES), "a node id has a wrong length")
+        if not (request.validate and self._has_room()):
+            return await super().rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
+        # The sender is called back before it is answered.
+        task = asyncio.current_task()
+        assert task is not None
+        self._background.add(task)
+        try:
+            return await super().rpc_ping(request, context)
+        finally:
+            self._background.discard(task)
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        """Some node wants entries to be stored here."""
+        columns = (request.keys, request.subkeys, request.values, request.expiration_time)
+        _require(len(set(map(len, columns))) == 1 and len(request.keys) <= MAX_KEYS, "not 1 to 16 whole entries")
+        await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
+        if any(request.in_cache):
+            stored = [False] * len(request.keys)
+        else:
+            stored = [self._store(*row, sender=str(context.remote_id)) for row in zip(*columns, strict=True)]
+        return dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info)
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        """Some node wants entries, or to know who may have them."""
+        keys = list(request.keys)
+        _require(len(keys) == len(set(keys)) <= MAX_KEYS, "at most 16 distinct keys")
+        _require(all(len(key) == DHTID.HASH_NBYTES for key in keys), "a key has a wrong length")
+        await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
+        asker = DHTID.from_bytes(request.peer.node_id) if request.peer.node_id else None
+        results = [self._find(DHTID.from_bytes(key), asker, MAX_REPLY_BYTES // len(keys)) for key in keys]
+        return dht_pb2.FindResponse(results=results, peer=self.node_info)
+
+    async def call_find(
+        self, peer: PeerID, keys: Collection[DHTID]
+    ) -> dict[DHTID, tuple[ValueWithExpiration[DictionaryDHTValue] | None, dict[DHTID, PeerID]]] | None:
+        """Entries and neighbours by key, as a peer has them; None if it does not answer, or nonsense."""
+        keys = list(keys)
+        request = dht_pb2.FindRequest(keys=[key.to_bytes() for key in keys], peer=self.node_info)
+        try:
+            async with self.rpc_semaphore:
+                response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
+            _require(len(response.results) == len(keys), "not one result a key")
+            found = {key: self._read(key, result) for key, result in zip(keys, response.results, strict=True)}
+            node_id = DHTID.from_bytes(response.peer.node_id) if response.peer.node_id else None
+        except Exception:
+            # Whatever a stranger's answer brings about in hivemind or protobuf: it has not answered.
+            await self.update_routing_table(self.routing_table.get(peer_id=peer), peer, responded=False)
+            return None
+        if node_id is not None:
+            await self.update_routing_table(node_id, peer)
+        return found
+
+    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+        """Note who is where: one node id a peer, one peer a node id, and no more of them than there is room for."""
+        table = self.routing_table
+        former = table.get(peer_id=peer_id)
+        node_id = former if node_id is None else node_id
+        if node_id is None or table.get(node_id=node_id) not in (None, peer_id):
+            return
+        # hivemind's table fails on a node id that lies on the edge of a bucket.
+        with suppress(KeyError):
+            if former is not None and (not responded or former != node_id):
+                del table[former]
+            if not responded:
+                return
+            if former is None and len(table.uid_to_peer_id) >= MAX_ROUTES:
+                del table[random.choice(list(table.uid_to_peer_id))]
+            if former is None:
+                self._hand_over(node_id, peer_id)
+            idle = table.add_or_update_node(node_id, peer_id)
+            if idle is not None:
+                self._start(self.call_ping(idle[1]))
+
+    def _hand_over(self, node_id: DHTID, peer_id: PeerID) -> None:
+        """Give a node just met what it should hold too, if this is the nearest of the nodes that do."""
+        due = {key: part for part, key in enumerate(self.storage.keys) if self._is_due(key, node_id)}
+        held = {key: as_value(self.storage.entries.of(part, MAX_REPLY_BYTES // PARTS)) for key, part in due.items()}
+        values = {key: value for key, value in held.items() if value is not None}
+        if values:
+            dictionaries = [value.value for value in values.values()]
+            expiries = [value.expiration_time for value in values.values()]
+            self._start(self.call_store(peer_id, list(values), dictionaries, expiries))
+
+    def _is_due(self, key: DHTID, node_id: DHTID) -> bool:
+        holders = self.routing_table.get_nearest_neighbors(key, self.num_replicas, exclude=self.node_id)
+        distances = [holder.xor_distance(key) for holder, _ in holders]
+        nearest = not distances or self.node_id.xor_distance(key) < distances[0]
+        return nearest and (not distances or node_id.xor_distance(key) < distances[-1])
+
+    def _store(self, key: bytes, subkey: bytes, value: bytes, expires_at: float, *, sender: str) -> bool:
+        try:
+            if subkey == self.IS_DICTIONARY:
+                entries = self.gate.open_part(key, value, MAX_MESSAGE_BYTES)
+            else:
+                entries = [self.gate.open(key, subkey, value, expires_at)]
+        except RejectedGroup:
+            return False
+        # Every one is put, even if another was refused.
+        return all([self.storage.entries.put(entry, by_owner=entry.peer_id == sender) for entry in entries])
+
+    def _find(self, key: DHTID, asker: DHTID | None, max_bytes: int) -> dht_pb2.FindResult:
+        try:
+            part = self.gate.part(key.to_bytes())
+        except RejectedGroup:
+            entries = []
+        else:
+            entries = self.storage.entries.of(part, max_bytes)
+        value = as_value(entries)
+        result = (
+            dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+            if value is None
+            else dht_pb2.FindResult(
+                type=dht_pb2.FOUND_DICTIONARY,
+                value=self.serializer.dumps(value.value),
+                expiration_time=value.expiration_time,
+            )
+        )
+        for node_id, peer_id in self.routing_table.get_nearest_neighbors(key, self.bucket_size, exclude=asker):
+            result.nearest_node_ids.append(node_id.to_bytes())
+            result.nearest_peer_ids.append(peer_id.to_bytes())
+        return result
+
+    def _read(
+        self, key: DHTID, result: dht_pb2.FindResult
+    ) -> tuple[ValueWithExpiration[DictionaryDHTValue] | None, dict[DHTID, PeerID]]:
+        pairs = list(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False))[:MAX_NEIGHBOURS]
+        for node_id, peer_id in pairs:
+            _require(len(node_id) == DHTID.HASH_NBYTES, "a node id has a wrong length")
+            _require(0 < len(peer_id) <= MAX_PEER_ID_BYTES, "a peer id has a wrong length")
+        nearest = {DHTID.from_bytes(node_id): PeerID(peer_id) for node_id, peer_id in pairs}
+        if result.type != dht_pb2.FOUND_DICTIONARY:
+            return None, nearest
+        try:
+            return as_value(self.gate.open_part(key.to_bytes(), result.value, MAX_MESSAGE_BYTES)), nearest
+        except RejectedGroup:
+            return None, nearest
+
+    def _has_room(self) -> bool:
+        return len(self._background) < MAX_IN_BACKGROUND
+
+    def _start(self, call: Coroutine[object, object, object]) -> None:
+        """Do something nobody waits for, unless too much of that goes on already."""
+        if not self._has_room():
+            call.close()
+            return
+        task = asyncio.create_task(call)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def as_value(entries: list[Entry]) -> ValueWithExpiration[DictionaryDHTValue] | None:
+    """Entries of one part as hivemind holds them; None if there is none.
+
+    A search adds what others have to the first of these: more than a part may hold is bounded by `maxsize`.
+    """
+    if not entries:
+        return None
+    dictionary = DictionaryDHTValue(maxsize=8 * MAX_ENTRIES)
+    for entry in entries:
+        dictionary.store(entry.peer_id, entry.packed, entry.expires_at)
+    return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise Refused(otherwise)

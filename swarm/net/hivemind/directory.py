@@ -1,0 +1,149 @@
+"""The run's directory of peers, which a process of its own reads and writes: see `directory_process`.
+
+It is attached to the node's daemon as a second client. When it dies the daemon forgets its handlers and nothing else:
+connections, gossip and requests go on, and a new one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from swarm.errors import DirectoryError, DirectoryLost, RejectedGroup
+from swarm.net.hivemind.directory_messages import (
+    Announce,
+    Announced,
+    Failed,
+    Found,
+    Meet,
+    Met,
+    Read,
+    Ready,
+    Reply,
+    Request,
+    Setup,
+    decode_reply,
+    receive,
+    send,
+)
+from swarm.net.records.wire import open_peer_record
+from swarm.types import PeerRecord
+
+T = TypeVar("T", Ready, Met, Announced, Found)
+
+ANSWER_TIMEOUT_S = 30.0
+EXIT_TIMEOUT_S = 1.0
+KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL")
+
+
+class Directory:
+    """A running process and the socket to it; make one with `running`."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Wrap a process that has just started; use `running` instead."""
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls) -> AsyncGenerator[Directory]:
+        """A process that is gone afterwards; `open` it before use. Raises `DirectoryLost`."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "swarm.net.hivemind.directory_process", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,  # what strangers bring about is no text for a terminal
+                env={
+                    **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+                process_group=0,  # a terminal's Ctrl-C is for the node, which then ends this process
+            )
+        except OSError as error:
+            ours.close()
+            raise DirectoryLost(f"the directory's process cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        try:
+            # Within, for a cancellation may come while it waits.
+            reader, writer = await asyncio.open_connection(sock=ours)
+            with closing(writer):
+                yield cls(process, reader, writer)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def open(self, control: Path, run_id: str, *, keeps: bool) -> None:
+        """Attach to the daemon with this control socket; others' records are held if it `keeps` them.
+
+        This and all below raise `DirectoryLost` when the process is gone, or of no use any more, and `DirectoryError`
+        when it could not do what was asked.
+        """
+        await self._ask(Setup(str(control), run_id, keeps), Ready)
+
+    async def meet(self, peer_ids: Collection[str], *, first: bool) -> frozenset[str]:
+        """Make all who are connected and in the run part of the DHT; those that are. See `PeerDirectory.meet`."""
+        met = await self._ask(Meet(tuple(peer_ids), first), Met)
+        return frozenset(met.peer_ids) & frozenset(peer_ids)
+
+    async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
+        """Store our own signed record; whether some node took it."""
+        return (await self._ask(Announce(peer_id, sealed, expires_at), Announced)).taken
+
+    async def read(self, run_id: str, now: float, *, everything: bool) -> list[tuple[PeerRecord, bytes]]:
+        """Valid records in one part or in all of them: opened, and as their peers signed them."""
+        records = []
+        for sealed in (await self._ask(Read(everything), Found)).records:
+            # Signatures are checked here too: who opens strangers' bytes may have been taken over by them.
+            with suppress(RejectedGroup):
+                records.append((open_peer_record(sealed, run_id, now=now), sealed))
+            await asyncio.sleep(0)
+        return records
+
+    async def _ask(self, request: Request, reply_type: type[T]) -> T:
+        reply = await self._exchange(request)
+        if isinstance(reply, Failed):
+            raise DirectoryError(reply.error)
+        if not isinstance(reply, reply_type):
+            raise DirectoryLost(f"it answered {type(request).__name__} with {type(reply).__name__}")
+        return reply
+
+    async def _exchange(self, request: Request) -> Reply:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await send(self._writer, request)
+                reply: Reply = decode_reply(await receive(self._reader))
+                return reply
+        except TimeoutError as error:
+            raise DirectoryLost(f"it did not answer within {ANSWER_TIMEOUT_S:g} s") from error
+        except (EOFError, OSError) as error:
+            raise DirectoryLost(f"it exited with {await self._exit_code()}") from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise DirectoryLost(f"it answered nonsense: {error}") from error
+
+    async def _exit_code(self) -> int | None:
+        """None for a process that has closed its socket and goes on."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                return await self._process.wait()
+        return None

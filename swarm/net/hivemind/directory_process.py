@@ -1,0 +1,115 @@
+"""The process that keeps the directory: `python -m swarm.net.hivemind.directory_process FD`, for `directory.py` only.
+
+hivemind's DHT, and all that it decodes of strangers', runs here. Whatever they bring about costs this process, which
+the node starts again. It ends when its socket does; should it hang, an alarm ends it, so that it outlives a node that
+was killed by no more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import resource
+import signal
+import socket
+import sys
+
+from swarm.net.hivemind import light_import
+
+light_import.install()
+
+from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
+from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
+
+from swarm.net.hivemind.dht import PeerDirectory  # noqa: E402
+from swarm.net.hivemind.dht_protocol import BoundedP2P  # noqa: E402
+from swarm.net.hivemind.directory_messages import (  # noqa: E402
+    MAX_RECORDS,
+    Announce,
+    Announced,
+    Failed,
+    Found,
+    Meet,
+    Met,
+    Read,
+    Ready,
+    Reply,
+    Request,
+    Setup,
+    decode_request,
+    receive,
+    send,
+)
+
+MEMORY_LIMIT_BYTES = 256 * 2**20
+"""Of data; it needs a tenth, and a flood of requests twice that."""
+ALARM_S = 20.0
+REQUEST_TIMEOUT_S = 20.0
+
+
+async def serve(connection: socket.socket) -> None:
+    """Answer requests until the other end closes, or the daemon does."""
+    alive = asyncio.create_task(_stay_alive())
+    reader, writer = await asyncio.open_connection(sock=connection)
+    setup = decode_request(await receive(reader))
+    assert isinstance(setup, Setup)
+    p2p = await BoundedP2P.replicate(Multiaddr(f"/unix{setup.control}"))
+    directory = await PeerDirectory.create(p2p, setup.run_id, keeps=setup.keeps)
+    await send(writer, Ready())
+    ends = {asyncio.create_task(p2p.wait_closed()), asyncio.create_task(_answer_all(directory, reader, writer))}
+    ended, _ = await asyncio.wait({alive, *ends}, return_when=asyncio.FIRST_COMPLETED)
+    for task in ended:
+        task.result()
+
+
+async def _answer_all(directory: PeerDirectory, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        await send(writer, await _answer(directory, decode_request(await receive(reader))))
+
+
+async def _answer(directory: PeerDirectory, request: Request) -> Reply:
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            return await _obey(directory, request)
+    except Exception as error:
+        # hivemind's DHT raises whatever its peers' answers make of it.
+        return Failed(repr(error)[:200])
+
+
+async def _obey(directory: PeerDirectory, request: Request) -> Reply:
+    match request:
+        case Meet(peer_ids, first):
+            directory.favour(peer_ids)
+            return Met(tuple(await directory.meet(peer_ids, first=first)))
+        case Announce(peer_id, sealed, expires_at):
+            return Announced(await directory.announce(peer_id, sealed, expires_at))
+        case Read(everything):
+            records = [sealed for _, sealed in await directory.read(everything=everything)]
+            return Found(tuple(random.sample(records, min(len(records), MAX_RECORDS))))
+        case Setup():
+            raise AssertionError("a directory is set up once")
+
+
+async def _stay_alive() -> None:
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, ALARM_S)
+        await asyncio.sleep(ALARM_S / 10)
+
+
+def main() -> None:
+    """Keep the directory for the node at the other end of the file descriptor that is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, ALARM_S)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    use_hivemind_log_handler("nowhere")
+    logging.disable()
+    try:
+        asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    except (EOFError, ConnectionError):
+        return
+
+
+if __name__ == "__main__":
+    main()

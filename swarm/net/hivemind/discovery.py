@@ -1,0 +1,108 @@
+"""Finding peers through the directory, as long as its process lives; and another one when it does not.
+
+A directory that is lost costs what is not found meanwhile. Everything else goes on: it is not waited for anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from pathlib import Path
+
+from swarm.errors import DirectoryError, DirectoryLost
+from swarm.net.hivemind.directory import Directory
+from swarm.net.hivemind.waits import AsyncioSignal
+from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
+from swarm.net.membership.state import NodeState
+
+logger = logging.getLogger(__name__)
+
+ROUND_PAUSE_S = 1.0
+FIRST_LOOK_PAUSE_S = 4.0
+"""Pauses between looks at the directory grow fourfold from here: records of others that have just come appear soon."""
+APART = (0.7, 1.3)
+"""Pauses differ by so much: a look is work for all who are asked, and nodes that start together shall not go on so."""
+FIRST_RESTART_PAUSE_S = 0.5
+MAX_RESTART_PAUSE_S = 30.0
+STEADY_AFTER_S = 60.0
+"""A process that lived this long has its pause start anew."""
+
+
+class Discovery:
+    """Own record -> the DHT -> records of others, for who has few peers."""
+
+    def __init__(self, state: NodeState, control: Path, run_known: asyncio.Event, peers_changed: AsyncioSignal) -> None:
+        """Discover for `state` through the daemon whose control socket is given, once the run is known."""
+        self._state = state
+        self._control = control
+        self._run_known = run_known
+        self._peers_changed = peers_changed
+
+    async def discover(self) -> None:
+        """For ever, restarting the directory's process when it is lost."""
+        pause_s = FIRST_RESTART_PAUSE_S
+        while True:
+            born = time.monotonic()
+            try:
+                await self._live_once()
+            except DirectoryError as loss:
+                self._state.counters.add("directory_restarts")
+                logger.warning("restarting the directory of peers: %s", loss)
+            if time.monotonic() - born > STEADY_AFTER_S:
+                pause_s = FIRST_RESTART_PAUSE_S
+            await asyncio.sleep(pause_s * random.uniform(*APART))
+            pause_s = min(2 * pause_s, MAX_RESTART_PAUSE_S)
+
+    async def _live_once(self) -> None:
+        # Started before there is a run to look in: it is ready by then.
+        async with Directory.running() as directory:
+            await self._run_known.wait()
+            manifest = self._state.manifest
+            assert manifest is not None
+            await directory.open(self._control, manifest.run_id, keeps=self._state.profile.listed)
+            await self._look_for_ever(directory, manifest.run_id)
+
+    async def _look_for_ever(self, directory: Directory, run_id: str) -> None:
+        state = self._state
+        met: frozenset[str] = frozenset()
+        told: tuple[str, ...] = ()
+        look_at, renew_at, pause_s = 0.0, 0.0, FIRST_LOOK_PAUSE_S
+        while True:
+            self._peers_changed.clear()
+            in_run = state.in_run
+            try:
+                alone = not met
+                met = await directory.meet(in_run, first=alone)
+                now = time.monotonic()
+                if met and (alone or told != state.addresses or now >= renew_at):
+                    told = state.addresses
+                    await self._announce(directory)
+                    renew_at = now + state.settings.announce_every_s * random.uniform(*APART)
+                if met and (alone or now >= look_at):
+                    await self._look_up(directory, run_id)
+                    pause_s = FIRST_LOOK_PAUSE_S if alone else min(4 * pause_s, state.settings.announce_every_s)
+                    look_at = now + pause_s * random.uniform(*APART)
+            except DirectoryLost:
+                raise
+            except DirectoryError as error:
+                state.counters.add("dht_errors")
+                logger.debug("a discovery round failed: %s", error)
+            # A peer's DHT comes up a little after its connection.
+            unmet = not met or bool(in_run - met)
+            wait_s = ROUND_PAUSE_S if unmet else max(0.0, min(look_at, renew_at) - time.monotonic())
+            await self._peers_changed.happens(wait_s)
+            await asyncio.sleep(ROUND_PAUSE_S)
+
+    async def _look_up(self, directory: Directory, run_id: str) -> None:
+        state = self._state
+        if len(state.in_run) < ENOUGH_PEERS:
+            # Who has peers is told of others by them.
+            everything = len(state.in_run) < FEW_PEERS or not state.profile.listed
+            state.learn(await directory.read(run_id, state.clock(), everything=everything))
+
+    async def _announce(self, directory: Directory) -> None:
+        state = self._state
+        if state.profile.listed and not await directory.announce(state.identity.peer_id, *state.sealed_own_record()):
+            state.counters.add("announcements_refused")

@@ -1,0 +1,64 @@
+"""Starting a daemon that is a relay, with the limits it was told.
+
+Importing this imports hivemind; see `daemon`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.circuit import CircuitLimits
+from swarm.net.hivemind.daemon import Daemon
+
+logger = logging.getLogger(__name__)
+
+MAX_TRIES = 16
+ANY_HOST = {"/ip4/0.0.0.0/": "/ip4/127.0.0.1/", "/ip6/::/": "/ip6/::1/"}
+
+
+async def start_relay(
+    start: Callable[..., Awaitable[Daemon]], listen: Sequence[str], settings: NetworkSettings
+) -> Daemon:
+    """A daemon whose circuits have the limits of `settings`, which it is asked for. Raises `TransportError`.
+
+    The daemon makes two relays, one with our limits and one with its own of two minutes and 128 KiB, and the one that
+    is ready last serves. So we look, and try again. On one processor at a time it is ours five times in six, on two
+    hardly ever.
+    """
+    wanted = CircuitLimits(settings.relay_circuit_s, settings.relay_circuit_bytes)
+    for _ in range(MAX_TRIES):
+        daemon = await start(processors=1)
+        try:
+            limits = await _limits_of(daemon, tuple(map(_from_here, listen)))
+        except PeerUnreachable as error:
+            logger.warning("the limits of this relay cannot be checked: %s", error)
+            return daemon
+        except BaseException:
+            await daemon.stop()
+            raise
+        if limits == wanted:
+            return daemon
+        await daemon.stop()
+    raise TransportError(f"the relay must have the limits {wanted}, it had {limits} each of {MAX_TRIES} times")
+
+
+async def _limits_of(daemon: Daemon, addresses: Sequence[str]) -> CircuitLimits:
+    """What a stranger is told by this relay. Raises `PeerUnreachable`.
+
+    A new stranger each time: one that has lost a connection to the same peer waits before it dials again.
+    """
+    asker = await Daemon.start(listen=())
+    try:
+        await asker.connect(daemon.peer_id, addresses)
+        return await asker.circuit_limits(daemon.peer_id)
+    finally:
+        await asker.stop()
+
+
+def _from_here(listen: str) -> str:
+    for anywhere, here in ANY_HOST.items():
+        listen = listen.replace(anywhere, here)
+    return listen

@@ -1,0 +1,260 @@
+"""The life of a node on one daemon: a handful of loops that run until the daemon dies.
+
+dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
+reserve   places at relays, for those who cannot be dialled -> own addresses (renewed every minute)
+observe   the daemon's connections                  -> state, wakes the rest (every second)
+join      manifest from a connected peer            -> the run              (until there is one)
+hear      gossip on the run's topic                 -> inbox
+tell      outbox                                    -> gossip               (paced; waits while nobody hears)
+discover  own record -> the DHT -> records of others, for who has few peers (every `announce_every_s`)
+
+and those of `upkeep`: repair, download, acquaint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing, suppress
+from functools import partial
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.nat import Detours, Places, relay_of
+from swarm.net.hivemind.daemon import Daemon, Outgrown
+from swarm.net.hivemind.discovery import Discovery
+from swarm.net.hivemind.waits import AsyncioSignal, AsyncioWaits
+from swarm.net.membership.dialling import Dialling, Unheard
+from swarm.net.membership.joining import Joining
+from swarm.net.membership.state import NodeState
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.services.doors import Doors
+
+logger = logging.getLogger(__name__)
+
+OBSERVE_EVERY_S = 1.0
+RECORDS_PER_S = 200.0
+BYTES_PER_S = 6e6
+"""Gossip is lossless to twice this rate; unpaced bursts lose up to a sixth of their messages."""
+
+
+SETTLE_S = 1.0
+"""A message published within a heartbeat of the first peer's arrival can miss it."""
+EPITAPH_S = 1.0
+
+
+class Session:
+    """One daemon's worth of a node."""
+
+    def __init__(self, state: NodeState, daemon: Daemon) -> None:
+        """Run `state` on a daemon that has just started."""
+        self._state = state
+        self._daemon = daemon
+        self._waits = AsyncioWaits()
+        self._upkeep = Upkeep(state, daemon.stream, self._waits)
+        self._places = Places(state.relays)
+        self._detours = Detours()
+        self._unheard = Unheard()
+        self._dialling = Dialling(state, daemon.connect, self._waits, relays=state.relays)
+        self._run_known = asyncio.Event()
+        self._peers_changed = AsyncioSignal()
+        self._joining = Joining(state, daemon.call, self._peers_changed)
+        self._discovery = Discovery(state, daemon.control, self._run_known, self._peers_changed)
+        self._look_again = AsyncioSignal()
+        self._outgoing = asyncio.Event()
+        self._serving: set[str] = set()
+
+    async def run(self) -> str:
+        """Everything above, until the daemon is gone; says how that showed. Raises `Outgrown`."""
+        reasons, outgrown = ["it ended"], list[Outgrown]()
+        try:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._watch())
+                loops.create_task(self._weigh())
+                loops.create_task(self._answer())
+                for loop in (
+                    self._dial,
+                    self._reserve,
+                    self._observe,
+                    self._join,
+                    self._hear,
+                    self._tell,
+                    self._discovery.discover,
+                ):
+                    loops.create_task(self._keep(loop))
+                for keep in (self._upkeep.repair, self._upkeep.acquaint, *[self._upkeep.download] * DOWNLOADS_AT_ONCE):
+                    loops.create_task(self._keep(partial(self._in_run, keep)))
+        except* TransportError as errors:
+            reasons = [str(error) for error in errors.exceptions]
+            outgrown = [error for error in errors.exceptions if isinstance(error, Outgrown)]
+        if outgrown:
+            raise outgrown[0]
+        # When a daemon dies everything fails at once: its exit code says more than whichever loop noticed first.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EPITAPH_S):
+                return await self._daemon.wait_closed()
+        return "; ".join(reasons)
+
+    async def serve(self) -> None:
+        """Register handlers added since the last call."""
+        for protocol in self._state.handlers:
+            if protocol in self._serving:
+                continue  # also what another call is registering just now
+            self._serving.add(protocol)
+            await self._daemon.answer(protocol, partial(self._state.handle, protocol))
+
+    def wake(self) -> None:
+        """Look again at the outbox and the run; call on the network thread."""
+        self._outgoing.set()
+        if self._state.manifest is not None:
+            self._run_known.set()
+
+    async def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
+        left_s = await self._reach(peer_id, timeout_s)
+        return await self._daemon.call(peer_id, protocol, payload, left_s)
+
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
+        await self._reach(peer_id, timeout_s)
+        async with aclosing(self._daemon.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _reach(self, peer_id: str, timeout_s: float) -> float:
+        connected = self._state.connected
+        left_s = await self._dialling.reach(peer_id, connected, timeout_s)
+        if peer_id not in connected:
+            # Should the daemon have died, the question fails for that.
+            with suppress(TransportError):
+                await self.look()
+        return left_s
+
+    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._state.guard.keep(loop, self._waits)
+
+    async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._run_known.wait()
+        await loop()
+
+    async def _watch(self) -> None:
+        raise TransportError(await self._daemon.wait_closed())
+
+    async def _weigh(self) -> None:
+        while True:
+            self._daemon.check_size()
+            await asyncio.sleep(OBSERVE_EVERY_S)
+
+    async def _answer(self) -> None:
+        self._daemon.doors = Doors(self._state.complain)
+        self._daemon.admits = self._state.admits
+        self._daemon.pace = self._state.uploads.spend
+        self._state.on_banned = self._look_again.set
+        await self.serve()
+
+    async def _observe(self) -> None:
+        while True:
+            self._look_again.clear()
+            await self.look()
+            await self._look_again.happens(OBSERVE_EVERY_S)
+
+    async def look(self) -> None:
+        """Note who is connected now, and hang up on those who are banned."""
+        state = self._state
+        before = state.in_run
+        topic = state.topic
+        state.observed = await self._daemon.remote_addresses()
+        connected = frozenset(state.observed)
+        for peer_id in connected & state.banned:
+            state.counters.add("banned_connections")
+            # It may have gone by itself meanwhile.
+            with suppress(TransportError):
+                await self._daemon.disconnect(peer_id)
+        state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
+        moved = state.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
+        state.detail = "; ".join(filter(None, (self._dialling.describe(), state.reachability())))
+        if moved or state.in_run - before:
+            self._peers_changed.set()
+            self._upkeep.found(first=not before)
+        self.wake()
+
+    async def _dial(self) -> None:
+        while True:
+            await self._shorten()
+            await self._renew()
+            due = self._dialling.due(self._state.connected)
+            results = await asyncio.gather(*map(self._dialling.dial, due, due.values()))
+            if any(results):
+                await self.look()
+            await asyncio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
+
+    async def _shorten(self) -> None:
+        state = self._state
+        detours = self._detours.due(state.observed, state.addresses, self._dialling.addresses, time.monotonic())
+        await self._hang_up(detours, "detours_left")
+
+    async def _renew(self) -> None:
+        state = self._state
+        if state.manifest is None or not state.profile.listed:
+            return
+        direct = [peer_id for peer_id, ends in state.observed.items() if ends and not all(map(relay_of, ends))]
+        now = state.clock()
+        members = {peer_id for peer_id, (record, _) in state.known.items() if record.expires_at > now}
+        await self._hang_up(self._unheard.due(direct, state.in_run, members, time.monotonic()), "unheard_left")
+
+    async def _hang_up(self, peer_ids: Iterable[str], counter: str) -> None:
+        for peer_id in peer_ids:
+            self._state.counters.add(counter)
+            with suppress(TransportError):
+                await self._daemon.disconnect(peer_id)
+                await self.look()
+
+    async def _reserve(self) -> None:
+        while self._places.relays:
+            for relay in self._places.due(self._state.connected, time.monotonic()):
+                try:
+                    limits = await self._daemon.circuit_limits(relay)
+                except PeerUnreachable as error:
+                    logger.info("no place at a relay: %s", error)
+                    self._places.refused(relay, time.monotonic())
+                else:
+                    logger.debug("a place at %s, %s", relay, limits)
+                    self._places.granted(relay, time.monotonic())
+                await self.look()
+            await asyncio.sleep(OBSERVE_EVERY_S)
+
+    async def _join(self) -> None:
+        await self._joining.join()
+        self._run_known.set()
+
+    async def _hear(self) -> None:
+        await self._run_known.wait()
+        topic = self._state.topic
+        assert topic is not None
+        if not self._state.profile.listed:
+            return
+        await self._daemon.subscribe(topic, self._state.guard.hearing(self._state.receive))
+        raise TransportError("the daemon ended the subscription")
+
+    async def _tell(self) -> None:
+        await self._run_known.wait()
+        topic = self._state.topic
+        assert topic is not None
+        settled = False
+        while True:
+            if not self._state.in_run:
+                settled = False
+            elif not settled:
+                await asyncio.sleep(SETTLE_S)
+                settled = True
+            record = self._state.outbox.take() if settled else None
+            if record is None:
+                await self._outgoing.wait()
+                self._outgoing.clear()
+                continue
+            await self._daemon.publish(topic, record)
+            self._state.counters.add("published")
+            await asyncio.sleep(max(1 / RECORDS_PER_S, len(record) / BYTES_PER_S))

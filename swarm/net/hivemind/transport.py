@@ -1,0 +1,290 @@
+"""The default transport: hivemind's go daemon for connections, gossip and requests, its DHT for discovery.
+
+Everything asynchronous happens on one network thread; the node's thread meets it in two mailboxes. This module can be
+imported without hivemind: `start` imports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import TYPE_CHECKING
+
+from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.addresses.nat import nat_arguments
+from swarm.net.config import NetworkSettings
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.state_transport import StateTransport, bad_manifest
+from swarm.net.records.identity import Identity
+from swarm.protocols import StreamHandler
+
+if TYPE_CHECKING:
+    from swarm.net.hivemind.daemon import Daemon
+    from swarm.net.hivemind.session import Session
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUTS_S = (15.0, 30.0)
+"""A loaded machine may need the second."""
+MAX_RESTARTS_IN_A_ROW = 5
+FIRST_RESTART_PAUSE_S = 0.25
+STEADY_AFTER_S = 60.0
+"""A daemon that lived this long starts the count of restarts anew."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+class HivemindTransport(StateTransport):
+    """`Transport` over hivemind's daemon, gossip and DHT."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        identity: Identity,
+        manifest: bytes | None = None,
+        profile: Profile | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A node that has not started; with `manifest` (sealed) it brings the run, without it asks its bootstraps.
+
+        `identity` must come from a file, which the daemon reads. Raises `ConfigError` for a bad bootstrap address, and
+        `TransportError` for a bad manifest.
+        """
+        if identity.path is None:
+            raise TransportError("the identity must be kept in a file, for the network daemon to read")
+        self.peer_id = identity.peer_id
+        self._settings = settings
+        self._identity_path = identity.path
+        try:
+            self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
+        except RejectedGroup as refusal:
+            raise bad_manifest(refusal) from refusal
+        self._listen: tuple[str, ...] = ()
+        self._session: Session | None = None
+        self._daemon: Daemon | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._settled = threading.Event()
+        self._failure: str | None = None
+        self._failures = 0
+        """Daemons in a row that did not live long."""
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the network thread and wait for its daemon. Raises `TransportError`; absent peers are no error."""
+        if self._thread is not None:
+            raise TransportError("a transport can be started once only")
+        # Imported on the caller's thread: imports that race on two threads can fail on half-initialised modules.
+        from swarm.net.hivemind.daemon import quiet_hivemind
+
+        quiet_hivemind()
+        self._thread = threading.Thread(target=self._run_loop, name="swarm-network", daemon=True)
+        self._thread.start()
+        self._settled.wait()
+        if self._failure is not None:
+            self.close()
+            raise TransportError(self._failure)
+
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer requests for `protocol` chunk by chunk, on the network thread."""
+        self._state.handlers = {**self._state.handlers, protocol: handler}
+        if self._loop is not None and self._session is not None:
+            asyncio.run_coroutine_threadsafe(self._session.serve(), self._loop)
+
+    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
+        self._require_running()
+        session, loop = self._session, self._loop
+        if session is None or loop is None:
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        answer = asyncio.run_coroutine_threadsafe(session.request(peer_id, protocol, payload, timeout_s), loop)
+        try:
+            return answer.result(timeout_s + CLOSE_TIMEOUT_S)
+        except TimeoutError as error:
+            answer.cancel()
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
+        """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
+        self._require_running()
+        session, loop = self._session, self._loop
+        if session is None or loop is None:
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        return _taken(chunks, loop, 3 * timeout_s + CLOSE_TIMEOUT_S)
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Drop these peers, and no others; takes effect at once, or when the daemon is next up."""
+        self._state.ban(peer_ids)
+        session, loop = self._session, self._loop
+        if session is not None and loop is not None and not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(session.look(), loop)
+
+    def close(self) -> None:
+        """Stop the daemon and the network thread."""
+        self._closed = True
+        if self._thread is None:
+            return
+        if self._loop is not None and self._main is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _require_running(self) -> None:
+        if self._failure is not None:
+            raise TransportError(self._failure)
+        if self._closed or self._thread is None:
+            raise TransportError("the transport must be started before use, and not used after close")
+
+    def _wake(self) -> None:
+        session, loop = self._session, self._loop
+        if session is not None and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(session.wake)
+
+    def _run_loop(self) -> None:
+        self._loop = loop = asyncio.new_event_loop()
+        loop.set_exception_handler(self._note_stray_error)
+        try:
+            loop.run_until_complete(self._live())
+        except asyncio.CancelledError:
+            logger.debug("network thread closed")
+        except Exception as error:
+            # The last line of defence of this thread: the node must hear of it and stop.
+            logger.exception("the network thread failed")
+            self._failure = f"the network thread failed: {error!r}"
+        finally:
+            self._session = None
+            self._settled.set()
+            # Not `asyncio.run`, which would wait here for name look-ups that nobody needs any more.
+            loop.run_until_complete(_end_strays())
+            loop.close()
+
+    def _note_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        # hivemind leaves tasks behind whose errors nobody awaits, mostly when a daemon dies under them.
+        self._state.counters.add("stray_errors")
+        logger.debug("stray error on the network thread: %s", context)
+
+    async def _live(self) -> None:
+        """Keep a daemon running and a session on it, until cancelled or failed too often."""
+        self._main = asyncio.current_task()
+        while not self._closed:
+            born = time.monotonic()
+            reason = await self._live_once(START_TIMEOUTS_S[min(self._failures, len(START_TIMEOUTS_S) - 1)])
+            if time.monotonic() - born > STEADY_AFTER_S:
+                self._failures = 0
+            self._failures += 1
+            failures = self._failures
+            self._state.see(frozenset(), frozenset())
+            if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
+                self._failure = f"the network failed {failures} times in a row, last because {reason}"
+                logger.error(self._failure)
+                return
+            self._state.counters.add("daemon_restarts")
+            self._state.detail = f"restarting the network: {reason}"
+            logger.warning("restarting the network daemon: %s", reason)
+            await asyncio.sleep(FIRST_RESTART_PAUSE_S * 2 ** (failures - 1))
+
+    async def _live_once(self, timeout_s: float) -> str:
+        """One daemon from start to end; why it ended."""
+        from swarm.net.hivemind.daemon import Daemon, Outgrown
+        from swarm.net.hivemind.relay_daemon import start_relay
+        from swarm.net.hivemind.session import Session
+
+        # Ports are chosen by us and kept: after a restart others find this node where it was.
+        self._listen = self._listen or tuple(map(_with_port, self._settings.listen))
+        try:
+            start = partial(
+                Daemon.start,
+                listen=self._listen,
+                announce=self._settings.announce,
+                identity=self._identity_path,
+                nat=nat_arguments(self._settings),
+                max_bytes=self._settings.daemon_bytes,
+                timeout_s=timeout_s,
+            )
+            if self._settings.serve_relay:
+                self._daemon = await start_relay(start, self._listen, self._settings)
+            else:
+                self._daemon = await start(processors=self._settings.daemon_processors)
+        except TransportError as error:
+            self._listen = ()
+            return str(error)
+        try:
+            if self._daemon.peer_id != self.peer_id:
+                return f"the daemon has the peer id {self._daemon.peer_id} instead of {self.peer_id}"
+            self._session = Session(self._state, self._daemon)
+            self._state.addresses = await self._daemon.addresses()
+            self._state.detail = "started"
+            self._settled.set()
+            return await self._session.run()
+        except Outgrown as error:
+            # Strangers can bring it about as often as they like: it must never end the node.
+            self._failures = 0
+            self._state.counters.add("daemon_outgrown")
+            return str(error)
+        except TransportError as error:
+            return str(error)
+        except Exception as error:
+            # Strangers' input is parsed by hivemind too: what that may raise costs a restart, not the node.
+            logger.exception("the network session failed")
+            return repr(error)
+        finally:
+            self._session = None
+            self._state.remember()
+            await self._daemon.stop()
+            self._daemon = None
+
+
+def _taken(
+    chunks: AsyncGenerator[bytes, None], loop: asyncio.AbstractEventLoop, timeout_s: float
+) -> Generator[bytes, None, None]:
+    """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
+
+    async def following() -> bytes | None:
+        return await anext(chunks, None)
+
+    try:
+        while (chunk := _result(following(), loop, timeout_s)) is not None:
+            yield chunk
+    finally:
+        # Not waited for: an iterator that was let go of may be collected on the network thread itself.
+        if not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(chunks.aclose(), loop)
+
+
+def _result(
+    step: Coroutine[None, None, bytes | None], loop: asyncio.AbstractEventLoop, timeout_s: float
+) -> bytes | None:
+    if loop.is_closed():
+        step.close()
+        raise PeerUnreachable("the network was closed meanwhile")
+    try:
+        return asyncio.run_coroutine_threadsafe(step, loop).result(timeout_s)
+    except (TimeoutError, CancelledError) as error:
+        raise PeerUnreachable("the network was closed meanwhile") from error
+
+
+async def _end_strays() -> None:
+    strays = asyncio.all_tasks() - {asyncio.current_task()}
+    for stray in strays:
+        stray.cancel()
+    await asyncio.gather(*strays, return_exceptions=True)
+
+
+def _with_port(listen: str) -> str:
+    """The listen address with port 0 replaced by a port that is free now."""
+    parts = listen.split("/")
+    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[4] != "0":
+        return listen
+    kind = socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM
+    with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, kind) as probe:
+        probe.bind((parts[2], 0))
+        return "/".join([*parts[:4], str(probe.getsockname()[1]), *parts[5:]])

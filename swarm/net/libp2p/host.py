@@ -1,0 +1,445 @@
+"""One py-libp2p host with gossip, set up so that it holds in a swarm; everything that touches py-libp2p is here.
+
+Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
+symbols): only do so when this network is the one that was chosen.
+
+What py-libp2p does by default and must not do here: offer connections without authentication, dial on its own,
+negotiate protocols later than gossipsub 1.1 (half of the messages are lost), limit a forwarder to ten messages a
+second, drop bursts above 32 messages, number messages from a clock of whole seconds (after a restart they look like
+old ones), and end the process when a peer sends bytes that no parser expects.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from ipaddress import ip_address
+
+import libp2p.pubsub.pubsub as pubsub_module
+import psutil
+import trio
+from libp2p import new_host
+from libp2p.abc import INetConn
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
+from libp2p.pubsub.pb.rpc_pb2 import RPC, Message
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.bandwidth import Rates
+from swarm.net.counters import Counters
+from swarm.net.records.framing import (
+    MAX_REPLY_BYTES,
+    NOT_YET_S,
+    REFUSAL_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    STALL_TIMEOUT_S,
+    encode_answer,
+    encode_error,
+    encode_request,
+    read_answer,
+    read_request,
+)
+from swarm.net.services.doors import Doors, Stream
+from swarm.protocols import StreamHandler
+
+logger = logging.getLogger(__name__)
+
+SUBSCRIPTION_CHANNEL_SIZE = 4_096
+MESH_DEGREE, MESH_DEGREE_LOW, MESH_DEGREE_HIGH = 6, 4, 12
+HEARTBEAT_S = 1
+MAX_WAITING_FOR_A_SUBSCRIPTION = 8
+"""Messages kept for each connected peer that has not subscribed yet; they may be a megabyte each."""
+MAX_CONNECTIONS = 128
+MAX_OPEN_STREAMS_PER_PEER = 128
+"""Of any protocol, and of none yet."""
+MESSAGES_PER_S, MESSAGES_AT_ONCE = 400.0, 4_000.0
+"""Of gossip, from one forwarder: four times as fast as this network sends."""
+MAX_TOPIC_CHARS = 256
+DIAL_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 1.0
+ANYWHERE = ("0.0.0.0", "::")
+
+RawHandler = Callable[[NetStream], Awaitable[None]]
+
+
+class GuardedPubsub(Pubsub):  # type: ignore[misc]
+    """Pubsub that survives what strangers send: a failing message or stream is counted and given up, nothing else."""
+
+    def __init__(self, host: BasicHost, router: GossipSub, counters: Counters) -> None:
+        """Attach `router` to `host`."""
+        self._counters = counters
+        self._rates = Rates(MESSAGES_PER_S, MESSAGES_AT_ONCE)
+        super().__init__(host, router)
+        # Others remember numbers for minutes: after a restart they must go on above all that were used before.
+        self.counter = time.time_ns()
+
+    def handle_subscription(self, origin_id: ID, sub_message: RPC.SubOpts) -> None:
+        """Note a peer's subscription, but for one to a name longer than any run has."""
+        if len(sub_message.topicid) <= MAX_TOPIC_CHARS:
+            super().handle_subscription(origin_id, sub_message)
+
+    async def push_msg(self, msg_forwarder: ID, msg: Message) -> None:
+        """Handle one message; py-libp2p runs this in a task whose failure would end the service."""
+        if not self._rates.take(str(msg_forwarder), time.monotonic()):
+            # Each costs a signature on the one thread that all share; what is lost of others' is repaired.
+            self._counters.add("gossip_flood")
+            return
+        try:
+            await super().push_msg(msg_forwarder, msg)
+        except Exception:
+            # Strangers' bytes in py-libp2p's parsers.
+            self._counters.add("bad_messages")
+            logger.debug("a gossip message was given up", exc_info=True)
+
+
+class Host:
+    """A running host; make one with `open_host`."""
+
+    def __init__(self, host: BasicHost, pubsub: GuardedPubsub, counters: Counters) -> None:
+        """Wrap a host that runs; use `open_host` instead."""
+        self._host = host
+        self._pubsub = pubsub
+        self._counters = counters
+        self.doors = Doors()
+        """Decides whose streams are served."""
+        self.admits: Callable[[str], bool] = lambda peer_id: True
+        """Whether a peer's streams are answered at all."""
+        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
+        """Seconds to wait before so many bytes of an answer go out."""
+
+    @property
+    def peer_id(self) -> str:
+        """Peer id of the host's key."""
+        return str(self._host.get_id())
+
+    def listening(self) -> tuple[str, ...]:
+        """Addresses listened on, with their real ports; a wildcard stays one."""
+        return tuple(str(address) for address in self._host.get_transport_addrs())
+
+    def connected(self) -> frozenset[str]:
+        """Peer ids with an open connection."""
+        return frozenset(str(peer) for peer in self._host.get_connected_peers())
+
+    def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        """By connected peer: the other ends of its connections."""
+        connections = self._host.get_network().get_connections_map()
+        return {str(peer): tuple(filter(None, map(_remote_address, each))) for peer, each in connections.items()}
+
+    def subscribers(self, topic: str) -> frozenset[str]:
+        """Connected peers that subscribe to `topic`."""
+        return frozenset(str(peer) for peer in self._pubsub.peer_topics.get(topic, ()))
+
+    def mute(self) -> frozenset[str]:
+        """Connected peers that gossip has no stream to: none yet, or lost when an earlier connection ended."""
+        return self.connected() - frozenset(str(peer) for peer in self._pubsub.peers)
+
+    async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Dial a peer under each of its addresses until one answers. Raises `PeerUnreachable` with every reason."""
+        problems: list[str] = []
+        for address in addresses:
+            try:
+                with trio.fail_after(DIAL_TIMEOUT_S):
+                    # Not `host.connect`: it tries one TCP address of each peer, and blocks the peer for a minute.
+                    await self._host.get_network().dial_addr(Multiaddr(address), ID.from_base58(peer_id))
+                return
+            except Exception as error:
+                # Addresses come from strangers, and what a dial raises comes from all of py-libp2p's layers.
+                problems.append(f"{address}: {_reason(error)}")
+        raise PeerUnreachable(", ".join(problems) or f"no address of {peer_id} is known")
+
+    async def drop(self, peer_id: str) -> None:
+        """Close every connection to a peer."""
+        try:
+            await self._host.disconnect(ID.from_base58(peer_id))
+        except Exception:
+            # The peer may be gone already, in any state.
+            self._counters.add("stray_errors")
+            logger.debug("could not disconnect from %s", peer_id, exc_info=True)
+
+    def admit(self, topic: str, accept: Callable[[str, str, bytes], bool]) -> None:
+        """Pass on and deliver only messages for which `accept(forwarder, author, message)` holds."""
+
+        def validate(forwarder: ID, message: Message) -> bool:
+            return accept(str(forwarder), str(ID(message.from_id)), message.data)
+
+        self._pubsub.set_topic_validator(topic, validate, False)
+
+    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], None]) -> None:
+        """Call `deliver(sender, message)` for every message on `topic`, until cancelled."""
+        async for message in await self._pubsub.subscribe(topic):
+            deliver(str(ID(message.from_id)), message.data)
+
+    async def publish(self, topic: str, message: bytes) -> None:
+        """Hand a message to gossip."""
+        await self._pubsub.publish(topic, message)
+
+    async def call(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        """A connected peer's whole answer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
+        answer = bytearray()
+        try:
+            with trio.fail_after(timeout_s):
+                async with aclosing(self.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
+                    async for chunk in chunks:
+                        answer += chunk
+        except trio.TooSlowError as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+        return bytes(answer)
+
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of a connected peer's answer; `timeout_s` is the longest silence. Raises `PeerUnreachable`."""
+        if peer_id not in self.connected():
+            raise PeerUnreachable(f"{peer_id} is not connected")
+        stream: NetStream | None = None
+
+        async def read(count: int) -> bytes:
+            with trio.fail_after(timeout_s):
+                return await _read_exactly(opened, count)
+
+        try:
+            with trio.fail_after(timeout_s):
+                stream = opened = await self._host.new_stream(ID.from_base58(peer_id), [protocol])
+                await opened.write(encode_request(payload))
+            async with aclosing(read_answer(read, max_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except trio.TooSlowError as error:
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+        except Exception as error:
+            # Whatever the peer, the connection or py-libp2p's layers make of it, the answer did not come.
+            raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {_reason(error)}") from error
+        finally:
+            if stream is not None:
+                await _abandon(stream)
+
+    def answer(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer other peers' requests for `protocol`, chunk by chunk."""
+
+        async def reply(stream: NetStream) -> None:
+            remote = str(stream.muxed_conn.peer_id)
+            with trio.CancelScope() as scope:
+                place = self._enter(stream, remote, protocol, scope.cancel)
+                if place is not None:
+                    try:
+                        await self._serve(stream, place, protocol, handler)
+                        return
+                    finally:
+                        self.doors.leave(place)
+            await _abandon(stream)
+
+        self._host.set_stream_handler(protocol, reply)
+
+    def _enter(self, stream: NetStream, remote: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
+        if not self.admits(remote):
+            return None
+        return self.doors.enter(remote, _remote_address(stream) or "", protocol, hang_up)
+
+    async def _serve(self, stream: NetStream, place: Stream, protocol: str, handler: StreamHandler) -> None:
+        async def read(count: int) -> bytes:
+            place.waits(count)
+            return await _read_exactly(stream, count)
+
+        # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+        with trio.fail_after(REQUEST_TIMEOUT_S if place.served else REFUSAL_TIMEOUT_S):
+            request = await read_request(read)
+        place.works()
+        if not place.served:
+            await _send(stream, encode_error("busy, ask later"))
+        else:
+            frames = encode_answer(handler(place.remote, request))
+            while (frame := _next_frame(frames, protocol)) is not None:
+                await trio.sleep(self.pace(len(frame)) if frame else NOT_YET_S)
+                if frame:
+                    place.waits(len(frame))
+                    await _send(stream, frame)
+                    place.works()
+        await stream.close()
+
+
+def _next_frame(frames: Iterator[bytes], protocol: str) -> bytes | None:
+    try:
+        return next(frames, None)
+    except Exception as error:
+        # Whatever a handler raises is its peer's problem to hear of, and no one else's; `NodeState` has counted it.
+        logger.debug("the handler for %s failed", protocol, exc_info=True)
+        return encode_error(f"the handler failed: {type(error).__name__}")
+
+
+async def _send(stream: NetStream, frame: bytes) -> None:
+    with trio.fail_after(STALL_TIMEOUT_S):
+        await stream.write(frame)
+
+
+def _remote_address(connection: INetConn | NetStream) -> str | None:
+    try:
+        found = connection.muxed_conn.get_remote_address()
+        host = ip_address(found[0]) if found else None
+    except Exception:
+        # A connection that is closing answers in any of its layers' ways.
+        return None
+    return f"/ip{host.version}/{host}/tcp/{found[1]}" if host else None
+
+
+@asynccontextmanager
+async def open_host(
+    seed: bytes, listen: Sequence[str], announce: Sequence[str], counters: Counters
+) -> AsyncIterator[Host]:
+    """A host that listens, with gossip running. Raises `TransportError` when it cannot listen."""
+    quiet_libp2p()
+    for address in listen:
+        _check_free(address)
+    host = _make_host(seed, announce)
+    # Everything a stream can do runs inside this, also py-libp2p's own handlers: an error there would end the host.
+    host.get_network().set_stream_handler(_guarded(host._swarm_stream_handler, counters))
+    router = _make_router()
+    pubsub = GuardedPubsub(host, router, counters)
+    async with host.run(listen_addrs=[Multiaddr(address) for address in listen]):
+        try:
+            if len(host.get_transport_addrs()) < len(listen):
+                raise TransportError(f"cannot listen on all of {', '.join(listen)}; choose addresses of this machine")
+            async with background_trio_service(pubsub), background_trio_service(router):
+                await pubsub.wait_until_ready()
+                yield Host(host, pubsub, counters)
+        finally:
+            # Leaving `run` alone would let connections linger, and others think that this node is still there.
+            with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+                await host.close()
+
+
+def quiet_libp2p() -> None:
+    """Losing a peer is ordinary, and counted: py-libp2p's log says it at every level."""
+    for name in ("libp2p", "multiaddr", "async_service"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def interfaces(address: str) -> tuple[str, ...]:
+    """A listen address as others can dial it: a wildcard becomes one address for each of this machine's interfaces."""
+    parts = address.split("/")
+    if len(parts) < 5 or parts[2] not in ANYWHERE:
+        return (address,)
+    family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
+    found = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == family}
+    hosts = sorted(host for host in found if "%" not in host and not ip_address(host).is_link_local)
+    return tuple("/".join([*parts[:2], host, *parts[3:]]) for host in hosts)
+
+
+def _make_host(seed: bytes, announce: Sequence[str]) -> BasicHost:
+    pubsub_module.SUBSCRIPTION_CHANNEL_SIZE = SUBSCRIPTION_CHANNEL_SIZE
+    key_pair = create_new_key_pair(seed)
+    noise = NoiseTransport(key_pair, noise_privkey=create_new_x25519_key_pair().private_key)
+    host = new_host(
+        key_pair=key_pair,
+        sec_opt={NOISE_PROTOCOL_ID: noise},
+        connection_config=ConnectionConfig(
+            max_connections=MAX_CONNECTIONS,
+            high_watermark=MAX_CONNECTIONS,
+            min_connections=0,
+            low_watermark=0,
+            dial_timeout=DIAL_TIMEOUT_S,
+        ),
+        announce_addrs=[Multiaddr(address) for address in announce] or None,
+        disable_identify_address_discovery=True,
+    )
+    host.get_network().retry_config = RetryConfig(max_retries=0)
+    return host
+
+
+def _make_router() -> GossipSub:
+    return GossipSub(
+        protocols=[PROTOCOL_ID_V11],
+        degree=MESH_DEGREE,
+        degree_low=MESH_DEGREE_LOW,
+        degree_high=MESH_DEGREE_HIGH,
+        heartbeat_interval=HEARTBEAT_S,
+        adaptive_gossip_enabled=False,
+        spam_protection_enabled=False,
+        eclipse_protection_enabled=False,
+        max_pending_messages_per_peer=MAX_WAITING_FOR_A_SUBSCRIPTION,
+    )
+
+
+def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
+    open_streams: Counter[str] = Counter()
+
+    async def guarded(stream: NetStream) -> None:
+        remote = str(stream.muxed_conn.peer_id)
+        if open_streams[remote] >= MAX_OPEN_STREAMS_PER_PEER:
+            counters.add("crowded_streams")
+            await _abandon(stream)
+            return
+        open_streams[remote] += 1
+        try:
+            await handler(stream)
+        except Exception:
+            # A stranger's bytes, or a stranger's departure, in any of py-libp2p's protocols.
+            counters.add("bad_streams")
+            logger.debug("a stream was given up", exc_info=True)
+            await _abandon(stream)
+        finally:
+            open_streams[remote] -= 1
+            if not open_streams[remote]:
+                del open_streams[remote]
+
+    return guarded
+
+
+async def _abandon(stream: NetStream) -> None:
+    with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True), suppress(Exception):
+        await stream.reset()
+
+
+async def _read_exactly(stream: NetStream, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        chunk = await stream.read(count - len(received))
+        if not chunk:
+            raise PeerUnreachable("the peer hung up")
+        received += chunk
+    return bytes(received)
+
+
+def _check_free(address: str) -> None:
+    # py-libp2p listens with SO_REUSEPORT: a port that is taken would be shared, and connections go to either.
+    parts = address.split("/")
+    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
+        raise TransportError(f"this network listens on /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT only, got {address!r}")
+    with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((parts[2], int(parts[4])))
+        except (OSError, OverflowError) as error:
+            raise TransportError(f"cannot listen on {address}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What was at the bottom of an error that came through many layers."""
+    while True:
+        inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if isinstance(error, BaseExceptionGroup):
+            inner = error.exceptions[0]
+        if inner is None:
+            break
+        error = inner
+    if isinstance(error, trio.Cancelled | trio.TooSlowError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__

@@ -1,0 +1,252 @@
+"""The life of a node on one py-libp2p host: a handful of loops that run until one fails or the node is closed.
+
+dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
+observe   the host's connections                    -> state, wakes the rest (every second)
+join      manifest from a connected peer            -> the run              (until there is one)
+hear      gossip on the run's topic                 -> inbox
+tell      outbox                                    -> gossip               (paced; waits while nobody hears)
+
+and those of `upkeep`: repair, download, acquaint. The last takes the place of a directory.
+
+Importing this imports libp2p; see `libp2p_host`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from swarm.errors import PeerUnreachable
+from swarm.net.addresses.nat import CIRCUIT
+from swarm.net.libp2p.host import Host, interfaces
+from swarm.net.libp2p.waits import TrioSignal, TrioWaits
+from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.joining import Joining
+from swarm.net.membership.state import NodeState
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.records.large import INLINE_BYTES
+from swarm.net.services.doors import Doors
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OBSERVE_EVERY_S = 1.0
+RECORDS_PER_S = 100.0
+BYTES_PER_S = 6e6
+"""A peer's queue holds 32 messages, and what does not fit is lost: one busy interpreter empties it at this rate."""
+MUTE_AFTER_S = 5.0
+"""py-libp2p loses the gossip of a connection made while an earlier one of the same peer ends: then it is made anew."""
+SETTLE_S = 1.0
+"""A message published within a heartbeat of the first peer's arrival can miss it."""
+
+
+class Session:
+    """One host's worth of a node."""
+
+    def __init__(self, state: NodeState, host: Host) -> None:
+        """Run `state` on a host that has just started."""
+        self._state = state
+        self._host = host
+        self._waits = TrioWaits()
+        self._upkeep = Upkeep(state, host.stream, self._waits)
+        self._dialling = Dialling(state, host.connect, self._waits, can_dial=_can_dial)
+        self._run_known = trio.Event()
+        self._peers_changed = TrioSignal()
+        self._joining = Joining(state, host.call, self._peers_changed)
+        self._someone_came = TrioSignal()
+        self._outgoing = TrioSignal()
+        self._serving: set[str] = set()
+        self._mute_since: dict[str, float] = {}
+        self._loops: trio.Nursery | None = None
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Everything above, until cancelled; calls `started` when others can reach this node."""
+        self._host.doors = Doors(self._state.complain)
+        self._host.admits = self._state.admits
+        self._host.pace = self._state.uploads.spend
+        self._state.on_banned = self.look_again
+        self.serve()
+        self._note_addresses()
+        started()
+        upkeep = self._upkeep
+        try:
+            async with trio.open_nursery() as self._loops:
+                for loop in (self._dial, self._observe, self._join, self._hear, self._tell):
+                    self._loops.start_soon(self._keep, loop)
+                for keep in (upkeep.repair, upkeep.acquaint, *[upkeep.download] * DOWNLOADS_AT_ONCE):
+                    self._loops.start_soon(self._keep, partial(self._in_run, keep))
+        finally:
+            self._loops = None
+
+    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._state.guard.keep(loop, self._waits)
+
+    async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._run_known.wait()
+        await loop()
+
+    def serve(self) -> None:
+        """Register handlers added since the last call; on the network thread, as everything here."""
+        for protocol in self._state.handlers.keys() - self._serving:
+            self._serving.add(protocol)
+            self._host.answer(protocol, partial(self._state.handle, protocol))
+
+    def wake(self) -> None:
+        """Look again at the outbox and the run."""
+        self._outgoing.set()
+        if self._state.manifest is not None:
+            self._run_known.set()
+
+    def look_again(self) -> None:
+        """Look at once who is connected, and who of them is banned."""
+        self._someone_came.set()
+
+    async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
+        left_s = await self._reach(peer_id, timeout_s)
+        return await self._host.call(peer_id, protocol, payload, left_s)
+
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
+        await self._reach(peer_id, timeout_s)
+        async with aclosing(self._host.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _reach(self, peer_id: str, timeout_s: float) -> float:
+        left_s = await self._dialling.reach(peer_id, self._host.connected(), timeout_s)
+        self._someone_came.set()
+        return left_s
+
+    def have_done(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
+        """Do something in this session; `outcome` gets what comes of it, or `PeerUnreachable`."""
+        if self._loops is not None:
+            self._loops.start_soon(self._do, outcome, step)
+        elif outcome.set_running_or_notify_cancel():
+            outcome.set_exception(PeerUnreachable("the network is starting or closing"))
+
+    async def _do(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
+        result: T | None = None
+        failure: Exception | None = PeerUnreachable("the network was closed meanwhile")
+        try:
+            result = await step()
+            failure = None
+        except Exception as error:
+            # For whoever waits for it, on another thread.
+            failure = error
+        finally:
+            if outcome.set_running_or_notify_cancel():
+                # Without a failure there is a result.
+                outcome.set_exception(failure) if failure else outcome.set_result(result)  # type: ignore[arg-type]
+
+    def _note_addresses(self) -> None:
+        announced = self._state.settings.announce
+        listening = [address for wildcard in self._host.listening() for address in interfaces(wildcard)]
+        self._state.locate(announced or tuple(listening))
+
+    async def _observe(self) -> None:
+        state = self._state
+        while True:
+            self._someone_came.clear()
+            for peer_id in self._host.connected() & state.banned:
+                state.counters.add("banned_connections")
+                await self._host.drop(peer_id)
+            for peer_id in self._mute_for(MUTE_AFTER_S):
+                state.counters.add("mute_connections")
+                # The next connection has as long again.
+                del self._mute_since[peer_id]
+                await self._host.drop(peer_id)
+            self._look()
+            await self._someone_came.happens(OBSERVE_EVERY_S)
+
+    def _mute_for(self, duration_s: float) -> list[str]:
+        now = time.monotonic()
+        mute = self._host.mute() | frozenset(filter(self._is_missed, self._state.connected - self._state.in_run))
+        self._mute_since = {peer_id: self._mute_since.get(peer_id, now) for peer_id in mute}
+        return [peer_id for peer_id, since in self._mute_since.items() if now - since > duration_s]
+
+    def _is_missed(self, peer_id: str) -> bool:
+        """Whether a peer is a member of the run by its own word, which gossip should hear."""
+        entry = self._state.known.get(peer_id)
+        return entry is not None and entry[0].expires_at > self._state.clock() and entry[0].role != "visitor"
+
+    def _look(self) -> None:
+        state = self._state
+        before = state.in_run
+        state.observed = self._host.remote_addresses()
+        state.see(self._host.connected(), self._host.subscribers(state.topic) if state.topic else frozenset())
+        state.detail = self._dialling.describe()
+        if state.in_run - before:
+            self._peers_changed.set()
+            self._upkeep.found(first=not before)
+        self.wake()
+
+    async def _dial(self) -> None:
+        while True:
+            async with trio.open_nursery() as dials:
+                for peer_id, addresses in self._dialling.due(self._host.connected()).items():
+                    dials.start_soon(self._dial_one, peer_id, addresses)
+            await trio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
+
+    async def _dial_one(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        await self._dialling.dial(peer_id, addresses)
+        self._someone_came.set()
+
+    async def _join(self) -> None:
+        await self._joining.join()
+        self._run_known.set()
+
+    async def _hear(self) -> None:
+        await self._run_known.wait()
+        topic = self._state.topic
+        assert topic is not None
+        if not self._state.profile.listed:
+            return
+        self._host.admit(topic, self._admissible)
+        await self._host.subscribe(topic, self._state.guard.hearing(self._state.receive))
+
+    def _admissible(self, forwarder: str, author: str, record: bytes) -> bool:
+        """Whether to pass a message on to others; what is in it is checked when it is opened."""
+        if {forwarder, author} & self._state.banned:
+            self._state.counters.add("banned_gossip")
+            return False
+        if len(record) > min(self._state.settings.max_record_bytes, INLINE_BYTES):
+            self._state.counters.add("drop_oversized")
+            return False
+        return self._state.is_its_own(author, record)
+
+    async def _tell(self) -> None:
+        await self._run_known.wait()
+        topic = self._state.topic
+        assert topic is not None
+        settled = False
+        while True:
+            if not self._state.in_run:
+                settled = False
+            elif not settled:
+                await trio.sleep(SETTLE_S)
+                settled = True
+            record = self._state.outbox.take() if settled else None
+            if record is None:
+                await self._outgoing.happens(math.inf)
+                self._outgoing.clear()
+                continue
+            await self._host.publish(topic, record)
+            self._state.counters.add("published")
+            await trio.sleep(max(1 / RECORDS_PER_S, len(record) / BYTES_PER_S))
+
+
+def _can_dial(address: str) -> bool:
+    """Others may be reachable in ways that py-libp2p is not set up for: QUIC, relays."""
+    return "/tcp/" in address and CIRCUIT not in address

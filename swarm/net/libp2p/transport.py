@@ -1,0 +1,263 @@
+"""The transport in pure Python: py-libp2p for connections, gossip and requests; for platforms without the go daemon.
+
+Nodes on it and nodes on hivemind's daemon are in the same swarm: same topics, stream protocols, records and peer ids.
+There is no DHT here: members of the run are asked whom they know. It opens no ports on routers, listens on TCP only,
+and neither uses relays nor is one.
+
+Everything asynchronous happens on one network thread, in trio; the node's thread meets it in two mailboxes. This module
+can be imported without libp2p: `start` imports it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.net.config import NetworkSettings
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.state_transport import StateTransport, bad_manifest
+from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
+from swarm.protocols import StreamHandler
+
+if TYPE_CHECKING:
+    import trio
+
+    from swarm.net.libp2p.session import Session
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_RESTARTS_IN_A_ROW = 5
+FIRST_RESTART_PAUSE_S = 0.25
+STEADY_AFTER_S = 60.0
+"""A host that lived this long starts the count of restarts anew."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Libp2pTransport(StateTransport):
+    """`Transport` over py-libp2p."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        identity: Identity,
+        manifest: bytes | None = None,
+        profile: Profile | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A node that has not started; with `manifest` (sealed) it brings the run, without it asks its bootstraps.
+
+        `identity` must come from a file, which is read again for its key. Raises `ConfigError` for a bad bootstrap
+        address, and `TransportError` for a bad manifest.
+        """
+        if identity.path is None:
+            raise TransportError("the identity must be kept in a file, for the network to read")
+        self.peer_id = identity.peer_id
+        self._identity_path = identity.path
+        self._settings = settings
+        try:
+            self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
+        except RejectedGroup as refusal:
+            raise bad_manifest(refusal) from refusal
+        self._listen = settings.listen
+        self._session: Session | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope: trio.CancelScope | None = None
+        self._thread: threading.Thread | None = None
+        self._settled = threading.Event()
+        self._closing = threading.Event()
+        self._failure: str | None = None
+
+    def start(self) -> None:
+        """Start the network thread and wait until it listens. Raises `TransportError`; absent peers are no error."""
+        if self._thread is not None:
+            raise TransportError("a transport can be started once only")
+        _require_libp2p()
+        self._thread = threading.Thread(target=self._live, name="swarm-network", daemon=True)
+        self._thread.start()
+        self._settled.wait()
+        if self._failure is not None:
+            self.close()
+            raise TransportError(self._failure)
+
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer requests for `protocol` chunk by chunk, on the network thread."""
+        self._state.handlers = {**self._state.handlers, protocol: handler}
+        if self._session is not None:
+            self._soon(self._session.serve)
+
+    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
+        self._require_running()
+        session = self._session
+        if session is None:
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        question = partial(session.call, peer_id, protocol, payload, timeout_s)
+        return self._done(session, question, timeout_s + CLOSE_TIMEOUT_S)
+
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
+        """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
+        self._require_running()
+        session = self._session
+        if session is None:
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+        chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        return self._taken(session, chunks, 3 * timeout_s + CLOSE_TIMEOUT_S)
+
+    def _taken(
+        self, session: Session, chunks: AsyncGenerator[bytes, None], timeout_s: float
+    ) -> Generator[bytes, None, None]:
+        """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
+
+        async def following() -> bytes | None:
+            return await anext(chunks, None)
+
+        try:
+            while (chunk := self._done(session, following, timeout_s)) is not None:
+                yield chunk
+        finally:
+            # Not waited for: an iterator that was let go of may be collected on the network thread itself.
+            self._soon(partial(session.have_done, Future(), chunks.aclose))
+
+    def _done(self, session: Session, step: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        outcome: Future[T] = Future()
+        if not self._soon(partial(session.have_done, outcome, step)):
+            raise PeerUnreachable("the network was closed meanwhile")
+        try:
+            return outcome.result(timeout_s)
+        except TimeoutError as error:
+            outcome.cancel()
+            raise PeerUnreachable(f"no answer within {timeout_s:g} s") from error
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Drop these peers, and no others: hang up on them, do not dial them, pass on nothing they wrote or forward."""
+        self._state.ban(peer_ids)
+        if self._session is not None:
+            self._soon(self._session.look_again)
+
+    def close(self) -> None:
+        """Leave the swarm and stop the network thread."""
+        self._closing.set()
+        if self._thread is None:
+            return
+        if self._scope is not None:
+            self._soon(self._scope.cancel)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _require_running(self) -> None:
+        if self._failure is not None:
+            raise TransportError(self._failure)
+        if self._closing.is_set() or self._thread is None:
+            raise TransportError("the transport must be started before use, and not used after close")
+
+    def _wake(self) -> None:
+        if self._session is not None:
+            self._soon(self._session.wake)
+
+    def _soon(self, action: Callable[[], None]) -> bool:
+        """Have the network thread do something; False when it is not running."""
+        if self._token is None:
+            return False
+        # trio's own error for a loop that has ended is a RuntimeError.
+        with suppress(RuntimeError):
+            self._token.run_sync_soon(action)
+            return True
+        return False
+
+    def _live(self) -> None:
+        """Keep a host running, until closed or failed too often."""
+        failures = 0
+        while not self._closing.is_set():
+            born = time.monotonic()
+            reason = self._live_once()
+            self._session = self._token = self._scope = None
+            self._state.remember()
+            self._state.see(frozenset(), frozenset())
+            if self._closing.is_set():
+                break
+            if not self._settled.is_set():
+                self._failure = reason
+                break
+            failures = 1 if time.monotonic() - born > STEADY_AFTER_S else failures + 1
+            if failures > MAX_RESTARTS_IN_A_ROW:
+                self._failure = f"the network failed {failures} times in a row, last because {reason}"
+                logger.error(self._failure)
+                break
+            self._state.counters.add("network_restarts")
+            self._state.detail = f"restarting the network: {reason}"
+            logger.warning("restarting the network: %s", reason)
+            self._closing.wait(FIRST_RESTART_PAUSE_S * 2 ** (failures - 1))
+        self._settled.set()
+
+    def _live_once(self) -> str:
+        """One host from start to end; why it ended."""
+        import trio
+
+        try:
+            trio.run(self._host_and_session)
+        except Exception as error:
+            # Strangers' input is parsed by py-libp2p: what that may raise costs a restart, not the node.
+            expected = _innermost(error)
+            logger.log(
+                logging.DEBUG if isinstance(expected, TransportError) else logging.ERROR,
+                "the network session failed",
+                exc_info=True,
+            )
+            return str(expected) if isinstance(expected, TransportError) else repr(expected)
+        return "it ended"
+
+    async def _host_and_session(self) -> None:
+        import trio
+
+        from swarm.net.libp2p.host import open_host
+        from swarm.net.libp2p.session import Session
+
+        self._token = trio.lowlevel.current_trio_token()
+        state = self._state
+        async with open_host(self._seed(), self._listen, self._settings.announce, state.counters) as host:
+            if host.peer_id != self.peer_id:
+                raise TransportError(f"{self._identity_path} has the key of {host.peer_id}, not {self.peer_id}")
+            # Ports are kept: after a restart others find this node where it was.
+            self._listen = host.listening()
+            # The session alone is cancelled: the host then takes leave of its peers.
+            with trio.CancelScope() as self._scope:
+                if not self._closing.is_set():
+                    self._session = Session(state, host)
+                    state.detail = "started"
+                    await self._session.run(started=self._settled.set)
+
+    def _seed(self) -> bytes:
+        encoded = self._identity_path.read_bytes()
+        return encoded[len(PRIVATE_KEY_HEADER) : len(PRIVATE_KEY_HEADER) + KEY_BYTES]
+
+
+def _require_libp2p() -> None:
+    """Import what the network thread needs, on the caller's: imports that race can fail on half-initialised modules."""
+    if "hivemind" in sys.modules:
+        raise TransportError(
+            "hivemind was imported by this process already, and libp2p cannot be beside it; choose one"
+        )
+    try:
+        import swarm.net.libp2p.session  # noqa: F401
+    except ImportError as error:
+        raise TransportError(
+            f"py-libp2p cannot be imported ({error}); install it with: pip install libp2p==0.8.1"
+        ) from error
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

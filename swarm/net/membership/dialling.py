@@ -1,0 +1,229 @@
+"""Whom a session dials, when and where, and what it says of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from swarm.errors import PeerUnreachable
+from swarm.net.addresses.dial import Backoff
+from swarm.net.addresses.told import Told, is_name, is_private_run, with_ips
+from swarm.net.membership.state import NodeState
+from swarm.net.waits import Waits
+
+logger = logging.getLogger(__name__)
+
+MAX_DIALS_AT_ONCE = 8
+ENOUGH_PEERS = 32
+"""Gossip needs no full mesh: peers heard of are dialled up to this many connections."""
+FEW_PEERS = 3
+"""With fewer, those remembered from earlier are dialled too."""
+STEADY_AFTER_S = 10.0
+HUNG_UP_PAUSE_S = 1.0
+"""A peer that hangs up within the former is left alone for the latter, twice as long each time."""
+
+UNHEARD_S = 6.0
+"""A member that is connected directly, and yet not heard of in gossip for so long to twice that, is hung up on."""
+
+Connect = Callable[[str, Sequence[str]], Awaitable[None]]
+"""Dials a peer under any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
+
+
+class Dialling:
+    """Bootstraps, known and remembered peers, each with its backoff. Free of asyncio and trio."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        connect: Connect,
+        waits: Waits,
+        *,
+        relays: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        can_dial: Callable[[str], bool] = lambda address: True,
+    ) -> None:
+        """`relays` are dialled like bootstraps; addresses for which `can_dial` does not hold are passed over."""
+        self._state = state
+        self._connect = connect
+        self._waits = waits
+        self._relays = relays
+        self._can_dial = can_dial
+        self._backoff = Backoff(state.settings.retry_s)
+        self._hung_up = Backoff(HUNG_UP_PAUSE_S)
+        self._dialled: dict[str, float] = {}
+        """When connections were made that have not proved steady yet."""
+        self._told = Told()
+        self._private = self._is_private()
+        """Whether the run was within this machine or its net when this was last looked at."""
+        self._failures: dict[str, str] = {}
+        """Why the last dial of a bootstrap failed."""
+
+    def due(self, connected: frozenset[str]) -> dict[str, tuple[str, ...]]:
+        """Whom to dial now, and where, given who is connected."""
+        now = time.monotonic()
+        self._private = self._is_private()
+        self._judge(connected, now)
+        if not connected and not self._state.bootstrap:
+            self._state.bootstraps.look_again()
+        found: dict[str, tuple[str, ...]] = {}
+        for peer_id in self._wanted(connected):
+            wait_s = max(pauses.wait_s(peer_id, now) for pauses in (self._backoff, self._hung_up))
+            if wait_s <= 0 and (addresses := self.addresses(peer_id)) and self._may_dial(peer_id, now):
+                found[peer_id] = addresses
+            if len(found) == MAX_DIALS_AT_ONCE:
+                break
+        return found
+
+    def addresses(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer may be; nothing for a banned one."""
+        state = self._state
+        if peer_id in state.banned or peer_id == state.identity.peer_id:
+            return ()
+        given, told = self._given(peer_id), state.remembered.get(peer_id, ())
+        if peer_id in state.known:
+            # A stranger's record may hold anything, also where others are.
+            suffix, named = f"/p2p/{peer_id}", state.known[peer_id][0].multiaddrs
+            told = (*(each.removesuffix(suffix) for each in named if each.endswith(suffix)), *told)
+        if not self._private:
+            told = self._told.choose((address for address in told if address not in given), time.monotonic())
+        return tuple(dict.fromkeys(filter(self._can_dial, (*given, *told))))
+
+    def _given(self, peer_id: str) -> tuple[str, ...]:
+        """Addresses of a peer that the user has named: those are always dialled."""
+        return (*self._relays.get(peer_id, ()), *self._state.bootstrap.get(peer_id, ()))
+
+    def _is_private(self) -> bool:
+        state, settings = self._state, self._state.settings
+        named = [address for group in state.bootstrap.values() for address in group]
+        return is_private_run([*named, *settings.announce, *settings.listen], state.addresses, state.observed)
+
+    def _may_dial(self, peer_id: str, now: float) -> bool:
+        if self._private or self._given(peer_id):
+            return True
+        return self._told.may_dial(self._state.told_by.get(peer_id, ""), now)
+
+    async def dial(self, peer_id: str, addresses: Sequence[str]) -> bool:
+        """Dial a peer that is due; whether it is connected now."""
+        try:
+            await self._dial(peer_id, addresses)
+        except PeerUnreachable as error:
+            logger.debug("dial failed: %s", error)
+            self._state.counters.add("dial_failures")
+            if peer_id in self._state.bootstrap:
+                self._failures[peer_id] = str(error)
+                self._state.bootstraps.look_again()
+            self._backoff.failed(peer_id, time.monotonic())
+            return False
+        self._failures.pop(peer_id, None)
+        self._backoff.succeeded(peer_id)
+        self._dialled[peer_id] = time.monotonic()
+        return True
+
+    async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Connect, and note how dials at hosts end that only strangers have named. Raises `PeerUnreachable`."""
+        if self._private:
+            await self._connect(peer_id, addresses)
+            return
+        given = self._given(peer_id)
+        told = [address for address in addresses if address not in given]
+        # A stranger's name may stand for a machine of this net: it is looked up here, and its IPs are dialled.
+        found = [ip for address in told for ip in await self._ips(address)]
+        try:
+            if not (given or found):
+                raise PeerUnreachable(f"{', '.join(told)}: nothing that may be dialled in a public run")
+            await self._connect(peer_id, (*(address for address in addresses if address in given), *found))
+        except PeerUnreachable:
+            self._told.failed(told, time.monotonic())
+            raise
+        self._told.succeeded(told)
+
+    async def _ips(self, address: str) -> list[str]:
+        return with_ips(address, await self._waits.look_up(address.split("/")[2])) if is_name(address) else [address]
+
+    async def reach(self, peer_id: str, connected: frozenset[str], timeout_s: float) -> float:
+        """Dial a peer that is to be asked now, if it is known but not connected; what is left of `timeout_s`.
+
+        Raises `PeerUnreachable`.
+        """
+        if peer_id in self._state.banned:
+            raise PeerUnreachable(f"{peer_id} is banned by this node")
+        self._private = self._is_private()
+        addresses = () if peer_id in connected else self.addresses(peer_id)
+        if not addresses:
+            return timeout_s
+        began = time.monotonic()
+        try:
+            async with self._waits.within(timeout_s):
+                await self._dial(peer_id, addresses)
+        except TimeoutError as error:
+            raise PeerUnreachable(f"{peer_id} could not be dialled within {timeout_s:g} s") from error
+        self._backoff.succeeded(peer_id)
+        return max(0.0, timeout_s - (time.monotonic() - began))
+
+    def describe(self) -> str:
+        """How far this node has come, in words."""
+        state = self._state
+        if state.in_run and state.manifest is not None:
+            return f"connected to {len(state.in_run)} peers"
+        missing = [peer_id for peer_id in state.bootstrap if peer_id in self._failures]
+        if state.connected:
+            return f"connected to {len(state.connected)} peers, none seen in the run yet"
+        if not missing and not state.bootstrap:
+            problems = "; ".join(f"{entry}: {problem}" for entry, problem in state.bootstraps.problems().items())
+            return f"no bootstrap known: {problems}" if problems else "waiting for peers"
+        if not missing:
+            return "dialling the bootstraps"
+        wait_s = min(self._backoff.wait_s(peer_id, time.monotonic()) for peer_id in missing)
+        reasons = "; ".join(self._failures[peer_id] for peer_id in missing)
+        return f"no bootstrap reachable: {reasons}; next try in {wait_s:.0f} s"
+
+    def _judge(self, connected: frozenset[str], now: float) -> None:
+        """Tell peers that stay from those that hang up at once, as one does that has banned this node."""
+        for peer_id, since in list(self._dialled.items()):
+            if peer_id not in connected:
+                self._hung_up.failed(peer_id, now)
+            elif now - since < STEADY_AFTER_S:
+                continue
+            else:
+                self._hung_up.succeeded(peer_id)
+            del self._dialled[peer_id]
+
+    def _wanted(self, connected: frozenset[str]) -> list[str]:
+        state = self._state
+        now = state.clock()
+        wanted = [*self._relays, *state.bootstrap]
+        if len(connected) < ENOUGH_PEERS:
+            # An expired record is better than nothing to a node that lost everyone.
+            wanted += (
+                peer_id for peer_id, (record, _) in state.known.items() if record.expires_at > now or not connected
+            )
+        if len(state.in_run) < FEW_PEERS:
+            wanted += reversed(state.remembered)
+        return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected]
+
+
+class Unheard:
+    """Connections that gossip does not use: when two nodes dial each other at once, the daemons may each keep gossip on
+    the connection that the other has dropped. Made anew they are used. Pure: the session hangs up.
+    """
+
+    def __init__(self) -> None:
+        """None known yet."""
+        self._since: dict[str, float] = {}
+        self._patience_s = random.uniform(UNHEARD_S, 2 * UNHEARD_S)
+        self._tried = Backoff(UNHEARD_S)
+
+    def due(self, direct: Iterable[str], in_run: Collection[str], members: Collection[str], now: float) -> list[str]:
+        """Peers to hang up on now: `members` that are connected directly, and not among those heard of, `in_run`."""
+        silent = [peer_id for peer_id in direct if peer_id in members and peer_id not in in_run]
+        self._since = {peer_id: self._since.get(peer_id, now) for peer_id in silent}
+        found = [
+            peer_id
+            for peer_id, since in self._since.items()
+            if now - since >= self._patience_s and self._tried.wait_s(peer_id, now) <= 0
+        ]
+        for peer_id in found:
+            self._tried.failed(peer_id, now)
+        return found

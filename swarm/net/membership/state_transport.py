@@ -1,0 +1,106 @@
+"""What a transport answers from its node's state alone, whichever network thread keeps that state up to date."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+
+from swarm.errors import RejectedGroup, TransportError
+from swarm.net.config import NetworkSettings
+from swarm.net.membership.state import NodeState
+from swarm.protocols import RequestHandler, StreamHandler
+from swarm.types import NetworkStatus, PeerRecord, RunManifest
+
+
+class StateTransport(ABC):
+    """The part of `Transport` that two networks have in common: mailboxes, run, peers and counts."""
+
+    _settings: NetworkSettings
+    _state: NodeState
+
+    def manifest(self) -> RunManifest | None:
+        """The run this node is in; None until known."""
+        return self._state.manifest
+
+    def sealed_manifest(self) -> bytes | None:
+        """The manifest as its founder signed it."""
+        return self._state.sealed
+
+    def set_manifest(self, sealed: bytes) -> None:
+        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
+        try:
+            self._state.adopt(sealed)
+        except RejectedGroup as refusal:
+            raise bad_manifest(refusal) from refusal
+        self._wake()
+
+    def publish(self, record: bytes) -> None:
+        """Queue a record for everyone in the run; the oldest waiting one makes room when nobody is connected."""
+        self._require_running()
+        if self._state.manifest is None:
+            self._state.counters.add("no_run")
+        elif len(record) > self._settings.max_record_bytes:
+            self._state.counters.add("drop_oversized")
+        else:
+            self._state.offer(record)
+            self._wake()
+
+    def drain(self) -> list[bytes]:
+        """Records that arrived since the last call, oldest first."""
+        self._require_running()
+        return self._state.inbox.drain()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is something to drain; whether there is."""
+        self._require_running()
+        return self._state.inbox.wait(timeout_s)
+
+    def status(self) -> NetworkStatus:
+        """The network as it was at most a second or so ago."""
+        return self._state.status()
+
+    def peers(self) -> tuple[PeerRecord, ...]:
+        """What others have said about themselves; entries may have expired."""
+        return tuple(record for record, _ in self._state.known.values())
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what peers did to this node's network since the last call."""
+        return self._state.complaints()
+
+    def trust(self, peer_ids: Collection[str]) -> None:
+        """Take in what these peers sign at a member's rate, and others' at a newcomer's."""
+        self._state.trust(peer_ids)
+
+    def multiaddrs(self) -> tuple[str, ...]:
+        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+        return self._state.multiaddrs()
+
+    def observed(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
+        return self._state.observed.get(peer_id, ())
+
+    def serve(self, protocol: str, handler: RequestHandler) -> None:
+        """Answer requests for `protocol`, on the network thread."""
+        self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
+
+    @abstractmethod
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer requests for `protocol` chunk by chunk, on the network thread."""
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
+        drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
+        return {**self._state.counters.snapshot(), **drops}
+
+    @abstractmethod
+    def _require_running(self) -> None:
+        """Raises `TransportError` before `start`, after `close`, and when the network is lost for good."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Have the network thread look at the state again."""
+
+
+def bad_manifest(refusal: RejectedGroup) -> TransportError:
+    """The refusal of a manifest as the caller of a transport hears of it."""
+    return TransportError(f"the run's manifest was refused: {refusal}")

@@ -1,0 +1,190 @@
+"""The loops of a session that keep a node whole, once its run is known.
+
+repair    one random member: what do you hold  -> what was missed -> inbox   (every `repair_every_s`; at once when the
+                                                                              first peer appears)
+download  announced large records <- holders, one after another   -> inbox   (two at a time)
+acquaint  signed records of peers <- random members -> whom to dial, file    (every `announce_every_s`; on new peers)
+
+Free of asyncio and trio: the session says how its library waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from swarm.errors import PeerUnreachable
+from swarm.net.addresses.dial import Backoff
+from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
+from swarm.net.membership.state import NodeState
+from swarm.net.records.large import Download, holders
+from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
+from swarm.net.services.peer_exchange import ask_peers
+from swarm.net.waits import Waits
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 10.0
+DOWNLOADS_AT_ONCE = 2
+DOWNLOAD_PAUSE_S = 1.0
+SLOW_PAUSE_S = 30.0
+MAX_SLOW_PAUSE_S = 600.0
+"""A holder that was too slow is not asked for large records for so long."""
+REMEMBER_EVERY_S = 60.0
+PEERS_ASKED = 2
+PEERS_TIMEOUT_S = 10.0
+PEERS_PAUSE_S = 1.0
+"""Several peers that appear together are one reason to ask."""
+
+
+class Asks(Protocol):
+    """How the session opens a stream. Raises `PeerUnreachable`."""
+
+    def __call__(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of a peer's answer; `timeout_s` is the longest silence."""
+        ...
+
+
+class Upkeep:
+    """Repair, downloads and acquaintances of a node in one session."""
+
+    def __init__(self, state: NodeState, ask: Asks, waits: Waits) -> None:
+        """Keep `state` whole by asking others."""
+        self._state = state
+        self._ask = ask
+        self._waits = waits
+        self._found_first = waits.signal()
+        self._found_new = waits.signal()
+        self._announced = waits.signal()
+        self._repair = Repair(
+            state.shelf,
+            self._fetch,
+            state.mend,
+            every_s=state.settings.repair_every_s,
+            backfill_s=state.settings.backfill_s,
+        )
+        self._unhelpful = Backoff(state.settings.repair_every_s)
+        self._fetch_paced = paced(self._fetch, TokenBucket(state.settings.download_bytes_per_s), waits)
+        self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
+        self._giving: set[str] = set()
+        """Peers that downloads come from now: one each."""
+        self._remembered_at = 0.0
+        state.on_announcement = self._announced.set
+
+    def found(self, *, first: bool) -> None:
+        """Note that new members of the run are connected; `first`: none were before."""
+        self._found_new.set()
+        if first:
+            self._found_first.set()
+
+    async def repair(self) -> None:
+        """Ask one member after another for what is missing, for ever."""
+        while True:
+            self._found_first.clear()
+            now = time.monotonic()
+            helpful = [peer_id for peer_id in self._state.in_run if self._unhelpful.wait_s(peer_id, now) <= 0]
+            if helpful:
+                await self._repair_from(random.choice(helpful))
+            # Not in step with others that started together.
+            await self._found_first.happens(self._state.settings.repair_every_s * random.uniform(0.8, 1.2))
+
+    async def _repair_from(self, peer_id: str) -> None:
+        try:
+            async with self._waits.within(ROUND_TIMEOUT_S):
+                await self._repair.round(peer_id)
+        except (PeerUnreachable, TimeoutError) as error:
+            self._state.counters.add("repair_failures")
+            self._unhelpful.failed(peer_id, time.monotonic())
+            logger.debug("repair from %s failed: %s", peer_id, error)
+        else:
+            self._unhelpful.succeeded(peer_id)
+
+    async def download(self) -> None:
+        """Fetch announced records in turn, for ever."""
+        waiting = self._state.large
+        while True:
+            self._announced.clear()
+            if (taken := waiting.take()) is None:
+                await self._announced.happens(math.inf)
+                continue
+            give_up_at, download = taken
+            settled = False
+            try:
+                settled = await self._download(download)
+                if not settled and time.monotonic() > give_up_at:
+                    self._state.counters.add("fetch_failures")
+                    settled = True
+                elif not settled:
+                    await self._waits.sleep(DOWNLOAD_PAUSE_S)
+            finally:
+                # Also when the session dies: what was fetched so far is kept for the next session.
+                if settled:
+                    waiting.forget(download)
+                else:
+                    waiting.put_back(give_up_at, download)
+
+    async def _download(self, download: Download) -> bool:
+        """Whether the record is here now, or never will be."""
+        for peer_id in holders(download.announcement, self._state.in_run):
+            if peer_id in self._giving or self._slow.wait_s(peer_id, time.monotonic()) > 0:
+                continue
+            if not await self._get_from(peer_id, download):
+                continue
+            try:
+                self._state.complete(download)
+            except PeerUnreachable as error:
+                self._state.counters.add("fetch_failures")
+                logger.debug("%s announced what does not exist: %s", download.announcement.peer_id, error)
+            return True
+        return False
+
+    async def _get_from(self, peer_id: str, download: Download) -> bool:
+        """Whether one holder gave what was missing."""
+        self._giving.add(peer_id)
+        try:
+            await download.fetch_from(self._fetch_paced, peer_id)
+        except SlowHolder as error:
+            self._slow.failed(peer_id, time.monotonic())
+            self._state.complain(peer_id, "slow_holder")
+            logger.debug("%s", error)
+            return False
+        except PeerUnreachable as error:
+            self._state.counters.add("holders_failed")
+            logger.debug("%s did not give a large record: %s", peer_id, error)
+            return False
+        finally:
+            self._giving.remove(peer_id)
+        self._slow.succeeded(peer_id)
+        return True
+
+    async def acquaint(self) -> None:
+        """Learn from members where others are and write it down, for ever."""
+        state = self._state
+        while True:
+            self._found_new.clear()
+            for peer_id in random.sample(sorted(state.in_run), min(PEERS_ASKED, len(state.in_run))):
+                await self._ask_for_peers(peer_id)
+            if time.monotonic() - self._remembered_at > REMEMBER_EVERY_S or state.in_run - state.remembered.keys():
+                self._remembered_at = time.monotonic()
+                state.remember()
+            await self._found_new.happens(state.settings.announce_every_s)
+            await self._waits.sleep(PEERS_PAUSE_S)
+
+    async def _ask_for_peers(self, peer_id: str) -> None:
+        state = self._state
+        assert state.manifest is not None
+        try:
+            async with self._waits.within(PEERS_TIMEOUT_S):
+                state.learn(await ask_peers(self._fetch, peer_id, state.manifest.run_id, state.clock()), peer_id)
+        except (PeerUnreachable, TimeoutError) as error:
+            state.counters.add("peer_exchange_failures")
+            logger.debug("%s did not say whom it knows: %s", peer_id, error)
+
+    def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        return self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)

@@ -1,0 +1,129 @@
+"""Who of those that ask is served, who is told to ask later, and who makes room: streams by place, requests by rate.
+
+    a stream ──▶ rate of its peer and address ──▶ a place ──▶ served
+                        │ too high                  │ none, and nobody has to make room
+                        └───────────▶ told "busy" ◀─┘     (as many places; beyond them hung up on without a word)
+
+What keeps others in the run has places of its own, which no other request can take. When all places are taken, room is
+made by whoever keeps this node waiting, and by whoever holds far more of them than the newcomer: identities cost
+nothing, so those behind one address count as one first. Pure but for the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from swarm.net.addresses.dial import host_of
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, Rates
+from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.snapshots.serving import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
+
+VITAL = frozenset({MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL})
+"""Short questions and short answers, without which nobody gets into a run or stays in it."""
+MAX_STREAMS, MAX_VITAL_STREAMS = 64, 32
+"""Served at once, of the others and of these; one holds a request, or a few chunks."""
+MAX_STREAMS_PER_PEER = 16
+"""Of each."""
+FAIR = 4
+"""Who holds so many more than a newcomer makes room for it."""
+PATIENCE_S = 1.0
+"""How long a peer may keep this node waiting when others want its place, beside the time that the bytes may need."""
+REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 500.0
+"""Of one peer. Honest ones make a few: heartbeats, repairs, one for each part of a snapshot or large record."""
+ADDRESS_FACTOR = 10.0
+"""So many times that of all peers behind one address."""
+BLAME_EVERY_S = 1.0
+
+
+class Stream:
+    """One stream that a peer has opened."""
+
+    def __init__(self, remote: str, host: str, hang_up: Callable[[], None], clock: Callable[[], float]) -> None:
+        """`hang_up` ends it."""
+        self.remote = remote
+        self.host = host
+        self.hang_up = hang_up
+        self.served = False
+        """Otherwise its peer is to be told that this node is busy."""
+        self._clock = clock
+        self.late_at = clock() + PATIENCE_S
+        """When it will have kept this node waiting for too long; infinite while it is this node's turn."""
+
+    def waits(self, num_bytes: int = 0) -> None:
+        """It is the peer's turn, to send or to take so many bytes."""
+        begins = self._clock() + PATIENCE_S if self.late_at == math.inf else self.late_at
+        self.late_at = begins + num_bytes / MIN_RATE_BYTES_PER_S
+
+    def works(self) -> None:
+        """It is this node's turn."""
+        self.late_at = math.inf
+
+
+class Doors:
+    """The streams that are open, and how often everybody has asked lately."""
+
+    def __init__(
+        self, blame: Callable[[str, str], None] = lambda peer, reason: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`blame(peer, "flood")` hears of those who ask too often."""
+        self._blame = blame
+        self._clock = clock
+        self._vital: list[Stream] = []
+        self._others: list[Stream] = []
+        self._refused: list[Stream] = []
+        self._peers = Rates(REQUESTS_PER_S, REQUESTS_AT_ONCE)
+        self._hosts = Rates(ADDRESS_FACTOR * REQUESTS_PER_S, ADDRESS_FACTOR * REQUESTS_AT_ONCE)
+        self._blames = Rates(1 / BLAME_EVERY_S, 1.0)
+
+    def enter(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
+        """A stream that has just been opened from `address`; None when it is to be hung up on without a word."""
+        stream = Stream(remote, host_of(address), hang_up, self._clock)
+        places, most = (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
+        if self._asks_too_often(stream) or not self._has_place(stream, places, most):
+            if len(self._refused) >= MAX_STREAMS:
+                return None
+            self._refused.append(stream)
+            return stream
+        stream.served = True
+        places.append(stream)
+        return stream
+
+    def leave(self, stream: Stream) -> None:
+        """It has ended."""
+        for places in (self._vital, self._others, self._refused):
+            if stream in places:
+                places.remove(stream)
+
+    def _asks_too_often(self, stream: Stream) -> bool:
+        now = self._clock()
+        if not self._peers.take(stream.remote, now):
+            if self._blames.take(stream.remote, now):
+                self._blame(stream.remote, "flood")
+            return True
+        return not self._hosts.take(stream.host, now)
+
+    def _has_place(self, stream: Stream, places: list[Stream], most: int) -> bool:
+        peers = Counter(each.remote for each in places)
+        if peers[stream.remote] >= MAX_STREAMS_PER_PEER:
+            return False
+        if len(places) < most:
+            return True
+        hosts = Counter(each.host for each in places)
+        greedy = max(places, key=lambda each: (hosts[each.host], peers[each.remote], -each.late_at))
+        late = min(places, key=lambda each: each.late_at)
+        if hosts[greedy.host] > hosts[stream.host] + FAIR or peers[greedy.remote] > peers[stream.remote] + FAIR:
+            self._hang_up_on(greedy, places)
+        elif late.late_at < self._clock():
+            self._hang_up_on(late, places)
+        else:
+            return False
+        return True
+
+    def _hang_up_on(self, stream: Stream, places: list[Stream]) -> None:
+        places.remove(stream)
+        stream.hang_up()

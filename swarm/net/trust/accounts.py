@@ -1,0 +1,358 @@
+"""What a node knows of each peer: how much it sends, how useful that was, and whether it is still listened to.
+
+    record ──▶ admit: quarantined? replayed? over its rate? ──▶ regrading ──▶ report: what became of it
+                 ▲                                                              │
+                 └───────────── reputation, quarantine with expiry ◀────────────┘
+
+Only outcomes that a signature pins on a peer count against it: anybody can replay or garble the record of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from msgspec import Struct, field
+from pydantic import Field
+
+from swarm.errors import RejectedGroup
+from swarm.net.records.wire import MAX_CLOCK_SKEW_S
+from swarm.settings import Settings
+
+MAX_TRACKED_PEERS = 1_024
+MAX_RETIRED_PEERS = 16_384
+"""Of those no longer tracked, what they had sent last is remembered, or they could send it again."""
+PROVEN_MERIT = 3.0
+"""A peer with more recent merit than this, and than offences, has been of use here."""
+SEQUENCE_WINDOW = 1_024
+"""Sequence numbers remembered a peer. Gossip and repair deliver out of order; what lies below all remembered ones is
+taken for a replay."""
+
+OFFENCES: dict[str, float] = {
+    "malformed": 2.0,
+    "oversized": 2.0,
+    "limits": 2.0,
+    "wrong_peer": 2.0,
+    "too_long": 0.02,
+    "question_mismatch": 1.0,
+    "verifier_timeout": 4.0,
+    "verifier_crash": 4.0,
+    "rate": 0.05,
+    "slow_holder": 0.2,
+    "bad_gift": 2.0,
+    "copied": 0.5,
+    "corrupt_chunk": 4.0,
+    "flood": 0.5,
+    "bad_request": 0.1,
+    "bad_gossip": 0.5,
+    "wrong_tokens": 2.0,
+    "wrong_version": 5.0,
+    "wrong_logprobs": 5.0,
+}
+"""Weight of each outcome that speaks against its sender: by what it cost here, and how well it is explained by
+mistakes. A question that does not match may come from another library version; a grading that hangs costs seconds; a
+slow download may be this node's own link's fault; nobody hands a wrong chunk or record on who has checked it. What is
+too long for this policy is not for others, but takes time to read: a few a minute are forgiven. Whose clock is wrong
+nobody can tell."""
+
+MISTAKE = 1.0
+"""Outcomes up to this weight happen to honest peers in proportion to what they send: merit outweighs them whatever its
+amount. Those beyond cost this node dearly: the little merit that counts against them is soon used up."""
+
+FRAUDS = frozenset({"wrong_version", "wrong_logprobs"})
+"""What no mistake explains: with it a peer's merits are forgotten, or a long honest life would pay for many lies."""
+
+FORFEITS = FRAUDS | {"harmful"}
+"""With these a peer's merits and standing are forgotten. `harmful`: this node became worse while it learned from it."""
+
+MERITS: dict[str, float] = {"informative": 1.0, "used": 1.0}
+
+MAX_STANDING_S = 600.0
+MAX_GAP_S = 300.0
+"""Standing grows with the time between useful groups, up to this long apart, and not with their number."""
+NEWCOMER = 0.5
+"""A newcomer has less than this part of the standing of the most senior peer."""
+
+
+class SafetySettings(Settings):
+    """How much a peer may send, and when it is no longer listened to."""
+
+    groups_per_min: float = Field(3_000.0, gt=0)
+    """Largest sustained rate of one peer's groups; a minute's worth may come at once."""
+    bytes_per_min: float = Field(128e6, gt=0)
+    """Largest sustained rate of one peer's records."""
+    newcomer_groups_per_min: float = Field(600.0, gt=0)
+    """The same of a peer that has not been of use here yet, and of all together that come by one connection; as much
+    as the inbox holds may come at once."""
+    newcomer_bytes_per_min: float = Field(16e6, gt=0)
+    """Largest sustained rate of such a peer's records, as large as they are when they are opened."""
+    verify_s_per_min: float = Field(20.0, gt=0)
+    """Verification time a peer's groups may cost a minute: the sender picks the questions, some take long to make."""
+    quarantine_at: float = Field(10.0, gt=0)
+    """Weight of recent offences, beyond that of recent merits, at which a peer is quarantined."""
+    merit_cap: float = Field(0.5, ge=0, lt=1)
+    """Merits count against offences other than mistakes up to this part of `quarantine_at`."""
+    quarantine_s: float = Field(600.0, gt=0)
+    """Length of a first quarantine; it doubles with each further one, up to a day."""
+    half_life_s: float = Field(600.0, gt=0)
+    """Offences and merits lose half their weight in this time."""
+
+
+class PeerStats(Struct):
+    """One peer's account."""
+
+    received: int = 0
+    used: int = 0
+    num_bytes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """By reason, refusals at the door and complaints of the network included."""
+    last_seen: float | None = None
+    merit: float = 0.0
+    offence: float = 0.0
+    """Both decayed up to `weighed_at`, as `grave` is."""
+    grave: float = 0.0
+    """The part of `offence` that is more than mistakes."""
+    weighed_at: float = 0.0
+    standing_s: float = 0.0
+    """Seconds over which it was useful, up to a limit."""
+    useful_at: float | None = None
+    quarantined_until: float | None = None
+    num_quarantines: int = 0
+    sequence_floor: int = -1
+    """Everything up to here counts as seen."""
+    recent_sequences: set[int] = field(default_factory=set)
+    """Seen above the floor."""
+    made_after: float = -math.inf
+    """Groups made up to then may have been here before it was last forgotten."""
+    newest_at: float = 0.0
+    """When the newest of its groups was made."""
+    group_allowance: float = math.inf
+    byte_allowance: float = math.inf
+    verify_allowance: float = math.inf
+    """Token buckets, the last in seconds; infinite until first used."""
+    refilled_at: float = 0.0
+
+    @property
+    def highest_sequence(self) -> int:
+        """Of all groups seen; -1 before the first."""
+        return max(self.recent_sequences, default=self.sequence_floor)
+
+    @property
+    def reputation(self) -> float:
+        """In [0, 1]: part of the recent weight that is merit; a peer without history has 0.5."""
+        return (self.merit + 1) / (self.merit + self.offence + 2)
+
+
+class PeerBook:
+    """Accounts of the peers heard of, bounded in number; pure but for the clock."""
+
+    def __init__(self, settings: SafetySettings, clock: Callable[[], float]) -> None:
+        """An empty book. `clock` gives unix seconds."""
+        self._settings = settings
+        self._clock = clock
+        self._peers: OrderedDict[str, PeerStats] = OrderedDict()
+        self._retired: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Of peers no longer tracked: highest sequence number, and when the newest of their groups was made."""
+        self._retired_until = -math.inf
+        """Of a peer that is not even among these, what was made up to then may have been here before."""
+
+    def knock(self, peer_id: str, num_bytes: int) -> None:
+        """Before a record is opened whose signature is good: would nothing of its sender be admitted now?
+
+        Raises `RejectedGroup`: `quarantined`, `rate` or `verify_budget`, and books it then.
+        """
+        stats, now = self._of(peer_id), self._clock()
+        try:
+            self._check_quarantine(stats, now)
+            self._check_allowances(stats, num_bytes, now)
+        except RejectedGroup:
+            self._note(stats, num_bytes, now)
+            raise
+
+    def admit(self, peer_id: str, sequence: int, num_bytes: int, created_at: float | None = None) -> None:
+        """Book a record whose signature is good; `created_at` is when its group was made, now unless given.
+
+        Raises `RejectedGroup`: `quarantined`, `clock`, `replayed`, `rate` or `verify_budget`.
+        """
+        stats, now = self._of(peer_id), self._clock()
+        self._note(stats, num_bytes, now)
+        self._check_quarantine(stats, now)
+        self._check_sequence(stats, sequence, now if created_at is None else created_at, now)
+        self._check_allowances(stats, num_bytes, now)
+        stats.group_allowance -= 1
+        stats.byte_allowance -= num_bytes
+
+    def is_quarantined(self, peer_id: str) -> bool:
+        """Whether nothing from this peer is looked at now."""
+        stats = self._peers.get(peer_id)
+        return stats is not None and self._is_quarantined(stats, self._clock())
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Book what became of a group: `informative`, `used`, or the reason it was dropped for.
+
+        `verify_s`: seconds its verification took.
+        """
+        stats, now = self._of(peer_id), self._clock()
+        stats.verify_allowance -= verify_s
+        if outcome == "used":
+            stats.used += 1
+        elif outcome not in MERITS:
+            stats.dropped[outcome] += 1
+        self._weigh(stats, now)
+        self._judge(stats, outcome, now)
+        if self._excess(stats) >= self._settings.quarantine_at and not self._is_quarantined(stats, now):
+            self._quarantine(stats, now)
+
+    def established(self) -> frozenset[str]:
+        """Peers with standing: useful for at least half as long as whoever was useful longest, which has a limit.
+
+        Identities made for a purpose are not among them for as long, however much they send; in a young swarm, where
+        nobody has been there for long, everybody soon is.
+        """
+        enough = NEWCOMER * max((stats.standing_s for stats in self._peers.values()), default=0.0)
+        return frozenset(peer_id for peer_id, stats in self._peers.items() if stats.standing_s >= enough)
+
+    def quarantined(self) -> frozenset[str]:
+        """Peers not listened to now."""
+        now = self._clock()
+        return frozenset(peer_id for peer_id, stats in self._peers.items() if self._is_quarantined(stats, now))
+
+    def proven(self) -> frozenset[str]:
+        """Peers that have lately been of use, and of more use than harm."""
+        return frozenset(
+            peer_id for peer_id, stats in self.stats().items() if stats.merit > max(PROVEN_MERIT, stats.offence)
+        )
+
+    def stats(self) -> dict[str, PeerStats]:
+        """All accounts by peer id."""
+        now = self._clock()
+        for stats in self._peers.values():
+            self._weigh(stats, now)
+        return dict(self._peers)
+
+    def highest_sequences(self) -> dict[str, int]:
+        """By peer id, for a checkpoint: what was received before a restart must not be received again.
+
+        None is ahead of this clock, or a peer whose clock was once wrong would not be heard for as long.
+        """
+        now_ms = int(self._clock() * 1000)
+        retired = {peer_id: highest for peer_id, (highest, _) in self._retired.items()}
+        tracked = {peer_id: stats.highest_sequence for peer_id, stats in self._peers.items()}
+        return {peer_id: min(highest, now_ms) for peer_id, highest in (retired | tracked).items()}
+
+    def restore(self, highest_sequences: dict[str, int]) -> None:
+        """What `highest_sequences` gave."""
+        now = self._clock()
+        for peer_id, sequence in highest_sequences.items():
+            self._retire(peer_id, sequence, now)
+
+    def _of(self, peer_id: str) -> PeerStats:
+        stats = self._peers.get(peer_id)
+        if stats is None:
+            stats = self._peers[peer_id] = PeerStats()
+            if peer_id in self._retired:
+                stats.sequence_floor, stats.newest_at = self._retired.pop(peer_id)
+            else:
+                stats.made_after = self._retired_until
+            if len(self._peers) > MAX_TRACKED_PEERS:
+                self._forget_one()
+        self._peers.move_to_end(peer_id)
+        return stats
+
+    def _forget_one(self) -> None:
+        """The peer silent for longest goes, those without standing before others.
+
+        Those in quarantine go last, or new keys would buy their release.
+        """
+        now = self._clock()
+        free = (peer_id for peer_id, stats in self._peers.items() if not self._is_quarantined(stats, now))
+        new = (
+            peer_id
+            for peer_id, stats in self._peers.items()
+            if stats.standing_s == 0 and not self._is_quarantined(stats, now)
+        )
+        peer_id = next(new, next(free, next(iter(self._peers))))
+        stats = self._peers.pop(peer_id)
+        if stats.highest_sequence >= 0:
+            self._retire(peer_id, stats.highest_sequence, stats.newest_at)
+
+    def _retire(self, peer_id: str, highest: int, newest_at: float) -> None:
+        self._retired[peer_id] = (highest, newest_at)
+        while len(self._retired) > MAX_RETIRED_PEERS:
+            _, (_, forgotten_at) = self._retired.popitem(last=False)
+            self._retired_until = max(self._retired_until, forgotten_at)
+
+    def _note(self, stats: PeerStats, num_bytes: int, now: float) -> None:
+        stats.received += 1
+        stats.num_bytes += num_bytes
+        stats.last_seen = now
+
+    def _check_quarantine(self, stats: PeerStats, now: float) -> None:
+        if self._is_quarantined(stats, now):
+            raise RejectedGroup("quarantined", f"for another {(stats.quarantined_until or now) - now:.0f} s")
+
+    def _check_sequence(self, stats: PeerStats, sequence: int, created_at: float, now: float) -> None:
+        if sequence > (now + MAX_CLOCK_SKEW_S) * 1000:
+            raise RejectedGroup("clock", f"sequence number {sequence} is that of a time to come")
+        if created_at <= stats.made_after:
+            raise RejectedGroup("replayed", "made before its sender was forgotten here")
+        if sequence <= stats.sequence_floor or sequence in stats.recent_sequences:
+            raise RejectedGroup("replayed", f"sequence number {sequence} was used before")
+        stats.recent_sequences.add(sequence)
+        if len(stats.recent_sequences) > SEQUENCE_WINDOW:
+            stats.sequence_floor = min(stats.recent_sequences)
+            stats.recent_sequences.remove(stats.sequence_floor)
+        stats.newest_at = max(stats.newest_at, min(created_at, now))
+
+    def _check_allowances(self, stats: PeerStats, num_bytes: int, now: float) -> None:
+        minutes = (now - stats.refilled_at) / 60
+        rates = self._settings
+        stats.group_allowance = min(rates.groups_per_min, stats.group_allowance + minutes * rates.groups_per_min)
+        stats.byte_allowance = min(rates.bytes_per_min, stats.byte_allowance + minutes * rates.bytes_per_min)
+        stats.verify_allowance = min(rates.verify_s_per_min, stats.verify_allowance + minutes * rates.verify_s_per_min)
+        stats.refilled_at = now
+        if stats.verify_allowance < 0:
+            raise RejectedGroup("verify_budget", f"more than {rates.verify_s_per_min:g} s of verification a minute")
+        if stats.group_allowance < 1 or stats.byte_allowance < num_bytes:
+            raise RejectedGroup(
+                "rate", f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes a minute"
+            )
+
+    def _judge(self, stats: PeerStats, outcome: str, now: float) -> None:
+        offence = OFFENCES.get(outcome, 0.0)
+        stats.offence += offence
+        if outcome in FORFEITS:
+            stats.merit = stats.standing_s = 0.0
+            stats.useful_at = None
+        stats.merit += MERITS.get(outcome, 0.0)
+        stats.grave += offence if offence > MISTAKE else 0.0
+        if outcome == "informative":
+            gap = 0.0 if stats.useful_at is None else min(MAX_GAP_S, now - stats.useful_at)
+            stats.standing_s = min(MAX_STANDING_S, stats.standing_s + gap)
+            stats.useful_at = now
+
+    def _excess(self, stats: PeerStats) -> float:
+        """Weight of what merits do not make up for."""
+        mistakes = stats.offence - stats.grave
+        cap = self._settings.merit_cap * self._settings.quarantine_at
+        return stats.grave - min(stats.merit - mistakes, cap)
+
+    def _weigh(self, stats: PeerStats, now: float) -> None:
+        decay = 0.5 ** ((now - stats.weighed_at) / self._settings.half_life_s)
+        stats.merit *= decay
+        stats.offence *= decay
+        stats.grave *= decay
+        stats.weighed_at = now
+
+    def _quarantine(self, stats: PeerStats, now: float) -> None:
+        length_s = min(86_400.0, self._settings.quarantine_s * 2**stats.num_quarantines)
+        stats.quarantined_until = now + length_s
+        stats.num_quarantines += 1
+        # It comes back with a clean slate but a shorter leash: the next quarantine is twice as long.
+        stats.merit = stats.offence = stats.grave = stats.standing_s = 0.0
+        stats.useful_at = None
+
+    @staticmethod
+    def _is_quarantined(stats: PeerStats, now: float) -> bool:
+        return stats.quarantined_until is not None and now < stats.quarantined_until

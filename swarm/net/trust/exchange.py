@@ -1,0 +1,167 @@
+"""Rollout groups in and out of a transport: signed on the way out, checked on the way in."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from swarm.errors import RejectedGroup
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits, RefusedRecord, SignedRecord, open_group, outside, seal
+from swarm.net.trust.accounts import PeerBook, SafetySettings
+from swarm.protocols import Transport
+from swarm.types import NetworkStatus, RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+SEEN_GROUPS = 8_192
+NEWCOMERS = ""
+JUDGE_EVERY_S = 1.0
+WARN_OF_CLOCKS_EVERY_S = 600.0
+
+
+class Exchange:
+    """`GroupExchange` over any `Transport`.
+
+    Refusals are counted under the reasons of `wire.open_group` and `PeerBook.admit`, and under `duplicate` for a group
+    seen before; those a signature pins on a peer also against that peer.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        limits: Limits | None = None,
+        safety: SafetySettings | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Exchange groups as `identity`, refusing what exceeds `limits` and peers that misbehave under `safety`."""
+        self.book = PeerBook(safety or SafetySettings(), clock)
+        self._transport = transport
+        self._identity = identity
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._banned: frozenset[str] = frozenset()
+        self._proven: frozenset[str] = frozenset()
+        self._judged_at = -math.inf
+        self._warned_of_clocks_at = -math.inf
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        """Stamp, sign and publish a group; the group as published, or None when it could not be.
+
+        None means that no run is known yet, or that the group is larger than the limits allow.
+        """
+        run_id = self._transport.status().run_id
+        if run_id is None:
+            return None
+        stamped = replace(group, run_id=run_id, peer_id=self._identity.peer_id)
+        record = seal(self._identity, run_id, "group", stamped)
+        try:
+            # As receivers do: what they would refuse is not sent.
+            open_group(SignedRecord(record), run_id, self._limits, now=group.created_at)
+        except RejectedGroup as refusal:
+            logger.warning("group %d not shared, others would refuse it: %s", group.sequence, refusal)
+            return None
+        self._transport.publish(record)
+        return stamped
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until records have arrived; whether they have."""
+        return self._transport.wait(timeout_s)
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        """(content id, group) of what arrived and passed the checks, and refusals by reason, since the last call."""
+        groups: list[tuple[str, RolloutGroup]] = []
+        refused: Counter[str] = Counter()
+        run_id = self._transport.status().run_id
+        for record in self._transport.drain():
+            try:
+                opened = self._open(record, run_id)
+            except RejectedGroup as refusal:
+                logger.debug("refused a record: %s", refusal)
+                refused[refusal.reason] += 1
+                self._warn_of_clocks(refusal)
+                if refusal.peer_id is not None:
+                    self.book.report(refusal.peer_id, refusal.reason)
+                continue
+            if opened is not None:
+                groups.append(opened)
+        for peer_id, reason in self._transport.complaints():
+            self.book.report(peer_id, reason)
+        self._close_the_door()
+        return groups, dict(refused)
+
+    def account(self, peer_id: str) -> str:
+        """A peer's own once it was of use here; those of all others are one, whatever their names."""
+        return peer_id if peer_id in self._proven else NEWCOMERS
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        """Tell what became of a group of `peer_id`, and what its verification took."""
+        self.book.report(peer_id, outcome, verify_s)
+
+    def established(self) -> frozenset[str]:
+        """Peers that have been useful for long enough to count as authors of their own."""
+        return self.book.established()
+
+    def _close_the_door(self) -> None:
+        """Nothing of a peer in quarantine shall take up gossip, inbox or shelf; who was of use may take up more."""
+        quarantined = self.book.quarantined()
+        if quarantined != self._banned:
+            self._banned = quarantined
+            self._transport.ban(quarantined)
+        now = self._clock()
+        if now - self._judged_at >= JUDGE_EVERY_S:
+            self._judged_at = now
+            self._proven = self.book.proven()
+            self._transport.trust(self._proven)
+
+    def _warn_of_clocks(self, refusal: RejectedGroup) -> None:
+        now = self._clock()
+        if refusal.reason == "clock" and now - self._warned_of_clocks_at > WARN_OF_CLOCKS_EVERY_S:
+            self._warned_of_clocks_at = now
+            logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
+
+    def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
+        """A record as (content id, group), or None for one of this node's own. Raises `RejectedGroup`."""
+        if run_id is None:
+            raise RejectedGroup("wrong_run", "no run is known yet")
+        if isinstance(record, RefusedRecord):
+            raise record.refusal
+        label = outside(record)
+        if isinstance(record, SignedRecord) and label is not None:
+            self._pinned(label[1], lambda author: self.book.knock(author, len(record)))
+        content_id, group = open_group(record, run_id, self._limits, now=self._clock())
+        if group.peer_id == self._identity.peer_id:
+            return None
+        if self._seen_before(content_id):
+            raise RejectedGroup("duplicate")
+        self._pinned(
+            group.peer_id, lambda author: self.book.admit(author, group.sequence, len(record), group.created_at)
+        )
+        return content_id, group
+
+    def _pinned(self, author: str, check: Callable[[str], None]) -> None:
+        """A check of which the author bears the consequences."""
+        try:
+            check(author)
+        except RejectedGroup as refusal:
+            raise RejectedGroup(refusal.reason, refusal.detail, author) from refusal
+
+    def status(self) -> NetworkStatus:
+        """The network as it is now."""
+        return self._transport.status()
+
+    def _seen_before(self, content_id: str) -> bool:
+        seen = content_id in self._seen
+        self._seen[content_id] = None
+        self._seen.move_to_end(content_id)
+        if len(self._seen) > SEEN_GROUPS:
+            self._seen.popitem(last=False)
+        return seen

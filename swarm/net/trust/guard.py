@@ -1,0 +1,64 @@
+"""The one place where errors end that others provoke: counted, blamed on who sent what raised them, gone on after."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.dial import Backoff
+from swarm.net.counters import Counters
+from swarm.net.waits import Waits
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+
+ORDINARY = (LookupError, OSError)
+"""What an honest request may meet with: something is not held here, or cannot be read."""
+
+
+class Guard:
+    """Keeps what runs on the network thread from what others send."""
+
+    def __init__(self, counters: Counters, complain: Callable[[str, str], None]) -> None:
+        """`complain(peer, reason)` hears of who sent what could not be dealt with."""
+        self._counters = counters
+        self._complain = complain
+
+    def request_failed(self, remote: str, error: Exception) -> None:
+        """A handler raised; its peer is told by whoever called it."""
+        self._counters.add("handler_errors")
+        if not isinstance(error, ORDINARY):
+            self._complain(remote, "bad_request")
+
+    def hearing(self, deliver: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
+        """`deliver(sender, message)`, whatever a message makes of it."""
+
+        def hear(sender: str, message: bytes) -> None:
+            try:
+                deliver(sender, message)
+            except Exception:
+                self._complain(sender, "bad_gossip")
+                logger.debug("a message of %s was given up", sender, exc_info=True)
+
+        return hear
+
+    async def keep(self, loop: Callable[[], Awaitable[None]], waits: Waits) -> None:
+        """Run a loop, and again after every error. Raises `TransportError` when the network itself is gone."""
+        pauses = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
+        while True:
+            began = time.monotonic()
+            try:
+                return await loop()
+            except Exception as error:
+                if isinstance(error, TransportError) and not isinstance(error, PeerUnreachable):
+                    raise
+                self._counters.add("loop_errors")
+                logger.exception("a loop of the network goes on after an error")
+            now = time.monotonic()
+            if now - began > MAX_PAUSE_S:
+                pauses.succeeded("")
+            pauses.failed("", now)
+            await waits.sleep(pauses.wait_s("", now))

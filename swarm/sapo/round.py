@@ -1,0 +1,322 @@
+"""SAPO: the round every node runs. Source: arXiv:2509.08721, algorithm 1.
+
+    draw ──▶ generate ──▶ grade ──▶ share ─────────────▶ swarm
+                            │                              │
+                            ▼                              ▼
+                     local groups with       receive ──▶ new? ──▶ regrade ──▶ pool
+                          signal                                               │
+                            └──────▶ mix I + J ◀──── plausible? ◀── fair part ─┘
+                                         │
+                                         ▼
+                                       update ──▶ watch: worse since others teach?
+
+There is no global round and no barrier: a node takes what has arrived and trains even if nothing has. What comes before
+`share` is `rollouts.py`, which may be some rounds ahead. What waits where:
+  batches ahead    own groups not yet taken, at most `max_staleness` batches
+  exchange inbox   raw records, filled by the network thread, emptied by `receive`, bounded by the network settings
+  verifier queue   received groups being regraded, emptied by `collect`, bounded by the verification settings
+  pool             regraded groups with signal, sampled by `mix`, bounded by the pool settings
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from pydantic import Field
+
+from swarm.groups.copies import Copies
+from swarm.groups.expectation import log_group_expectation
+from swarm.groups.intake import Intake, cannot_fit
+from swarm.groups.plausibility import Plausibility, PlausibilitySettings
+from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
+from swarm.sapo.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, has_signal, mix
+from swarm.sapo.pool import Pool
+from swarm.sapo.rollouts import Answered, Batch, Rollouts
+from swarm.sapo.watch import Alarm, Watch, WatchSettings
+from swarm.settings import Settings
+from swarm.stopwatch import Stopwatch
+from swarm.telemetry.ledger import Ledger
+from swarm.types import Grade, GradedGroup, PolicyId, Rejection, RolloutGroup, Sampling, UpdateReport
+
+
+class ShareSettings(Settings):
+    """Which of its own groups a node gives to the swarm."""
+
+    groups: Literal["informative", "all", "none"] = "informative"
+    """`informative`: those with signal under this node's verifier; `all`; or `none`: take without giving."""
+    max_groups: int | None = Field(None, ge=1)
+    """At most so many a round, chosen uniformly; default: no limit."""
+    token_ids: bool = False
+    """Send token ids and log-probabilities too, for receivers that use `external_old_logprobs: behaviour`."""
+
+
+class RoundReport(Struct, frozen=True):
+    """What one round did."""
+
+    round: int
+    """1-based."""
+    reward: float
+    """Mean reward of this round's own completions; 0 when there were none."""
+    num_tokens: int
+    mix: Mix
+    update: UpdateReport
+    timings: dict[str, float]
+    """Seconds a stage."""
+    alarm: Alarm | None = None
+    """Learning from others made this node worse: it does not for a while, and its policy should go back."""
+
+
+class SapoNode:
+    """One member of the swarm: its own policy, questions, verifier and pool."""
+
+    def __init__(
+        self,
+        *,
+        peer_id: str,
+        policy_id: PolicyId,
+        seed: int,
+        questions_per_round: int,
+        group_size: int,
+        max_pending_per_peer: int,
+        sampling: Sampling,
+        share: ShareSettings,
+        mix: MixSettings,
+        engine: RolloutEngine,
+        verifier: Verifier,
+        updater: Updater,
+        exchange: GroupExchange,
+        pool: Pool,
+        ledger: Ledger,
+        max_staleness: int = 0,
+        plausibility: PlausibilitySettings | None = None,
+        watch: WatchSettings | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A node that has done nothing yet. Each group says for itself which `policy_id.version` it is of."""
+        self.round = 0
+        """Rounds finished."""
+        self.position = 0
+        """Questions drawn from this node's stream so far."""
+        self.pool = pool
+        self.ledger = ledger
+        self._peer_id = peer_id
+        self._policy_id = policy_id
+        self._seed = seed
+        self._questions_per_round = questions_per_round
+        self._max_staleness = max_staleness
+        self._sampling = sampling
+        self._share_settings = share
+        self._mix_settings = mix
+        self._copies = Copies()
+        self._plausibility = Plausibility(plausibility or PlausibilitySettings())
+        self._watch = Watch(watch or WatchSettings())
+        self._updater = updater
+        self._exchange = exchange
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless)
+        self._clock = clock
+        self._rollouts = Rollouts(engine, verifier, seed, questions_per_round, group_size, sampling, max_staleness)
+        self._sequence = int(clock() * 1000)  # milliseconds: increases across restarts without being stored
+
+    def run_round(self) -> RoundReport:
+        """Take own groups, share, receive, mix, update: the whole of SAPO."""
+        stages = Stopwatch()
+        rng = np.random.default_rng([self._seed, self.round])
+        batch = self._rollouts.take(self.position, stages)
+        local, failed = self._graded(batch)
+        informative = [group for group in local if has_signal(group.rewards)]
+        with stages("share"):
+            self._share(informative if self._share_settings.groups == "informative" else local, rng)
+        with stages("receive"):
+            self.receive()
+        with stages("mix"):
+            mixed = self._mix(local, informative, rng)
+        with stages("update"):
+            update = self._updater.update(mixed.local, mixed.external)
+        self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
+        self.position += self._questions_per_round
+        self.round += 1
+        rewards = [reward for group in local for reward in group.rewards]
+        reward = float(np.mean(rewards)) if rewards else 0.0
+        return RoundReport(
+            round=self.round,
+            reward=reward,
+            num_tokens=sum(len(c.token_ids) for group in local for c in group.group.completions),
+            mix=mixed,
+            update=update,
+            timings=stages.seconds,
+            alarm=self._look_back(reward, mixed) if rewards else None,
+        )
+
+    def close(self) -> None:
+        """Generate no more."""
+        self._rollouts.close()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the policy as it is now is one to come back to."""
+        return self._watch.well
+
+    @property
+    def num_pending(self) -> int:
+        """Received groups that are being regraded."""
+        return len(self._intake)
+
+    def receive(self) -> None:
+        """Take what has arrived: envelope checks are done, regrading is started, what is regraded enters the pool."""
+        author_of = self._author_of()
+        for content_id, group, verdict in self._intake.receive(self.pool):
+            self._admit(content_id, group, verdict, author_of)
+        for reason, count in self.pool.expire(self._clock()).items():
+            self.ledger.dropped(reason, count)
+
+    def _admit(self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection, author_of: AuthorOf) -> None:
+        """Put a regraded group into the pool, or count why not."""
+        began = time.perf_counter()
+        refusal = self._refusal(group, verdict)
+        # What its texts cost this thread is on their sender's account too.
+        spent_s = verdict.seconds + time.perf_counter() - began
+        self._exchange.report(group.peer_id, refusal or "informative", spent_s)
+        if refusal is not None:
+            self.ledger.dropped(refusal)
+        elif isinstance(verdict, Grade):
+            graded = GradedGroup(group, verdict.prompt, verdict.rewards)
+            for reason, count in self.pool.add(content_id, graded, self._clock(), author_of).items():
+                self.ledger.dropped(reason, count)
+
+    def _needless(self, group: RolloutGroup) -> str | None:
+        """Why a group need not be graded: this policy's tokens cannot cover it, or it was said before."""
+        if cannot_fit(group, self._updater.max_chars):
+            return "too_long"
+        return self._copies.judge(group, self._clock())
+
+    def _author_of(self) -> AuthorOf:
+        established = self._exchange.established()
+        return lambda peer_id: peer_id if peer_id in established else NEWCOMERS
+
+    def _mix(self, local: Sequence[GradedGroup], informative: Sequence[GradedGroup], rng: np.random.Generator) -> Mix:
+        for graded in local:
+            self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
+        return mix(
+            informative,
+            self.pool.candidates(),
+            self._mix_settings,
+            rng,
+            share=self._watch.share,
+            author_of=self._author_of(),
+            screen=self._screen,
+        )
+
+    def _screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
+        """The groups without their implausible completions; None for those that teach nothing then."""
+        groups = [group for _, group in candidates]
+        screened: list[GradedGroup | None] = []
+        for graded, logprobs in zip(groups, self._updater.logprobs(groups), strict=True):
+            plausible = self._plausibility.plausible(logprobs, graded.rewards)
+            kept = graded if all(plausible) else _only(graded, plausible)
+            screened.append(kept if has_signal(kept.rewards) else None)
+        return screened
+
+    def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:
+        """Whether others have made this node worse; then nothing of what is held is learned from."""
+        alarm = self._watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
+        if alarm is not None:
+            for peer_id in alarm.senders:
+                self._exchange.report(peer_id, "harmful")
+            self.ledger.dropped("harmful", self.pool.refuse([content_id for content_id, _ in self.pool.candidates()]))
+        return alarm
+
+    def _refusal(self, group: RolloutGroup, verdict: Grade | Rejection) -> str | None:
+        """Why a regraded group cannot teach this node; None when it can."""
+        if isinstance(verdict, Rejection):
+            return verdict.reason
+        if not has_signal(verdict.rewards):
+            return "zero_advantage"
+        fits = self._updater.fits(GradedGroup(group, verdict.prompt, verdict.rewards))
+        return None if fits else "too_long"
+
+    def _graded(self, batch: Batch) -> tuple[list[GradedGroup], Counter[str]]:
+        """Own groups that may be trained on, and how many questions did not come to one, by reason."""
+        groups = []
+        failed = Counter(batch.failed)
+        for answered in batch.answered:
+            group = self._group(answered)
+            lag = self._updater.version - group.policy.version
+            if self._max_staleness and lag > self._max_staleness:  # at 0 nothing is generated ahead
+                failed["stale"] += 1
+            else:
+                groups.append(GradedGroup(group, answered.grade.prompt, answered.grade.rewards))
+        return groups, failed
+
+    def _group(self, answered: Answered) -> RolloutGroup:
+        self._sequence += 1
+        versions = [span.version for completion in answered.completions for span in completion.versions]
+        return RolloutGroup(
+            run_id="",
+            peer_id=self._peer_id,
+            sequence=self._sequence,
+            created_at=self._clock(),
+            policy=replace(self._policy_id, version=min(versions, default=self._updater.version)),
+            sampling=self._sampling,
+            question=answered.question,
+            completions=answered.completions,
+            rewards=answered.grade.rewards,
+            log_expectation=log_group_expectation(answered.completions),
+        )
+
+    def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:
+        if self._share_settings.groups == "none":
+            return
+        limit = self._share_settings.max_groups
+        if limit is not None and len(groups) > limit:
+            groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]
+        for graded in groups:
+            group = _to_share(graded.group, self._share_settings.token_ids)
+            if (shared := self._exchange.share(group)) is not None:
+                self._copies.judge(shared, self._clock())  # from now on these are this node's words
+                self.ledger.shared(1)
+
+    def _settle(
+        self, num_zero_advantage: int, num_informative: int, failed: Counter[str], mixed: Mix, skipped: bool
+    ) -> None:
+        """Book the round at once and at its end: a round that fails in the middle leaves no half entry."""
+        self.ledger.generated(num_zero_advantage + num_informative + failed.total())
+        for reason, count in failed.items():
+            self.ledger.local(reason, count)
+        self.ledger.local("zero_advantage", num_zero_advantage)
+        self.ledger.local("not_sampled", num_informative - len(mixed.local))
+        for graded in mixed.external:
+            self._exchange.report(graded.group.peer_id, "used")
+        self.ledger.dropped("improbable", self.pool.refuse(mixed.refused_ids))
+        first = self.pool.use(mixed.external_ids)
+        if skipped:
+            self.ledger.local("update_skipped", len(mixed.local))
+            self.ledger.dropped("update_skipped", first)
+        else:
+            self.ledger.used_local(len(mixed.local))
+            self.ledger.used_external(first, again=len(mixed.external_ids) - first)
+
+
+def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
+    """The group as if only these completions had been in it; its sampler's expectation is no longer known."""
+    places = [i for i, is_wanted in enumerate(wanted) if is_wanted]
+    group = replace(
+        graded.group,
+        completions=tuple(graded.group.completions[i] for i in places),
+        rewards=tuple(graded.group.rewards[i] for i in places),
+        log_expectation=None,
+    )
+    return replace(graded, group=group, rewards=tuple(graded.rewards[i] for i in places))
+
+
+def _to_share(group: RolloutGroup, token_ids: bool) -> RolloutGroup:
+    """The SAPO medium is text, which any model with any tokenizer can read; `token_ids` serve those with the same."""
+    completions = [replace(c, routing=b"") for c in group.completions]
+    if not token_ids:
+        completions = [replace(c, token_ids=(), logprobs=(), versions=()) for c in completions]
+    return replace(group, completions=tuple(completions))

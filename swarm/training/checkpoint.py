@@ -1,0 +1,229 @@
+"""Checkpoints that survive a kill at any moment: complete and verified, or ignored.
+
+A checkpoint is a directory written aside, every file flushed to disk and hashed into a manifest, then renamed into
+place. A torn one is recognised by its hashes and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from swarm.errors import CheckpointError, TornCheckpoint
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import Policy, load_policy
+from swarm.sapo.pool import PooledGroup
+from swarm.telemetry.records import GroupCounts
+from swarm.training.updater import PolicyUpdater
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+MODEL = "model"
+OPTIMIZER = "optimizer.pt"
+STATE = "state.msgpack"
+CONFIG = "config.json"
+FORMAT = 1
+
+
+class TrainingState(Struct):
+    """Everything of a node besides its weights and optimizer.
+
+    There are no generator states: every random choice of a node is a function of its seed and the round, so that a
+    resumed round draws, samples and mixes as the lost one did.
+    """
+
+    peer_id: str
+    model: str
+    """Name of the policy, to refuse a checkpoint of another."""
+    round: int
+    """Rounds finished."""
+    version: int
+    """Of the policy."""
+    position: int
+    """Questions drawn so far from the node's stream."""
+    pool: list[PooledGroup]
+    ledger: GroupCounts
+    tokens_generated: int
+    sequences: dict[str, int] = {}
+    """Highest sequence number seen of each peer: what was received before a restart is not received again."""
+    num_passed_over: int = 0
+    """Of the versions up to this one, those that stand for no update."""
+
+
+class CheckpointStore:
+    """The checkpoints of one node, newest last; keeps the last few, and those to come back to."""
+
+    def __init__(self, root: Path, keep: int = 2) -> None:
+        """Checkpoints below `root`, which need not exist yet."""
+        self.root = root
+        self._keep = keep
+        self._well: list[Path] = []
+        """The last two that were written while all was well."""
+
+    def save(self, policy: Policy, updater: PolicyUpdater, state: TrainingState, config: str) -> Path:
+        """Write a checkpoint of this round and remove the oldest beyond the number kept.
+
+        `config` is the node's configuration as JSON, so that a checkpoint can be evaluated on its own.
+        """
+        final = self.root / f"round-{state.round:08d}"
+        staging = self.root / f".{final.name}.{os.getpid()}.partial"
+        self.root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        weights, optimizer = snapshot(policy, updater)
+        policy.save(staging / MODEL, weights)
+        torch.save(optimizer, staging / OPTIMIZER)
+        (staging / STATE).write_bytes(msgspec.msgpack.encode(state))
+        (staging / CONFIG).write_text(config)
+        _seal(staging)
+        if final.exists():  # the same round again, after a resume
+            shutil.rmtree(final)
+        staging.rename(final)
+        sync(self.root)
+        self._prune()
+        return final
+
+    def trust(self, path: Path) -> None:
+        """Say of the checkpoint just written that all was well; what was so at the last but one is `good` by now."""
+        self._well = [*self._well[-1:], path]
+
+    @property
+    def good(self) -> Path | None:
+        """The newest after which all was well for as long as it took to write another."""
+        return self._well[0] if len(self._well) == 2 else None
+
+    def distrust(self) -> None:
+        """Say that the newest of those, good or not, cannot be told from what came after."""
+        self._well = self._well[:1]
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole; torn ones are reported and passed over.
+
+        Raises `CheckpointError` for one of another format: starting anew beside it would end in its removal.
+        """
+        for path in reversed(self._all()):
+            try:
+                verify(path)
+            except TornCheckpoint as error:
+                logger.warning("%s; trying the one before it", error)
+            else:
+                return path
+        return None
+
+    def _all(self) -> list[Path]:
+        return sorted(self.root.glob("round-*")) if self.root.is_dir() else []
+
+    def _prune(self) -> None:
+        for old in self._all()[: -self._keep]:
+            if old not in self._well:
+                shutil.rmtree(old)
+        for partial in self.root.glob(".round-*.partial"):  # left by a killed process
+            shutil.rmtree(partial)
+
+
+def snapshot(policy: Policy, updater: PolicyUpdater) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Weights and optimizer state, whole and on the CPU. Every rank has to call it, the leader gets something."""
+
+    def whole(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: whole(entry) for key, entry in value.items()}
+        if not isinstance(value, Tensor):
+            return value
+        tensor = policy.ranks.whole(value.detach())
+        return tensor.cpu() if policy.ranks.rank == 0 else tensor.new_empty(0)
+
+    return cast(dict[str, Tensor], whole(policy.weights)), cast(
+        dict[str, object], whole(updater.optimizer.state_dict())
+    )
+
+
+def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
+    """Load optimizer and state of a whole checkpoint; the weights are loaded by `load_policy` from `path / MODEL`."""
+    try:
+        _load_optimizer(torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu"), updater)
+        state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=TrainingState)
+    except (ValueError, RuntimeError, IndexError, msgspec.DecodeError, OSError) as error:
+        raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
+    updater.version, updater.num_passed_over = state.version, state.num_passed_over
+    return state
+
+
+@torch.no_grad()
+def go_back(path: Path, policy: Policy, updater: PolicyUpdater, settings: PolicySettings) -> None:
+    """Put weights and optimizer of an earlier checkpoint of this very policy in place; the version rises all the same.
+
+    `settings` are those the policy was loaded by. Raises `CheckpointError`.
+    """
+    verify(path)
+    alone = policy.ranks.size == 1
+    settings = settings.model_copy(update={"device": "cpu"}) if alone else settings
+    earlier = load_policy(settings, path / MODEL, ranks=None if alone else policy.ranks.for_another())
+    version = updater.version
+    restore(path, updater)
+    updater.rise_to(version + 1)
+    with policy.gate.change():
+        for name, parameter in policy.weights.items():
+            parameter.copy_(earlier.weights[name])
+
+
+def _load_optimizer(saved: dict[str, dict[int, dict[str, Tensor]]], updater: PolicyUpdater) -> None:
+    parameters = [parameter for group in updater.optimizer.param_groups for parameter in group["params"]]
+    saved["state"] = {
+        i: {name: updater.ranks.cut(value, parameters[i]) for name, value in entry.items()}
+        for i, entry in saved["state"].items()
+    }
+    updater.optimizer.load_state_dict(saved)
+
+
+def verify(path: Path) -> None:
+    """Raises `TornCheckpoint` unless every file is as it was written, `CheckpointError` for another format."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        expected = dict(manifest["files"])
+        version = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TornCheckpoint(f"checkpoint {path} is torn: its manifest is missing or unreadable") from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path} has format {version}, this version reads {FORMAT}; choose another directory with --out"
+        )
+    for name, digest in expected.items():
+        file = path / name
+        if not file.is_file() or _digest(file) != digest:
+            raise TornCheckpoint(f"checkpoint {path} is torn: {name} is missing or differs from what was written")
+
+
+def _seal(directory: Path) -> None:
+    """Flush every file, then write and flush the manifest that vouches for them."""
+    files = sorted(p for p in directory.rglob("*") if p.is_file())
+    for file in files:
+        sync(file)
+    manifest = {"format": FORMAT, "files": {str(f.relative_to(directory)): _digest(f) for f in files}}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    sync(directory / MANIFEST)
+    for folder in (directory, *(p for p in directory.rglob("*") if p.is_dir())):
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Have what was written to a file or directory on disk before going on."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()

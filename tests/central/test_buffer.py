@@ -1,0 +1,165 @@
+"""The replay buffer: what a learner may still learn from, whatever comes and whenever."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from swarm.central.buffer import ReplayBuffer, newest_version, oldest_version
+from swarm.central.capacity import publish_every
+from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
+from tests.example_groups import graded
+
+
+def sampled(index: int, *versions: int, size: int = 2) -> GradedGroup:
+    """A group of which each completion's tokens are of `versions`, one each."""
+    group = graded(index=index, rewards=(1.0,) + (0.0,) * (size - 1))
+    spans = tuple(VersionSpan(version, 1) for version in versions)
+    completions = tuple(
+        Completion("text", "stop", tuple(range(len(spans))), (-1.0,) * len(spans), spans) for _ in range(size)
+    )
+    return replace(group, group=replace(group.group, completions=completions))
+
+
+def test_a_group_is_as_old_as_its_oldest_token() -> None:
+    group = sampled(0, 5, 3, 7).group
+    assert (oldest_version(group), newest_version(group)) == (3, 7)
+    plain = graded(policy=PolicyId("tiny", "", 4)).group
+    assert (oldest_version(plain), newest_version(plain)) == (4, 4)
+
+
+def test_admissible_up_to_s_and_discarded_beyond() -> None:
+    buffer = ReplayBuffer(max_staleness=2, max_groups=10)
+    assert not buffer.add("three", sampled(3, 3), 5, 0.0)
+    assert buffer.add("two", sampled(2, 2), 5, 0.0) == Counter(stale_version=1)
+    assert not buffer.add("mixed", sampled(1, 3, 5), 5, 0.0)
+    assert not buffer.add("four", sampled(4, 4), 5, 0.0)
+    assert buffer.advance(6) == Counter(stale_version=2), "one old token is enough"
+    assert [oldest_version(group.group) for group in buffer.take(6, 100)] == [4]
+
+
+def test_strictly_on_policy_is_the_same_with_zero() -> None:
+    buffer = ReplayBuffer(max_staleness=0, max_groups=10)
+    buffer.add("now", sampled(1, 7), 7, 0.0)
+    assert buffer.add("before", sampled(2, 6, 7), 7, 0.0) == Counter(stale_version=1)
+    assert len(buffer.take(7, 100)) == 1
+    assert publish_every(0) == 1
+
+
+def test_the_oldest_version_is_taken_first_and_leaves_first() -> None:
+    buffer = ReplayBuffer(max_staleness=9, max_groups=3)
+    for index, version in enumerate((5, 3, 4)):
+        buffer.add(str(version), sampled(index, version), 5, 0.0)
+    assert buffer.add("new", sampled(9, 5), 5, 0.0) == Counter(buffer_full=1)
+    assert "3" not in buffer
+    assert [oldest_version(group.group) for group in buffer.take(5, 4)] == [4, 5], "two groups of two completions"
+    assert "4" in buffer and len(buffer) == 1
+    with pytest.raises(ValueError, match="already in the buffer"):
+        buffer.add("4", sampled(2, 4), 5, 0.0)
+
+
+def test_a_restart_finds_what_no_finished_update_has_used() -> None:
+    buffer = ReplayBuffer(max_staleness=3, max_groups=10)
+    for index in range(4):
+        buffer.add(str(index), sampled(index, index), 3, 0.0)
+    buffer.take(3, 2)
+    after = ReplayBuffer(max_staleness=3, max_groups=10)
+    after.restore(buffer.dump())
+    assert after.num_unused() == buffer.num_unused() == 4
+    buffer.give_back()
+    assert buffer.take(3, 100) == after.take(3, 100)
+    assert len(buffer.settle()) == 4 and buffer.dump() == []
+
+
+@given(
+    st.integers(0, 4),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.sampled_from(["add", "take", "step", "stop"]), st.integers(0, 6)), max_size=60),
+)
+def test_every_group_is_used_once_discarded_or_held_and_never_used_too_old(
+    max_staleness: int, max_groups: int, actions: list[tuple[str, int]]
+) -> None:
+    buffer = ReplayBuffer(max_staleness, max_groups)
+    version, added, used, left = 6, 0, 0, Counter[str]()
+    for action, number in actions:
+        if action == "add":
+            left += buffer.add(str(added), sampled(added, version - number, version), version, 0.0)
+            added += 1
+            assert len(buffer) <= max_groups
+        elif action == "take":
+            taken = buffer.take(version, number)
+            assert all(0 <= version - oldest_version(group.group) <= max_staleness for group in taken)
+        elif action == "step":
+            used += len(buffer.settle())
+            version += 1
+            left += buffer.advance(version)
+        else:
+            buffer.give_back()
+        assert added == used + left.total() + buffer.num_unused()
+
+
+class SimulatedWorker:
+    """Samples groups under the snapshot it has, over several ticks, and may be swapped, delayed, killed and reborn."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.version = 0
+        self.down_until = 0
+        self.running: list[list[int]] = []
+        """Versions that sampled the tokens of each group so far."""
+
+    def tick(self, now: int) -> list[tuple[int, ...]]:
+        """The groups finished at this tick."""
+        if now < self.down_until:
+            return []
+        if self.rng.random() < 0.002:
+            self.down_until = now + self.rng.randint(1, 200)
+            self.running = []
+            return []
+        if len(self.running) < 4:
+            self.running.append([])
+        for spans in self.running:
+            spans.append(self.version)
+        finished = [spans for spans in self.running if len(spans) > 3 and self.rng.random() < 0.3]
+        self.running = [spans for spans in self.running if spans not in finished]
+        return [tuple(spans) for spans in finished]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3, 6])
+def test_ten_thousand_groups_with_delays_deaths_and_rejoins_stay_within_the_budget(max_staleness: int) -> None:
+    rng = random.Random(max_staleness)
+    workers = [SimulatedWorker(rng) for _ in range(12)]
+    buffer = ReplayBuffer(max_staleness, max_groups=64)
+    kappa = publish_every(max_staleness)
+    arriving: dict[int, list[tuple[int, ...]]] = {}
+    installing: dict[int, list[tuple[int, int]]] = {}
+    version, added, used, worst, left = 0, 0, 0, 0, Counter[str]()
+    now = 0
+    while added < 10_000:
+        now += 1
+        for index, new in installing.pop(now, []):
+            workers[index].version = max(workers[index].version, new)
+        for worker in workers:
+            for spans in worker.tick(now):
+                arriving.setdefault(now + min(60, 1 + int(rng.lognormvariate(1, 1))), []).append(spans)
+        for spans in arriving.pop(now, []):
+            left += buffer.add(str(added), sampled(added, *spans), version, now)
+            added += 1
+        if buffer.num_rollouts() < 16:
+            continue
+        lags = [version - oldest_version(group.group) for group in buffer.take(version, 16)]
+        worst = max(worst, *lags)
+        used += len(buffer.settle())
+        version += 1
+        left += buffer.advance(version)
+        if version % kappa == 0:
+            for index in range(len(workers)):
+                installing.setdefault(now + rng.randint(1, 20), []).append((index, version))
+    assert worst <= max_staleness
+    assert added == used + left.total() + buffer.num_unused()
+    assert used > 0 and (max_staleness == 0 or worst > 0)

@@ -1,0 +1,253 @@
+"""The worker's loop with doubles: what it installs, when it goes on, when it pauses, what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from swarm.central.buffer import oldest_version
+from swarm.central.follower import Follower, FollowSettings
+from swarm.errors import EngineError, SnapshotError, WeightsRefused
+from swarm.telemetry.ledger import Ledger
+from swarm.types import (
+    Answers,
+    Completion,
+    Grade,
+    NetworkStatus,
+    PolicyId,
+    Question,
+    Rejection,
+    RolloutGroup,
+    Sampling,
+    TaskRef,
+    VersionSpan,
+)
+from tests.example_groups import reference
+
+
+class FakeFeed:
+    def __init__(self) -> None:
+        self.complete: tuple[int, bytes] | None = None
+        self.known: int | None = None
+
+    def offer(self, version: int, snapshot: bytes = b"weights") -> None:
+        self.complete, self.known = (version, snapshot), version
+
+    def newest(self) -> tuple[int, bytes] | None:
+        complete, self.complete = self.complete, None
+        return complete
+
+    def announced(self) -> int | None:
+        return self.known
+
+
+class FakeEngine:
+    """Two tokens a completion; what the test does between two groups happens between two tokens of the next one."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.broken: set[int] = set()
+        self.refused: set[int] = set()
+        self.between: list[object] = []
+        self.asked: list[tuple[str, ...]] = []
+
+    def check(self, sampling: Sampling) -> None:
+        pass
+
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        raise AssertionError("a worker streams")
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Iterator[tuple[int, Answers]]:
+        self.asked.append(tuple(prompts))
+        first = self.version
+        for index in range(len(prompts)):
+            if self.version in self.broken:
+                raise EngineError("logits that are not finite")
+            spans = (VersionSpan(first, 1), VersionSpan(self.version, 1))
+            texts = ["right"] + ["wrong"] * (num_completions - 1)
+            yield index, tuple(Completion(text, "stop", (1, 2), (-1.0, -1.0), spans) for text in texts)
+            first = self.version
+            if self.between:
+                self.between.pop(0)()
+
+    def swap(self, weights: Mapping[str, object], version: int) -> None:
+        if version in self.refused:
+            raise WeightsRefused("of another model")
+        self.version = version
+
+
+class FakeVerifier:
+    def __init__(self) -> None:
+        self.done: list[tuple[str, Grade | Rejection]] = []
+        self.drawn: list[tuple[int, int]] = []
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        self.drawn.append((start, count))
+        return [Question(reference(index), f"question {index}") for index in range(start, start + count)]
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        self.done.append((key, Grade("prompt", tuple(float(text == "right") for text in texts))))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        done, self.done = self.done, []
+        return done
+
+
+class FakeExchange:
+    def __init__(self) -> None:
+        self.sent: list[RolloutGroup] = []
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        self.sent.append(group)
+        return group
+
+    def status(self) -> NetworkStatus:
+        return NetworkStatus("run", (), None)
+
+
+def _read(snapshot: bytes) -> dict[str, object]:
+    if snapshot == b"garbage":
+        raise SnapshotError("the snapshot cannot be read")
+    return {}
+
+
+class Bench:
+    def __init__(self, max_staleness: int = 2, make: type[Follower] = Follower) -> None:
+        self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
+        self.verifier = FakeVerifier()
+        self.wanted = True
+        self.follower = make(
+            peer_id="me",
+            policy_id=PolicyId("tiny", "hash", 0),
+            seed=1,
+            group_size=2,
+            settings=FollowSettings(questions=4),
+            sampling=Sampling(),
+            engine=self.engine,
+            verifier=self.verifier,
+            exchange=self.exchange,
+            feed=self.feed,
+            read=_read,
+            ledger=Ledger(),
+            max_staleness=lambda: max_staleness,
+            wanted=lambda: self.wanted,
+        )
+
+    @property
+    def spans(self) -> list[list[int]]:
+        return [[span.version for span in group.completions[0].versions] for group in self.exchange.sent]
+
+    @property
+    def local(self) -> dict[str, int]:
+        return self.follower.ledger.snapshot()["local"]
+
+
+def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_needs() -> None:
+    bench = Bench()
+    assert bench.follower.lagging and not bench.follower.install()
+    bench.feed.offer(3)
+    assert bench.follower.install() and not bench.follower.lagging
+    report = bench.follower.run_batch()
+    assert (report.num_groups, report.reward, report.num_tokens) == (4, 0.5, 16)
+    group = bench.exchange.sent[0]
+    assert group.policy.version == 3 and group.rewards == (1.0, 0.0)
+    assert all(c.token_ids and c.logprobs and c.versions for c in group.completions)
+    assert len({group.sequence for group in bench.exchange.sent}) == 4
+    bench.follower.run_batch()
+    assert bench.verifier.drawn == [(0, 4), (4, 4)], "no question twice"
+
+
+def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -> None:
+    bench = Bench()
+    bench.feed.offer(3)
+    bench.follower.install()
+
+    def arrive() -> None:
+        bench.feed.offer(4)
+        bench.follower.install()
+
+    # It enters while the second group is at its first token.
+    bench.engine.between = [arrive]
+    plain = bench.engine.stream
+    bench.engine.stream = lambda *arguments: _begun_before(bench.engine, plain(*arguments))
+    bench.follower.run_batch()
+    assert bench.spans == [[3, 3], [3, 4], [4, 4], [4, 4]]
+    assert [oldest_version(group) for group in bench.exchange.sent] == [3, 3, 4, 4]
+
+
+def _begun_before(engine: FakeEngine, stream: Iterator[tuple[int, Answers]]) -> Iterator[tuple[int, Answers]]:
+    """The same groups, the first token of each sampled before the test's doings, the second after."""
+    before = engine.version
+    for index, answers in stream:
+        assert not isinstance(answers, Rejection)
+        now = engine.version
+        spans = (VersionSpan(before, 1), VersionSpan(now, 1))
+        yield index, tuple(Completion(c.text, "stop", c.token_ids, c.logprobs, spans) for c in answers)
+        before = now
+
+
+def test_it_goes_on_under_the_old_snapshot_while_the_new_one_arrives_and_pauses_beyond_the_budget() -> None:
+    bench = Bench(max_staleness=2)
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.feed.known = 5
+    assert not bench.follower.lagging
+    assert bench.follower.run_batch().num_groups == 4 and len(bench.exchange.sent) == 4
+    bench.feed.known = 6
+    assert bench.follower.lagging
+    bench.feed.offer(6)
+    bench.follower.install()
+    assert not bench.follower.lagging
+
+
+def test_a_batch_ends_early_when_it_could_not_be_used_or_is_not_wanted() -> None:
+    bench = Bench(max_staleness=0)
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.engine.between = [lambda: setattr(bench.feed, "known", 4)]
+    assert bench.follower.run_batch().num_groups == 2
+    assert bench.local["not_finished"] == 2
+    assert bench.local["stale_version"] == 1, "the second one was finished too late to be sent"
+    bench.feed.offer(4)
+    bench.follower.install()
+    bench.wanted = False
+    assert bench.follower.run_batch().num_groups == 1
+
+
+def test_a_snapshot_that_cannot_generate_is_taken_back() -> None:
+    bench = Bench()
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.follower.run_batch()
+    bench.engine.broken = {4}
+    bench.feed.offer(4)
+    bench.follower.install()
+    bench.follower.run_batch()
+    assert (bench.follower.version, bench.engine.version, bench.follower.num_refused) == (3, 3, 1)
+    assert bench.follower.run_batch().num_groups == 4
+
+
+def test_once_the_new_one_has_generated_there_is_no_way_back() -> None:
+    bench = Bench()
+    for version in (3, 4):
+        bench.feed.offer(version)
+        bench.follower.install()
+    bench.follower.run_batch()
+    bench.engine.broken = {4}
+    with pytest.raises(EngineError):
+        bench.follower.run_batch()
+
+
+@pytest.mark.parametrize("snapshot", [b"garbage", b"of another model"])
+def test_a_snapshot_that_does_not_fit_changes_nothing(snapshot: bytes) -> None:
+    bench = Bench()
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.engine.refused = {4}
+    bench.feed.offer(4, snapshot)
+    assert not bench.follower.install()
+    assert (bench.follower.version, bench.follower.num_refused) == (3, 1)
+    assert bench.follower.run_batch().num_groups == 4

@@ -1,0 +1,252 @@
+"""The learner's loop with doubles for what is slow, and the real buffer, intake, ledger and memory transport."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.central.buffer import oldest_version
+from swarm.central.learner import Learner, LearnerSettings
+from swarm.errors import Interrupted
+from swarm.types import (
+    Completion,
+    Grade,
+    GradedGroup,
+    NetworkStatus,
+    Rejection,
+    RolloutGroup,
+    TaskRef,
+    UpdateReport,
+    VersionSpan,
+)
+from tests.example_groups import rollout_group
+
+SIZE = 4
+
+
+def sent(index: int, *versions: int, good: bool = True, peer_id: str = "worker") -> RolloutGroup:
+    """A group of four completions, of which one is right if the group is good, with a token of each version."""
+    spans = tuple(VersionSpan(version, 1) for version in versions)
+    ids = tuple(range(len(spans)))
+    completions = tuple(
+        Completion("right" if good and k == 0 else "wrong", "stop", ids, (-1.0,) * len(ids), spans) for k in range(SIZE)
+    )
+    return rollout_group(peer_id, index, completions=completions, rewards=(0.0,) * SIZE)
+
+
+class FakeExchange:
+    """Groups arrive when the test says so; waiting may make some arrive."""
+
+    def __init__(self) -> None:
+        self.inbox: list[RolloutGroup] = []
+        self.on_wait: list[Sequence[RolloutGroup]] = []
+        self.reports: Counter[str] = Counter()
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        raise AssertionError("a learner shares no groups")
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        arrived, self.inbox = self.inbox, []
+        return [(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
+
+    def wait(self, timeout_s: float) -> bool:
+        if self.on_wait:
+            self.inbox += self.on_wait.pop(0)
+        return bool(self.inbox)
+
+    def account(self, peer_id: str) -> str:
+        return peer_id
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        self.reports[outcome] += 1
+
+    def status(self) -> NetworkStatus:
+        return NetworkStatus("run", (), None)
+
+
+class FakeVerifier:
+    def __init__(self) -> None:
+        self.done: list[tuple[str, Grade | Rejection]] = []
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        self.done.append((key, Grade("prompt", tuple(float(text == "right") for text in texts))))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        done, self.done = self.done, []
+        return done
+
+
+class FakeUpdater:
+    """Notes in what pieces each update came, and how old they were."""
+
+    max_chars = 10_000
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.open: list[int] = []
+        self.updates: list[list[int]] = []
+        self.worst = 0
+        self.skip = False
+
+    def refusal(self, group: GradedGroup) -> str | None:
+        return None
+
+    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
+        self.open.append(len(groups))
+        self.worst = max(self.worst, *(self.version - oldest_version(group.group) for group in groups))
+
+    def apply(self) -> UpdateReport:
+        self.updates.append(self.open)
+        self.open = []
+        self.version += not self.skip
+        return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=self.skip)
+
+    def abandon(self) -> None:
+        self.open = []
+
+    def snapshot(self) -> bytes:
+        return str(self.version).encode()
+
+
+class FakeAuditor:
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self.liars: set[str] = set()
+
+    def keep(self, version: int, snapshot: bytes) -> None:
+        self.kept.append(version)
+
+    def verdict(self, group: GradedGroup) -> str | None:
+        return "wrong_logprobs" if group.group.peer_id in self.liars else None
+
+
+class Bench:
+    """A learner and its doubles; the publisher is the list of versions published."""
+
+    def __init__(self, **settings: object) -> None:
+        from swarm.telemetry.ledger import Ledger
+
+        self.exchange, self.updater, self.auditor = FakeExchange(), FakeUpdater(), FakeAuditor()
+        self.published: list[tuple[int, bytes]] = []
+        self.delivered: Counter[str] = Counter()
+        self.stopped = False
+        self.learner = Learner(
+            settings=LearnerSettings(**{"rollouts_per_step": 2 * SIZE, **settings}),
+            max_pending_per_peer=100,
+            updater=self.updater,
+            verifier=FakeVerifier(),
+            exchange=self.exchange,
+            publisher=self,
+            auditor=self.auditor,
+            ledger=Ledger(),
+            delivered=lambda peer_id, rollouts: self.delivered.update({peer_id: rollouts}),
+            cancelled=lambda: self.stopped,
+        )
+
+    def publish(self, version: int, snapshot: bytes) -> None:
+        self.published.append((version, snapshot))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return self.learner.ledger.snapshot()["dropped"]
+
+    def balanced(self) -> bool:
+        learner = self.learner
+        return learner.ledger.unaccounted(learner.buffer.num_unused(), learner.num_pending) == 0
+
+
+def test_an_update_begins_with_the_first_micro_batch_and_ends_with_the_last() -> None:
+    bench = Bench(micro_batch_rollouts=SIZE)
+    bench.exchange.on_wait = [[], [sent(1, 0)], [], [], [sent(2, 0)]]
+    report = bench.learner.run_step()
+    assert bench.updater.updates == [[1, 1]], "the first group's part was there before the second had come"
+    assert (report.num_groups, report.num_rollouts, report.version) == (2, 2 * SIZE, 1)
+    assert report.timings["wait"] > 0
+    assert bench.balanced()
+
+
+def test_what_is_there_at_once_is_taken_at_once_and_the_rest_stays() -> None:
+    bench = Bench()
+    bench.exchange.inbox = [sent(index, 0) for index in range(5)]
+    bench.learner.run_step()
+    assert bench.updater.updates == [[2]]
+    assert len(bench.learner.buffer) == 3
+    bench.learner.run_step()
+    assert bench.learner.ledger.snapshot()["used_external"] == 4 and bench.balanced()
+
+
+@pytest.mark.parametrize(("max_staleness", "period"), [(0, 1), (1, 1), (2, 1), (3, 2), (6, 5)])
+def test_the_budget_decides_how_often_is_published_and_what_is_too_old(max_staleness: int, period: int) -> None:
+    bench = Bench(max_staleness=max_staleness)
+    bench.learner.publish()
+    for step in range(10):
+        newest = bench.published[-1][0]
+        bench.exchange.inbox = [sent(100 * step + k, version) for k, version in enumerate([0, newest, newest, newest])]
+        bench.learner.run_step()
+    assert [version for version, _ in bench.published] == [0, *range(period, 11, period)]
+    assert bench.published[-1][1] == str(bench.published[-1][0]).encode(), "the policy as it was then"
+    assert bench.auditor.kept == [version for version, _ in bench.published]
+    assert bench.updater.worst <= max_staleness
+    assert bench.dropped["stale_version"] > 0 and bench.balanced()
+
+
+def test_strictly_on_policy_uses_only_its_own_version() -> None:
+    bench = Bench(max_staleness=0)
+    bench.exchange.inbox = [sent(index, 0) for index in range(4)]
+    bench.learner.run_step()
+    assert bench.dropped == {"stale_version": 2}, "what the update did not need is too old after it"
+    bench.exchange.inbox = [sent(10, 0, 1), sent(11, 1), sent(12, 1)]
+    bench.learner.run_step()
+    assert bench.dropped == {"stale_version": 3}, "one token of the version before is one too many"
+    assert bench.updater.worst == 0 and bench.balanced()
+
+
+def test_what_cannot_teach_is_counted_and_told_to_the_accounts() -> None:
+    bench = Bench()
+    bench.auditor.liars = {"liar"}
+    bench.exchange.inbox = [
+        sent(1, 0, good=False),
+        sent(2, 5),
+        sent(3, 0, peer_id="liar"),
+        sent(4, 0),
+        sent(5, 0),
+    ]
+    bench.learner.run_step()
+    assert bench.dropped == {"zero_advantage": 1, "wrong_version": 1, "wrong_logprobs": 1}
+    expected = {"zero_advantage": 1, "wrong_version": 1, "wrong_logprobs": 1, "informative": 2, "used": 2}
+    assert bench.exchange.reports == expected
+    assert bench.delivered == {"worker": 2 * SIZE}
+    assert bench.balanced()
+
+
+def test_a_stop_in_the_middle_of_an_update_loses_no_group() -> None:
+    bench = Bench(micro_batch_rollouts=SIZE)
+    bench.exchange.inbox = [sent(1, 0)]
+    bench.stopped = True
+    with pytest.raises(Interrupted):
+        bench.learner.run_step()
+    assert bench.updater.open == [] and bench.learner.buffer.num_unused() == 1
+    bench.stopped = False
+    bench.exchange.inbox = [sent(2, 0)]
+    bench.learner.run_step()
+    assert bench.learner.ledger.snapshot()["used_external"] == 2 and bench.balanced()
+
+
+def test_an_update_that_was_not_taken_changes_no_version_and_publishes_nothing() -> None:
+    bench = Bench(max_staleness=0)
+    bench.updater.skip = True
+    bench.exchange.inbox = [sent(1, 0), sent(2, 0)]
+    report = bench.learner.run_step()
+    assert report.update.skipped and report.version == 0 and bench.published == []
+    assert bench.dropped == {"update_skipped": 2} and bench.balanced()
+
+
+def test_a_bounded_buffer_keeps_the_freshest() -> None:
+    bench = Bench(buffer_groups=2, rollouts_per_step=100 * SIZE)
+    bench.exchange.inbox = [replace(sent(index, 0), sequence=index) for index in range(5)]
+    bench.updater.version = 0
+    bench.learner.receive()
+    assert bench.dropped == {"buffer_full": 3} and bench.balanced()

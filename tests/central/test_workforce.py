@@ -1,0 +1,139 @@
+"""What a learner makes of its workers' heartbeats and deliveries, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.central.capacity import Demand, required_rate
+from swarm.central.learner import LearnerSettings
+from swarm.central.workforce import Workforce
+from swarm.types import Heartbeat
+
+
+class Bench:
+    """A learner whose steps take 10 s for 100 rollouts, and workers of given rates and prices."""
+
+    def __init__(self, workers: dict[str, tuple[float, float]], **settings: object) -> None:
+        self.now = 0.0
+        self.version = 0
+        chosen = {"rollouts_per_step": 100, "max_staleness": 3, "act_after_s": 30.0, **settings}
+        self.settings = LearnerSettings(**chosen)
+        self.force = Workforce(self.settings, lambda: self.now)
+        self.workers = workers
+        self.away: set[str] = set()
+        self.active: dict[str, bool] = dict.fromkeys(workers, True)
+        self.history: list[frozenset[str]] = []
+
+    def run(self, seconds: int) -> None:
+        """Heartbeats each second, deliveries of those that are active, a step each ten."""
+        for _ in range(seconds):
+            self.now += 1.0
+            for name, (rate, price) in self.workers.items():
+                if name in self.away:
+                    continue
+                self.active[name] = self.force.beat(name, Heartbeat(0.0, self.version, 0, 0.0, price)).active
+                if self.active[name]:
+                    self.force.delivered(name, int(rate))
+            if self.now % 10 == 0:
+                self.version += 1
+                self.force.stepped(self.version, train_s=10.0, wait_s=0.0)
+                self.history.append(self.chosen())
+
+    def chosen(self) -> frozenset[str]:
+        return frozenset(name for name, active in self.active.items() if active)
+
+
+def test_rates_and_times_are_measured() -> None:
+    bench = Bench({"fast": (8, 1.0), "slow": (2, 1.0)}, act_after_s=1e9)
+    bench.force.published(0)
+    bench.run(100)
+    outlook = bench.force.outlook()
+    assert (outlook.num_workers, outlook.num_active) == (2, 2)
+    assert outlook.rate == pytest.approx(10.0, rel=0.05)
+    assert outlook.train_s == 10.0 and outlook.bubble == 0.0
+    assert outlook.broadcast_s == pytest.approx(1.0)
+    assert outlook.required_rate == pytest.approx(required_rate(Demand(100, 10.0, 1.0, 2)))
+
+
+def test_the_cheapest_that_suffice_stay_and_only_after_a_while() -> None:
+    bench = Bench({"dear": (12, 5.0), "cheap": (12, 1.0), "spare": (12, 2.0)})
+    bench.run(30)
+    assert bench.chosen() == {"dear", "cheap", "spare"}, "what has not lasted is not acted on"
+    bench.run(60)
+    assert bench.chosen() == {"cheap"}
+    assert bench.force.outlook().rate == pytest.approx(12.0, rel=0.1)
+
+
+def test_when_one_dies_another_is_called_and_the_set_does_not_flap() -> None:
+    bench = Bench({"dear": (12, 5.0), "cheap": (12, 1.0), "spare": (12, 2.0)})
+    bench.run(120)
+    bench.away.add("cheap")
+    bench.run(150)
+    assert "spare" in bench.chosen() and "dear" not in bench.chosen()
+    bench.away.clear()
+    bench.run(200)
+    changes = sum(one != other for one, other in zip(bench.history, bench.history[1:], strict=False))
+    assert changes <= 5, bench.history
+
+
+def test_a_rate_in_the_band_changes_nothing() -> None:
+    # 10.5 needed at least, 11.0 aimed at, up to 14.3 kept.
+    bench = Bench({"a": (6, 1.0), "b": (7, 9.0)})
+    bench.run(300)
+    assert set(bench.history) == {frozenset({"a", "b"})}
+
+
+def test_everyone_is_wanted_where_nothing_would_do() -> None:
+    bench = Bench({"a": (3, 1.0), "b": (3, 9.0)})
+    bench.run(200)
+    assert bench.chosen() == {"a", "b"}
+
+
+def test_availability_falls_with_silence_and_comes_back() -> None:
+    bench = Bench({"a": (20, 1.0)}, act_after_s=1e9)
+    bench.run(60)
+    full = bench.force.outlook().rate
+    bench.away.add("a")
+    bench.run(60)
+    assert bench.force.outlook().num_workers == 0
+    assert bench.force.outlook().rate < 0.6 * full
+    bench.away.clear()
+    bench.run(200)
+    assert bench.force.outlook().rate == pytest.approx(full, rel=0.15)
+
+
+def test_a_broadcast_is_over_when_the_asked_part_has_it() -> None:
+    clock = [0.0]
+    force = Workforce(LearnerSettings(reached_fraction=0.9), lambda: clock[0])
+    for k in range(10):
+        force.beat(str(k), Heartbeat(0.0, None, 0, 0.0, 0.0))
+    force.published(0)
+    for k in range(9):
+        clock[0] = 0.1 * k
+        force.beat(str(k), Heartbeat(0.0, 0, 0, 0.0, 0.0))
+    assert force.outlook().broadcast_s == pytest.approx(0.8)
+
+
+def test_rewards_are_counted_once_whatever_restarts() -> None:
+    force = Workforce(LearnerSettings(), lambda: 0.0)
+    assert force.take_reward() is None
+    force.beat("a", Heartbeat(1.0, 0, 10, 5.0, 0.0))
+    assert force.take_reward() == 0.5
+    force.beat("a", Heartbeat(1.0, 0, 20, 5.0, 0.0))
+    force.beat("a", Heartbeat(2.0, 0, 10, 10.0, 0.0))
+    assert force.take_reward() == 0.5
+    assert force.take_reward() is None
+
+
+def test_the_end_is_told_to_all_that_are_there() -> None:
+    clock = [0.0]
+    force = Workforce(LearnerSettings(), lambda: clock[0])
+    beat = Heartbeat(0.0, 0, 0, 0.0, 0.0)
+    assert not force.beat("a", beat).finished
+    force.beat("gone", beat)
+    clock[0] = 20.0
+    force.beat("a", beat)
+    force.finish()
+    assert not force.all_told
+    assert force.beat("a", beat).finished
+    assert force.all_told

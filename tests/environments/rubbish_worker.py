@@ -1,0 +1,54 @@
+"""A verification worker that answers a group whose first completion names some rubbish with that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import swarm.environments.verification.worker as worker
+from swarm.environments.mixture import TaskMixture
+from swarm.environments.verification.channel import write_message
+from swarm.environments.verification.messages import Drawn, Failed, Graded, GradeGroup, Ready, Reply, Request, encode
+from swarm.types import Grade, Question
+
+honest = worker._answer
+
+
+def graded(*rewards: float, prompt: str = "?", seconds: float = 0.0, **counts: int) -> bytes:
+    return encode(Graded(Grade(prompt, rewards, seconds), counts))
+
+
+RUBBISH: dict[str, Callable[[int, GradeGroup], object]] = {
+    "no message": lambda fd, request: os.write(fd, b"\xff" * 64),
+    "a message too long": lambda fd, request: os.write(fd, b"\x7f\xff\xff\xff" + b"x" * 2**16),
+    "no reply": lambda fd, request: write_message(fd, b"\x81\xa4type\xa5drawn"),
+    "a reply nested without end": lambda fd, request: write_message(fd, b"\x91" * 2**20),
+    "two replies": lambda fd, request: os.write(fd, 2 * (len(ok := graded(0, 0)).to_bytes(4, "big") + ok)),
+    "too few rewards": lambda fd, request: write_message(fd, graded(1)),
+    "rewards that are no numbers": lambda fd, request: write_message(fd, graded(float("nan"), 1)),
+    "rewards out of range": lambda fd, request: write_message(fd, graded(2, 1)),
+    "endless time": lambda fd, request: write_message(fd, graded(1, 1, seconds=float("inf"))),
+    "an endless question": lambda fd, request: write_message(fd, graded(1, 1, prompt="?" * 2**21)),
+    "an answer to something else": lambda fd, request: write_message(fd, encode(Drawn(Question(request.ref, "?"), {}))),
+    "failure of everything": lambda fd, request: write_message(fd, encode(Failed("give up"))),
+    "that it is ready": lambda fd, request: write_message(fd, encode(Ready())),
+    "counts of the pool's own": lambda fd, request: write_message(fd, graded(1, 1, restarts=1)),
+    "counts below nothing": lambda fd, request: write_message(fd, graded(1, 1, some=-1)),
+    "endless counts": lambda fd, request: write_message(fd, graded(1, 1, **{f"a{n}": 1 for n in range(99)})),
+}
+
+
+def answer(mixture: TaskMixture, request: Request) -> Reply:
+    """As an honest worker, unless asked for rubbish; then it stays there until it is killed."""
+    if isinstance(request, GradeGroup) and request.texts[0] in RUBBISH:
+        descriptor = int(sys.argv[1])
+        RUBBISH[request.texts[0]](descriptor, request)
+        while True:
+            os.read(descriptor, 1)
+    return honest(mixture, request)
+
+
+if __name__ == "__main__":
+    worker._answer = answer
+    worker.main()

@@ -1,0 +1,190 @@
+"""Tables and invariants of comparing answers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.environments.scoring.grading import boxed, exact, find_answer, last_number, numeric, score
+from swarm.environments.scoring.latex import boxed_content, to_number
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("Paris", "paris", True),
+        ("  new\n york ", "New York", True),
+        ("newyork", "new york", False),
+        ("", "a", False),
+    ],
+)
+def test_exact(answer: str, reference: str, equal: bool) -> None:
+    assert exact(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("42", "42", True),
+        ("42.0", "42", True),
+        ("the total is $1,234.50.", "1234.5", True),
+        ("-$5", "-5", True),
+        ("$-5", "-5", True),
+        ("−7", "-7", True),
+        ("+3", "3", True),
+        ("1/2", "0.5", True),
+        ("-3/4", "-0.75", True),
+        ("1/0", "1", False),
+        (r"\frac{1}{4}", "0.25", True),
+        ("50%", "0.5", True),
+        ("50%", "50", True),
+        ("50", "50%", True),
+        ("50%", "50%", True),
+        ("50%", "5", False),
+        ("1e3", "1000", True),
+        ("3 x 10^5", "300000", True),
+        (r"3 \times 10^{-2}", "0.03", True),
+        ("0.3333333", "1/3", True),
+        ("0.333", "1/3", False),
+        ("1000000", "1000001", False),
+        ("12345678901234567890", "12345678901234567891", False),
+        ("9 - 4 = 5", "5", True),
+        ("10-3", "3", True),
+        ("first 7, then 8", "8", True),
+        ("first 8, then 7", "8", False),
+        ("5.", "5", True),
+        (".5", "0.5", True),
+        ("none", "5", False),
+        ("1e999", "1e999", False),
+        ("0", "0.0", True),
+        ("0.0000001", "0", False),
+        ("12 apples", "12", True),
+        (r"1{,}000", "1000", True),
+    ],
+)
+def test_numeric(answer: str, reference: str, equal: bool) -> None:
+    assert numeric(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        (r"\boxed{42}", "42", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\dfrac12", r"\frac{1}{2}", True),
+        ("1/2", r"\tfrac{1}{2}", True),
+        (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}", True),
+        (r"2\sqrt{3}", r"\sqrt{12}", True),
+        (r"\sqrt[3]{27}", "3", True),
+        (r"2\pi", "6.283185307", True),
+        ("2^{10}", "1024", True),
+        (r"x = 5", "5", True),
+        (r"f(x)=2x+1", "2x+1", True),
+        ("x^2 + 1", "x^2+1", True),
+        (r"\left( 1, \frac{1}{2} \right)", "(1, 0.5)", True),
+        ("(1,2)", "(2,1)", False),
+        ("[1,2)", "(1,2)", False),
+        ("(1,2)", "(1,2,3)", False),
+        (r"\{1,2\}", r"\{1, 2\}", True),
+        ("1,000", "1000", True),
+        (r"50\%", "0.5", True),
+        (r"90^\circ", "90", True),
+        (r"\text{Yes}", "yes", True),
+        (r"5\text{ cm}", "5", True),
+        (r"-\frac{3}{4}", "-0.75", True),
+        ("3", "4", False),
+        ("", "", False),
+        ("x+1", "x+2", False),
+        (r"\frac{1}{0}", r"\frac{2}{0}", False),
+        ("9^9^9^9", "1", False),
+        (r"\sqrt{-1}", "1", False),
+        ("__import__('os')", "1", False),
+    ],
+)
+def test_boxed(answer: str, reference: str, equal: bool) -> None:
+    assert boxed(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{1} no \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{a{b{c}}}", "a{b{c}}"),
+        (r"\boxed{3} and \boxed{unclosed", "3"),
+        (r"\fbox {7}", "7"),
+        ("none", None),
+    ],
+)
+def test_the_last_closed_box_counts(text: str, content: str | None) -> None:
+    assert boxed_content(text) == content
+
+
+@pytest.mark.parametrize(
+    ("rule", "completion", "found"),
+    [
+        ("exact", "<answer>a</answer> <answer> b </answer>", "b"),
+        ("exact", r"thus \boxed{b}", "b"),
+        ("exact", "b", None),
+        ("boxed", "b", None),
+        ("numeric", "it is 5", "it is 5"),
+        ("numeric", r"<answer>4</answer> but \boxed{5}", "4"),
+        ("exact", "</answer><answer>", None),
+    ],
+)
+def test_where_the_answer_is_looked_for(rule: str, completion: str, found: str | None) -> None:
+    assert find_answer(rule, completion) == found  # type: ignore[arg-type]
+
+
+def test_score_joins_the_two() -> None:
+    assert score("boxed", r"so \boxed{\frac{2}{4}}", "1/2") == 1.0
+    assert score("numeric", "<answer>about 7</answer>", "7") == 1.0
+    assert score("exact", "no tags: 7", "7") == 0.0
+
+
+@given(st.integers(-(10**20), 10**20))
+def test_whole_numbers_equal_themselves_however_written_and_nothing_else(number: int) -> None:
+    assert numeric(f"<b>{number:,}</b>", str(number))
+    assert not numeric(str(number + 1), str(number))
+    assert boxed(rf"\boxed{{{number}}}", str(number))
+
+
+@given(st.integers(-999, 999), st.integers(1, 999))
+def test_fractions_equal_their_quotient(top: int, bottom: int) -> None:
+    assert to_number(rf"\frac{{{top}}}{{{bottom}}}") == pytest.approx(top / bottom)
+    assert boxed(f"{top}/{bottom}", repr(round(top / bottom, 12)))
+
+
+@given(st.text(st.sampled_from("0123456789.,-+/%$e^(){}[]\\ fracsqtboxed=×π\n"), max_size=120), st.text(max_size=20))
+def test_no_text_is_an_error(text: str, other: str) -> None:
+    for rule in ("exact", "numeric", "boxed"):
+        assert score(rule, text, other) in (0.0, 1.0)  # type: ignore[arg-type]
+        assert score(rule, f"<answer>{text}</answer>", other) in (0.0, 1.0)  # type: ignore[arg-type]
+    last_number(text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["1,111", "\\boxed{", "((", "\\frac{", "-", "9", "9^", "1/", " ", "\\text{", "x=", "{", "\\sqrt", "1 ", "10^"],
+)
+def test_long_text_takes_no_quadratic_time(piece: str) -> None:
+    text = piece * (60_000 // len(piece))
+    began = time.process_time()
+    for rule in ("exact", "numeric", "boxed"):
+        score(rule, f"<answer>{text}</answer>", "1")  # type: ignore[arg-type]
+        score(rule, text, "1")  # type: ignore[arg-type]
+    assert time.process_time() - began < 1.5
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "end"),
+    [("1", ",111", ","), ("\\boxed{^", " ", "x}"), ("\\boxed{^{", " ", "x}"), ("\\boxed{\\text{", "a", "x}")],
+)
+def test_nor_does_what_fits_a_pattern_up_to_its_end(start: str, piece: str, end: str) -> None:
+    text = start + piece * (60_000 // len(piece)) + end
+    began = time.process_time()
+    for rule in ("exact", "numeric", "boxed"):
+        score(rule, text, "1")  # type: ignore[arg-type]
+    assert time.process_time() - began < 1.5

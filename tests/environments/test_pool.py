@@ -1,0 +1,328 @@
+"""What happens to the pool when tasks hang, crash, or cannot be set up, and when its process dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
+from swarm.environments.sources.hf_datasets import DatasetSource
+from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.verification.pool import VerificationPool
+from swarm.errors import TaskError
+from swarm.types import Grade, Rejection, TaskRef
+from tests.environments.altered import alter_workers
+from tests.environments.rubbish_worker import RUBBISH
+
+FAST = VerificationSettings(time_limit_s=1.0)
+GCD = TINY_TASKS[2]
+
+
+def rare(task: DatasetTask) -> DatasetTask:
+    return task.model_copy(update={"weight": 1e-12})
+
+
+def eventually(condition: Callable[[], bool], limit_s: float = 15.0) -> bool:
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetTask, TaskRef]:
+    """A task whose rows make a regular expression run for ever, holding the interpreter; and a reference to it."""
+    path = tmp_path_factory.mktemp("hanging") / "rows.jsonl"
+    path.write_text(json.dumps({"question": "?", "answer": "a" * 60 + "!"}))
+    fine = DatasetTask(kind="dataset", name="hanging", path=str(path))
+    return fine.model_copy(update={"answer_pattern": "^(a+)+$"}), DatasetSource(fine).question(1, 1).ref
+
+
+@pytest.fixture(scope="module")
+def pool(hanging: tuple[DatasetTask, TaskRef]) -> Iterator[VerificationPool]:
+    with closing(VerificationPool([GCD, hanging[0]], FAST)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def calm() -> Iterator[VerificationPool]:
+    with closing(VerificationPool([GCD], FAST)) as made:
+        made.draw(1, 0, 1)
+        yield made
+
+
+def test_a_hanging_group_costs_a_worker_and_nothing_else(
+    pool: VerificationPool, hanging: tuple[DatasetTask, TaskRef]
+) -> None:
+    fine = next(question.ref for question in pool.draw(1, 0, 1))
+    assert fine.task == "gcd"
+    before = pool.worker_pids()
+    timeouts = pool.counters()["timeouts"]
+    results = pool.grade([(fine, ["x"]), (hanging[1], ["x"]), (fine, ["x"])])
+    assert [type(result) for result in results] == [Grade, Rejection, Grade]
+    assert isinstance(results[1], Rejection) and results[1].reason == "verifier_timeout"
+    assert pool.counters()["timeouts"] == timeouts + 1
+    assert not psutil.pid_exists(before[0]) and pool.worker_pids() != before
+
+
+def test_a_group_begun_before_the_pool_is_closed_is_an_error_for_whoever_waits(
+    hanging: tuple[DatasetTask, TaskRef],
+) -> None:
+    with closing(VerificationPool([GCD, rare(hanging[0])], VerificationSettings(time_limit_s=600))) as pool:
+        pool.draw(1, 0, 1)
+        verdict = pool.begin(hanging[1], ["x"])
+    with pytest.raises(TaskError, match="closed"):
+        verdict.result()
+
+
+def test_what_sources_count_reaches_the_node(tmp_path: Path) -> None:
+    rows = [{"question": "?", "answer": str(n) if n else None} for n in range(2)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    half = DatasetTask(kind="dataset", name="half", path=str(tmp_path / "rows.jsonl"))
+    with closing(VerificationPool([half], FAST)) as pool:
+        pool.draw(1, 0, 20)
+        assert pool.counters()["malformed_rows"] > 5
+
+
+def test_a_question_that_hangs_gives_way_to_the_next_task(pool: VerificationPool) -> None:
+    assert [question.ref.task for question in pool.draw(1, 0, 3)] == ["gcd"] * 3
+
+
+def test_when_every_task_hangs_drawing_is_an_error(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    with closing(VerificationPool([hanging[0]], FAST)) as pool, pytest.raises(TaskError, match="every task timed out"):
+        pool.draw(1, 0, 1)
+
+
+def test_a_worker_that_dies_costs_its_job(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    with closing(VerificationPool([GCD, rare(hanging[0])], VerificationSettings(time_limit_s=60))) as pool:
+        pool.draw(1, 0, 1)
+        (pid,) = pool.worker_pids()
+        idle = psutil.Process(pid).cpu_times().user
+        pool.submit("poison", hanging[1], ["x"])
+        assert eventually(lambda: psutil.Process(pid).cpu_times().user > idle + 0.1)
+        os.kill(pid, signal.SIGSEGV)
+        results: list[tuple[str, Grade | Rejection]] = []
+        assert eventually(lambda: bool(results.extend(pool.collect()) or results))
+        key, result = results[0]
+        assert key == "poison" and isinstance(result, Rejection) and result.reason == "verifier_crash"
+        assert pool.counters()["crashes"] == 1
+        assert pool.draw(1, 0, 1)[0].ref.task == "gcd"
+
+
+def test_own_groups_go_before_submitted_ones_and_the_oldest_overflow() -> None:
+    settings = VerificationSettings(queue_groups=50)
+    with closing(VerificationPool([GCD], settings)) as pool:
+        ref = pool.draw(1, 0, 1)[0].ref
+        began = time.monotonic()
+        for number in range(400):
+            pool.submit(str(number), ref, ["<answer>1</answer>"] * 200)
+        submitting = time.monotonic() - began
+        pool.grade([(ref, ["x"])])
+        early = dict(pool.collect())
+        assert submitting < 1.0
+        graded = [key for key, result in early.items() if isinstance(result, Grade)]
+        dropped = [key for key, result in early.items() if isinstance(result, Rejection)]
+        assert len(graded) + len(dropped) < 400, "the own group did not wait for the queue"
+        assert {early[key].reason for key in dropped} == {"verifier_overflow"}  # type: ignore[union-attr]
+        rest: dict[str, Grade | Rejection] = {}
+        assert eventually(lambda: bool(rest.update(pool.collect()) or len(rest) + len(early) == 400))
+        assert pool.counters()["overflows"] == len(dropped)
+        assert isinstance(rest["399"], Grade)
+
+
+def test_who_floods_the_queue_displaces_itself(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    settings = VerificationSettings(queue_groups=20, time_limit_s=2)
+    with closing(VerificationPool([GCD, rare(hanging[0])], settings)) as pool:
+        ref = pool.draw(1, 0, 1)[0].ref
+        pool.submit("blocks", hanging[1], ["x"], sender="somebody")
+        for number in range(5):
+            pool.submit(f"quiet {number}", ref, ["x"], sender=f"quiet {number}")
+        for number in range(200):
+            pool.submit(f"flood {number}", ref, ["x"], sender="flood")
+        graded: dict[str, Grade | Rejection] = {}
+        assert eventually(lambda: bool(graded.update(pool.collect()) or len(graded) == 206), 60.0)
+        assert all(isinstance(graded[f"quiet {number}"], Grade) for number in range(5))
+        lost = [key for key, verdict in graded.items() if isinstance(verdict, Rejection) and key != "blocks"]
+        assert len(lost) == pool.counters()["overflows"] > 0 and all(key.startswith("flood") for key in lost)
+
+
+def test_a_worker_that_answers_with_rubbish_is_replaced_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.environments.verification.pool.WORKER", "tests.environments.rubbish_worker")
+    with closing(VerificationPool([GCD], VerificationSettings(time_limit_s=60, workers=2))) as pool:
+        question = pool.draw(1, 0, 1)[0]
+        for number, what in enumerate(RUBBISH, start=1):
+            before = pool.worker_pids()
+            (verdict,) = pool.grade([(question.ref, [what, "x"])])
+            assert isinstance(verdict, Rejection) and verdict.reason == "verifier_crash", what
+            assert pool.counters()["violations"] == number, what
+            assert eventually(lambda before=before: pool.worker_pids() != before)
+        assert pool.draw(1, 0, 1) == [question]
+        assert pool.counters()["restarts"] == len(RUBBISH) and pool.counters()["timeouts"] == 0
+
+
+def test_a_worker_that_answers_half_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = """
+    import os, sys, time
+    import swarm.environments.verification.worker as worker
+    def stop(mixture, request):
+        if isinstance(request, worker.GradeGroup) and "stop" in request.texts:
+            os.write(int(sys.argv[1]), bytes(2))
+            time.sleep(600)
+        return answer(mixture, request)
+    answer, worker._answer = worker._answer, stop
+    """
+    alter_workers(half, tmp_path, monkeypatch)
+    with closing(VerificationPool([GCD], VerificationSettings(workers=2, time_limit_s=600))) as pool:
+        ref = pool.draw(1, 0, 1)[0].ref
+        pool.submit("half", ref, ["stop"])
+        assert isinstance(pool.grade([(ref, ["x"])])[0], Grade)
+        assert len(pool.draw(1, 0, 8)) == 8 and pool.collect() == []
+
+
+def test_own_questions_do_not_wait_for_a_stranger_that_hangs(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    with closing(VerificationPool([GCD, rare(hanging[0])], VerificationSettings(time_limit_s=600))) as pool:
+        first = pool.draw(1, 0, 1)
+        for name in ("poison", "more poison"):
+            pool.submit(name, hanging[1], ["x"])
+        assert pool.draw(1, 0, 1) == first and pool.draw(1, 0, 1) == first
+        assert pool.collect() == [] and len(pool.worker_pids()) == 2
+        os.kill(pool.worker_pids()[1], signal.SIGKILL)
+        assert pool.draw(1, 0, 1) == first, "the reserved worker comes back"
+        assert pool.collect() == [] and len(pool.worker_pids()) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (ReasoningGymTask(name="gcdd"), "no data set 'gcdd'"),
+        (DatasetTask(kind="dataset", name="sums", path="/nowhere.jsonl"), "no such file"),
+    ],
+)
+def test_tasks_that_cannot_be_set_up_are_said_at_once_with_the_workers_words(task: TaskConfig, message: str) -> None:
+    with closing(VerificationPool([task], FAST)) as pool:
+        with pytest.raises(TaskError, match=message):
+            pool.draw(1, 0, 1)
+        with pytest.raises(TaskError, match=message):
+            pool.collect()
+        assert pool.counters()["restarts"] == 0
+
+
+def test_workers_that_die_at_every_start_end_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with closing(VerificationPool([GCD], FAST)) as pool:
+        with pytest.raises(TaskError, match="do not start"):
+            pool.draw(1, 0, 1)
+        assert pool.counters()["restarts"] == 2
+
+
+def test_closing_is_quick_and_leaves_nothing(hanging: tuple[DatasetTask, TaskRef]) -> None:
+    threads = threading.active_count()
+    pool = VerificationPool([GCD, hanging[0]], VerificationSettings(workers=2, time_limit_s=60))
+    pids = pool.worker_pids()
+    pool.submit("poison", hanging[1], ["x"])
+    outcomes: list[str] = []
+
+    def wait_for_ever() -> None:
+        try:
+            pool.grade([(hanging[1], ["x"])])
+        except TaskError as error:
+            outcomes.append(str(error))
+
+    waiting = threading.Thread(target=wait_for_ever)
+    waiting.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 1.0
+    waiting.join(5)
+    assert outcomes == ["the verification pool is closed"]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert threading.active_count() == threads
+    pool.close()
+    with pytest.raises(TaskError, match="is closed"):
+        pool.draw(1, 0, 1)
+
+
+def test_a_terminals_interrupt_does_not_reach_workers(calm: VerificationPool) -> None:
+    (pid,) = calm.worker_pids()
+    assert os.getpgid(pid) != os.getpgid(0)
+    os.kill(pid, signal.SIGINT)
+    assert len(calm.draw(1, 1, 1)) == 1
+    assert calm.worker_pids() == (pid,)
+
+
+def test_a_worker_is_limited_in_memory_single_threaded_and_loads_no_torch(calm: VerificationPool) -> None:
+    worker = psutil.Process(calm.worker_pids()[0])
+    assert worker.rlimit(psutil.RLIMIT_DATA)[0] == FAST.memory_limit_bytes
+    assert worker.num_threads() == 1
+    assert not [mapped.path for mapped in worker.memory_maps() if "torch" in mapped.path]
+
+
+def test_an_idle_worker_that_dies_is_replaced(calm: VerificationPool) -> None:
+    os.kill(calm.worker_pids()[0], signal.SIGKILL)
+    assert len(calm.draw(1, 1, 4)) == 4
+
+
+PARENT = """
+import sys, time, msgspec
+from swarm.environments.config import TASK_LIST, VerificationSettings
+from swarm.environments.verification.pool import VerificationPool
+from swarm.types import TaskRef
+if __name__ == "__main__":
+    pool = VerificationPool(TASK_LIST.validate_json(sys.argv[1]), VerificationSettings(time_limit_s=2))
+    pool.draw(1, 0, 1)
+    if sys.argv[2]:
+        pool.submit("poison", msgspec.json.decode(sys.argv[2], type=TaskRef), ["x"])
+        time.sleep(0.5)
+    print(pool.worker_pids()[0], flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_workers_end_with_a_parent_that_was_killed(hangs: bool, hanging: tuple[DatasetTask, TaskRef]) -> None:
+    tasks = json.dumps([GCD.model_dump(mode="json"), rare(hanging[0]).model_dump(mode="json")])
+    poison = msgspec.json.encode(hanging[1]).decode() if hangs else ""
+    with subprocess.Popen([sys.executable, "-c", PARENT, tasks, poison], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert psutil.Process(worker).cmdline()[-2] == "swarm.environments.verification.worker"
+        parent.kill()
+    assert eventually(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie", 5.0)
+
+
+def test_a_worker_finds_the_same_files_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('shadows the standard library')")
+    monkeypatch.chdir(tmp_path)
+    with closing(VerificationPool([GCD], FAST)) as pool:
+        assert len(pool.draw(1, 0, 1)) == 1
+
+
+def test_a_lenient_pool_goes_without_what_it_cannot_set_up() -> None:
+    unknown = ReasoningGymTask(name="of-a-later-version")
+    pool = VerificationPool([TINY_TASKS[0], unknown], VerificationSettings(), lenient=True)
+    try:
+        assert list(pool.wait_until_ready()) == ["of-a-later-version"]
+        assert {question.ref.task for question in pool.draw(0, 0, 8)} == {TINY_TASKS[0].name}
+    finally:
+        pool.close()
+    hopeless = VerificationPool([unknown], VerificationSettings(), lenient=True)
+    try:
+        with pytest.raises(TaskError, match="none of the tasks can be set up"):
+            hopeless.wait_until_ready()
+    finally:
+        hopeless.close()

@@ -1,0 +1,251 @@
+"""ReasoningGYM tasks: streams, references, scoring, and every data set of the library once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from contextlib import closing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reasoning_gym.factory import DATASETS
+
+from swarm.environments.config import ReasoningGymTask, RewardSettings, VerificationSettings
+from swarm.environments.sources.reasoning_gym import ITEMS_PER_DATASET, ReasoningGymSource, last_answer
+from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.verification.pool import VerificationPool
+from swarm.errors import RejectedGroup, TaskError
+from swarm.types import DatasetRef, Grade, ProceduralRef
+
+EVERY_DATASET = sorted(set(DATASETS) - {"composite"})
+
+NO_ORACLE = {
+    "boxnet": "keeps no answer: a plan is simulated",
+    "graph_color": "keeps no answer: any proper colouring counts",
+    "propositional_logic": "keeps no answer: any entailed conclusion counts",
+    "rubiks_cube": "keeps no answer: moves are applied to the cube",
+    "rush_hour": "keeps no answer: moves are applied to the board",
+}
+
+
+def gcd(**changes: object) -> ReasoningGymSource:
+    return ReasoningGymSource(ReasoningGymTask(**{"name": "gcd", **changes}))
+
+
+@pytest.mark.parametrize("task", TINY_TASKS, ids=lambda task: task.name)
+def test_tiny_task_scores_its_own_answer_1_and_a_wrong_one_0(task: ReasoningGymTask) -> None:
+    source = ReasoningGymSource(task)
+    for index in range(20):
+        question = source.question(5, index)
+        oracle = source.oracle(5, index)
+        assert source.recall(question.ref) == question
+        assert source.score(question.ref, f"so <answer>{oracle}</answer>") == 1.0
+        assert source.score(question.ref, "<answer>-987</answer>") == 0.0
+        assert source.score(question.ref, str(oracle)) == 0.0, "an answer without its tags is no answer"
+
+
+def test_tiny_tasks_are_as_small_as_the_embedded_policy_needs() -> None:
+    for task in TINY_TASKS:
+        source = ReasoningGymSource(task)
+        for index in range(50):
+            assert len(str(source.oracle(1, index))) <= 5, task.name
+
+
+def test_same_arguments_same_question_and_neighbouring_streams_differ() -> None:
+    one, other = (
+        ReasoningGymSource(ReasoningGymTask(name="chain_sum")),
+        ReasoningGymSource(ReasoningGymTask(name="chain_sum")),
+    )
+    streams = [[one.question(seed, index).prompt for index in range(100)] for seed in range(4)]
+    assert streams[2] == [other.question(2, index).prompt for index in range(100)]
+    for seed in range(3):
+        assert not set(streams[seed]) & set(streams[seed + 1])
+
+
+def test_a_stream_goes_on_past_one_block() -> None:
+    source = ReasoningGymSource(ReasoningGymTask(name="word_ladder"))
+    last, first = source.question(1, ITEMS_PER_DATASET - 1), source.question(1, ITEMS_PER_DATASET)
+    far = source.question(1, 10**12)
+    assert len({last.prompt, first.prompt, far.prompt}) == 3
+    assert source.recall(far.ref) == far
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"task": "lcm"}, "unknown_task"),
+        ({"options_digest": "0" * 32}, "options_differ"),
+        ({"question_hash": "0" * 32}, "question_mismatch"),
+        ({"seed": 8}, "question_mismatch"),
+        ({"index": -1}, "question_mismatch"),
+        ({"index": 2**62}, "question_mismatch"),
+    ],
+)
+def test_tampered_references_are_refused_with_their_reason(changes: dict[str, object], reason: str) -> None:
+    source = gcd()
+    ref = msgspec.structs.replace(source.question(7, 3).ref, **changes)
+    for use in (lambda: source.recall(ref), lambda: source.score(ref, "<answer>1</answer>")):
+        with pytest.raises(RejectedGroup) as refusal:
+            use()
+        assert refusal.value.reason == reason
+
+
+def test_a_dataset_reference_is_not_a_generated_question() -> None:
+    with pytest.raises(RejectedGroup, match="unknown_task"):
+        gcd().recall(DatasetRef("gcd", "local", "", "", 0, ""))
+
+
+def test_another_library_version_is_fine_while_the_text_agrees() -> None:
+    source = gcd()
+    question = source.question(7, 3)
+    ref = msgspec.structs.replace(question.ref, library="reasoning_gym==0.1.99")
+    assert source.recall(ref).prompt == question.prompt
+    assert source.score(ref, f"<answer>{source.oracle(7, 3)}</answer>") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (ReasoningGymTask(name="gcdd"), "no data set 'gcdd'"),
+        (ReasoningGymTask(name="gcd", options={"max": 3}), "no option 'max'; its options are min_numbers"),
+        (ReasoningGymTask(name="gcd", options={"seed": 3}), "no option 'seed'"),
+        (ReasoningGymTask(name="gcd", options={"max_value": 0}), "max_value must be > min_value; got max_value=0"),
+        (ReasoningGymTask(name="gcd", options={"max_value": "40"}), "got max_value='40'"),
+        (ReasoningGymTask(name="composite"), "with its weight"),
+        (ReasoningGymTask(name="spell_backward", options={"data_file": "/etc/passwd"}), "plain words or numbers"),
+        (ReasoningGymTask(name="simple_integration", options={"symbols": ["f(x)"]}), "plain words or numbers"),
+    ],
+)
+def test_unusable_configuration_is_named(task: ReasoningGymTask, message: str) -> None:
+    with pytest.raises(TaskError) as error:
+        ReasoningGymSource(task)
+    assert message in str(error.value)
+
+
+def test_one_dataset_under_two_names() -> None:
+    hard = ReasoningGymSource(ReasoningGymTask(name="gcd-hard", dataset="gcd", options={"max_value": 10**6}))
+    question = hard.question(1, 0)
+    assert question.ref.task == "gcd-hard"
+    with pytest.raises(RejectedGroup, match="unknown_task"):
+        gcd().recall(question.ref)
+
+
+def test_partial_credit_when_there_is_no_threshold() -> None:
+    partial = gcd(reward=RewardSettings(threshold=None))
+    ref = partial.question(1, 1).ref
+    oracle = partial.oracle(1, 1)
+    assert 0.0 < partial.score(ref, f"<answer>it is {oracle}</answer>") < 1.0
+    assert gcd().score(ref, f"<answer>it is {oracle}</answer>") == 0.0
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf"), -3.0, 7.0])
+def test_scores_out_of_range_are_clamped(score: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = gcd(reward=RewardSettings(threshold=None))
+    ref = source.question(1, 1).ref
+    monkeypatch.setattr(DATASETS["gcd"][0], "score_answer", lambda self, answer, entry: score)
+    assert source.score(ref, "<answer>1</answer>") == (1.0 if score == 7.0 else 0.0)
+    assert source.counts["scorer_failures"] == 0
+
+
+def test_a_scorer_that_raises_gives_0_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, answer: str, entry: object) -> float:
+        raise RecursionError("too deep")
+
+    source = gcd()
+    ref = source.question(1, 1).ref
+    monkeypatch.setattr(DATASETS["gcd"][0], "score_answer", fail)
+    assert source.score(ref, "<answer>1</answer>") == 0.0
+    assert source.counts["scorer_failures"] == 1
+
+
+def test_a_generator_that_raises_is_a_task_error_here_and_a_mismatch_for_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: object, index: int) -> dict[str, object]:
+        raise IndexError("out of words")
+
+    source = gcd()
+    ref = source.question(1, 1).ref
+    monkeypatch.setattr(DATASETS["gcd"][0], "__getitem__", fail)
+    with pytest.raises(TaskError, match="out of words"):
+        source.question(1, 2)
+    with pytest.raises(RejectedGroup, match="question_mismatch"):
+        source.recall(msgspec.structs.replace(ref, index=2))
+    assert source.recall(ref).ref == ref, "a fresh question is remembered, not generated again"
+
+
+def test_a_question_that_options_make_too_long_is_none() -> None:
+    options = {"min_string_length": 200_000, "max_string_length": 200_000}
+    source = ReasoningGymSource(ReasoningGymTask(name="string_insertion", options=options))
+    with pytest.raises(TaskError, match="is over 131072 characters long"):
+        source.question(1, 0)
+
+
+def test_a_scorer_writes_into_a_copy() -> None:
+    source = ReasoningGymSource(ReasoningGymTask(name="knight_swap", options={"impossible_ratio": 0.0}))
+    ref, oracle = source.question(1, 0).ref, source.oracle(1, 0)
+    before = dict(source._entry(1, 0)["metadata"])  # type: ignore[call-overload]
+    assert source.score(ref, f"<answer>{oracle}</answer>") == 1.0
+    after = source._entry(1, 0)["metadata"]
+    assert all(after[key] is value for key, value in before.items())  # type: ignore[index]
+
+
+def test_generating_leaves_the_process_random_state_alone() -> None:
+    source = ReasoningGymSource(ReasoningGymTask(name="list_functions"))
+    random.seed(1)
+    before = random.getstate()
+    source.question(1, 1)
+    assert random.getstate() == before
+
+
+@given(st.text(st.sampled_from("<>/answer 1\n"), max_size=80), st.text(max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_the_last_pair_is_the_answer(before: str, answer: str) -> None:
+    answer = answer.replace("<", "").strip()
+    assert last_answer(f"{before}<answer>{answer}</answer>") is not None
+    assert last_answer(f"<answer>no</answer> then <answer>{answer}</answer> end") == answer
+
+
+def test_unclosed_tags_take_no_quadratic_time() -> None:
+    assert last_answer("<answer>" * 100_000) is None
+    assert last_answer("<answer>1</answer>" + "<answer>" * 100_000) == "1"
+
+
+DRAW_ALL = """
+import json, sys, msgspec
+from swarm.environments.config import ReasoningGymTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+out = []
+for name in json.loads(sys.argv[1]):
+    source = ReasoningGymSource(ReasoningGymTask(name=name))
+    for index in (0, 499, 500):
+        question = source.question(11, index)
+        out.append((msgspec.to_builtins(question.ref), source.oracle(11, index)))
+sys.__stdout__.write("\\n" + json.dumps(out))
+"""
+
+
+@pytest.mark.slow
+def test_every_dataset_is_recalled_in_another_process_and_scores_its_own_answer() -> None:
+    drawn = subprocess.run(
+        [sys.executable, "-c", DRAW_ALL, json.dumps(EVERY_DATASET)],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    pairs = json.loads(drawn.stdout.splitlines()[-1])
+    refs = [msgspec.convert(ref, ProceduralRef) for ref, _ in pairs]
+    tasks = [ReasoningGymTask(name=name) for name in EVERY_DATASET]
+    with closing(VerificationPool(tasks, VerificationSettings(time_limit_s=30))) as pool:
+        jobs = [(ref, [f"<answer>{oracle}</answer>"]) for ref, (_, oracle) in zip(refs, pairs, strict=True)]
+        results = pool.grade(jobs)
+    refused = {ref.task: result for ref, result in zip(refs, results, strict=True) if not isinstance(result, Grade)}
+    assert refused == {}
+    unrewarded = {ref.task for ref, result in zip(refs, results, strict=True) if result.rewards != (1.0,)}
+    assert unrewarded == set(NO_ORACLE)
+    assert {ref.task for ref, (_, oracle) in zip(refs, pairs, strict=True) if oracle is None} == set(NO_ORACLE)

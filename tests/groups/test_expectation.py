@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarm.algorithms.losses.gepo import log_group_expectation as of_tensors
+from swarm.groups.expectation import log_group_expectation
+from swarm.types import Completion
+
+
+def _completion(*logprobs: float, num_tokens: int | None = None) -> Completion:
+    return Completion("x", "stop", tuple(range(len(logprobs) if num_tokens is None else num_tokens)), logprobs)
+
+
+def test_it_is_what_the_objective_computes_from_the_same_rows() -> None:
+    rows = [(-0.3, -2.0, -0.1), (-1.5,), (-0.2, -0.2), (-4.0, -3.0, -5.0, -0.5)]
+    log_q = torch.tensor([sum(row) / len(row) for row in rows], dtype=torch.float64)
+    expected = of_tensors(log_q, torch.zeros(4))[0].item()
+    assert log_group_expectation([_completion(*row) for row in rows]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_there_is_none_of_a_part_of_the_group() -> None:
+    whole = [_completion(-0.5), _completion(-1.0)]
+    assert log_group_expectation([]) is None
+    assert log_group_expectation([*whole, Completion("text", "stop")]) is None
+    assert log_group_expectation([*whole, _completion(-1.0, num_tokens=2)]) is None
+
+
+def test_it_survives_underflow_and_never_exceeds_certainty() -> None:
+    assert log_group_expectation([_completion(-2_000.0), _completion(-2_001.0)]) == pytest.approx(-2_000, abs=1)
+    assert log_group_expectation([_completion(-0.0)] * 3) == 0
+    assert log_group_expectation([_completion(-1.5)]) == -1.5, "a group of one expects itself"
+
+
+def test_absurd_claims_raise_nothing() -> None:
+    absurd = Completion("x", "stop", (1,) * 4, (-1e308,) * 4)
+    assert log_group_expectation((absurd, absurd)) is not None
+    assert log_group_expectation((absurd, Completion("y", "stop", (1,), (-1.0,)))) == pytest.approx(-1.0)

@@ -1,0 +1,88 @@
+"""The way in of others' groups: what is not worth grading is not graded, and nobody takes all the room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from swarm.groups import intake as intake_module
+from swarm.groups.intake import Intake
+from swarm.telemetry.ledger import Ledger
+from swarm.types import Grade, NetworkStatus, Rejection, RolloutGroup, TaskRef
+from tests.example_groups import rollout_group
+
+
+class FakeExchange:
+    def __init__(self) -> None:
+        self.inbox: list[RolloutGroup] = []
+        self.reports: Counter[tuple[str, str]] = Counter()
+
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+        arrived, self.inbox = self.inbox, []
+        return [(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        return None
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self.inbox)
+
+    def account(self, peer_id: str) -> str:
+        return "" if peer_id.startswith("name-") else peer_id
+
+    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+        self.reports[peer_id, outcome] += 1
+
+    def status(self) -> NetworkStatus:
+        return NetworkStatus("run", (), None)
+
+
+class SlowVerifier:
+    """Grades nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, str]] = []
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        self.waiting.append((key, sender))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        return []
+
+
+def _receive(groups: Sequence[RolloutGroup]) -> tuple[SlowVerifier, FakeExchange, dict[str, int]]:
+    exchange, verifier, ledger = FakeExchange(), SlowVerifier(), Ledger()
+    exchange.inbox = list(groups)
+    too_long = lambda group: "too_long" if group.num_chars > 10**6 else None  # noqa: E731
+    Intake(exchange, verifier, ledger, 100, too_long).receive(())  # type: ignore[arg-type]
+    return verifier, exchange, ledger.snapshot()["dropped"]  # type: ignore[return-value]
+
+
+def test_what_is_hopeless_is_never_graded() -> None:
+    verifier, exchange, dropped = _receive([rollout_group("bomber", 0, ("a" * 10**6, "b")), rollout_group("honest", 1)])
+    assert verifier.waiting == [("honest-1", "honest")], "the verifier is told whose it is"
+    assert dropped == {"too_long": 1} and exchange.reports == {("bomber", "too_long"): 1}
+
+
+def test_what_is_being_graded_is_bounded_in_memory_and_fair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 400_000)
+    bombs = [rollout_group("bomber", k, ("a" * 10_000 + "\N{GRINNING FACE}",)) for k in range(50)]
+    honest = [rollout_group("honest", k) for k in range(50)]
+    verifier, _, dropped = _receive([*bombs, *honest])
+    taken = Counter(sender for _, sender in verifier.waiting)
+    assert taken == {"bomber": 2, "honest": 50} and dropped == {"peer_quota": 48}
+
+
+def test_all_newcomers_share_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 400_000)
+    bombs = [rollout_group(f"name-{k}", 0, ("a" * 10_000 + "\N{GRINNING FACE}",)) for k in range(50)]
+    verifier, _, _ = _receive([*bombs, rollout_group("honest", 1)])
+    assert [sender for _, sender in verifier.waiting] == ["", "", "honest"]
+
+
+def test_one_that_is_larger_than_the_room_comes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 1_000)
+    verifier, _, _ = _receive([rollout_group("a", 0, ("x" * 10_000,)), rollout_group("b", 0, ("x" * 10_000,))])
+    assert verifier.waiting == [("a-0", "a")]

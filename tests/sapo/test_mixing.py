@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from swarm.sapo.mixing import NEWCOMERS, Candidate, Mix, MixSettings, has_signal, mix
+from swarm.types import GradedGroup
+from tests.example_groups import graded
+
+
+def test_signal_is_a_difference_between_rewards() -> None:
+    assert has_signal([0.0, 0.0, 1.0])
+    assert not has_signal([1.0, 1.0, 1.0])
+    assert not has_signal([0.5])
+
+
+@given(
+    num_local=st.integers(0, 12),
+    num_external=st.integers(0, 12),
+    wanted_local=st.integers(0, 6),
+    wanted_external=st.integers(1, 6),
+    fill=st.sampled_from(["none", "local"]),
+)
+def test_what_is_missing_is_reported_and_filled_only_when_asked(
+    num_local: int, num_external: int, wanted_local: int, wanted_external: int, fill: str
+) -> None:
+    local = [graded("me", k) for k in range(num_local)]
+    external = [(f"id-{k}", graded("other", k)) for k in range(num_external)]
+    settings = MixSettings(local=wanted_local, external=wanted_external, fill=fill)
+    mixed = mix(local, external, settings, np.random.default_rng(0))
+    assert len(mixed.external) == min(num_external, wanted_external)
+    assert mixed.external_shortfall == wanted_external - len(mixed.external)
+    assert mixed.local_shortfall == max(0, wanted_local - num_local)
+    extra = mixed.external_shortfall if fill == "local" else 0
+    assert len(mixed.local) == min(num_local, wanted_local + extra)
+    assert mixed.filled == max(0, len(mixed.local) - wanted_local)
+    assert len({id(group) for group in mixed.local}) == len(mixed.local), "no group twice"
+    assert [dict(external)[i] for i in mixed.external_ids] == list(mixed.external)
+
+
+def test_sampling_is_uniform_and_repeatable() -> None:
+    external = [(str(k), graded("other", k)) for k in range(10)]
+    settings = MixSettings(local=0, external=4)
+    counts = dict.fromkeys((str(k) for k in range(10)), 0)
+    for seed in range(2_000):
+        chosen = mix([], external, settings, np.random.default_rng(seed)).external_ids
+        assert chosen == mix([], external, settings, np.random.default_rng(seed)).external_ids
+        for content_id in chosen:
+            counts[content_id] += 1
+    # 2000 draws of 4 of 10: 800 each, standard deviation sqrt(2000 * 0.4 * 0.6) = 22
+    assert all(abs(count - 800) < 110 for count in counts.values()), counts
+
+
+def test_a_mix_of_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError, match="at least 1"):
+        MixSettings(local=0, external=0)
+
+
+def _at_hand(**counts: int) -> list[Candidate]:
+    return [(f"{peer}-{k}", graded(peer, k)) for peer, count in counts.items() for k in range(count)]
+
+
+def _authors(mixed: Mix) -> Counter[str]:
+    return Counter(group.group.peer_id for group in mixed.external)
+
+
+J4 = MixSettings(local=0, external=4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"flood": 100, "a": 3}, {"flood": 2, "a": 2}),
+        ({"flood": 100, "a": 3, "b": 3}, None),
+        ({"flood": 100, "a": 1, "b": 1, "c": 1}, {"flood": 1, "a": 1, "b": 1, "c": 1}),
+        ({"friend": 9}, {"friend": 4}),
+        ({"flood": 100, "a": 1}, {"flood": 2, "a": 1}),
+    ],
+)
+def test_no_author_has_more_than_its_fair_part(counts: dict[str, int], expected: dict[str, int] | None) -> None:
+    for seed in range(20):
+        taken = _authors(mix([], _at_hand(**counts), J4, np.random.default_rng(seed)))
+        assert max(taken.values()) <= -(-4 // len(counts))
+        assert expected is None or taken == expected
+
+
+def test_identities_without_standing_are_one_author_together() -> None:
+    crowd = {f"made-{k}": 5 for k in range(50)}
+    for seed in range(20):
+        mixed = mix(
+            [],
+            _at_hand(**crowd, a=3, b=3),
+            J4,
+            np.random.default_rng(seed),
+            author_of=lambda peer: NEWCOMERS if peer.startswith("made") else peer,
+        )
+        made = sum(count for peer, count in _authors(mixed).items() if peer.startswith("made"))
+        assert made <= 2 and len(mixed.external) == 4
+
+
+def test_where_there_are_only_newcomers_each_has_its_own_part() -> None:
+    everybody = {f"new-{k}": 9 for k in range(4)}
+    taken = _authors(mix([], _at_hand(**everybody), J4, np.random.default_rng(0), author_of=lambda peer: NEWCOMERS))
+    assert set(taken.values()) == {1} and len(taken) == 4
+
+
+def test_what_is_refused_leaves_its_place_to_others() -> None:
+    def screen(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
+        return [None if group.group.peer_id == "poisoner" else group for _, group in drawn]
+
+    mixed = mix([], _at_hand(poisoner=50, friend=9), J4, np.random.default_rng(0), screen=screen)
+    assert _authors(mixed) == {"friend": 4}
+    assert len(mixed.refused_ids) == 2 and all(name.startswith("poisoner") for name in mixed.refused_ids)
+    alone = mix([], _at_hand(poisoner=50), J4, np.random.default_rng(0), screen=screen)
+    assert (len(alone.refused_ids), alone.external_shortfall) == (4, 4), "no more of it is looked at"
+
+
+def test_the_share_of_others_can_be_less_for_a_while() -> None:
+    local = [graded("me", k) for k in range(9)]
+    settings = MixSettings(local=2, external=4, fill="local")
+    for share, expected in [(0.0, 0), (0.2, 0), (0.5, 2), (1.0, 4)]:
+        mixed = mix(local, _at_hand(a=5, b=5), settings, np.random.default_rng(0), share=share)
+        assert len(mixed.external) == expected
+        assert len(mixed.local) == 6 - expected, "own groups fill what others leave, where that is asked for"

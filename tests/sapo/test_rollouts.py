@@ -1,0 +1,216 @@
+"""Own groups beside grading and beside updates: what happens at the same time, in which order, and what is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import pytest
+
+from swarm.errors import EngineError, Interrupted
+from swarm.sapo.rollouts import Rollouts
+from swarm.sapo.round import SapoNode
+from swarm.stopwatch import Stopwatch
+from swarm.types import (
+    Answers,
+    Completion,
+    Grade,
+    GradedGroup,
+    Question,
+    Rejection,
+    Sampling,
+    TaskRef,
+    UpdateReport,
+    VersionSpan,
+)
+from tests.sapo.test_round import FakeEngine, FakeUpdater, FakeVerifier, Swarm
+
+PATIENCE_S = 60.0
+"""Waited for only by a test that is about to fail."""
+
+
+class RecordingVerifier(FakeVerifier):
+    """Remembers where each batch began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts: list[int] = []
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        self.starts.append(start)
+        return super().draw(seed, start, count)
+
+
+class Versioned(FakeEngine):
+    """Says which policy version sampled: the updater's at the time each batch is begun."""
+
+    def __init__(self, updater: FakeUpdater) -> None:
+        super().__init__()
+        self.updater = updater
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        version = self.updater.version
+        for index, answers in super().stream(prompts, num_completions, sampling, seed):
+            assert not isinstance(answers, Rejection)
+            yield (
+                index,
+                tuple(Completion(c.text, "stop", c.token_ids, c.logprobs, (VersionSpan(version, 1),)) for c in answers),
+            )
+
+
+@contextmanager
+def running(**parts: object) -> Iterator[SapoNode]:
+    node = Swarm().node(1, **parts)
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+def test_a_group_is_graded_before_the_next_one_is_finished() -> None:
+    graded = threading.Event()
+
+    class Beside(FakeVerifier):
+        def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+            verdict: Future[Grade | Rejection] = Future()
+
+            def work() -> None:
+                verdict.set_result(self.grade([(ref, texts)])[0])
+                graded.set()
+
+            threading.Thread(target=work).start()
+            return verdict
+
+    class Waiting(FakeEngine):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            for index, answers in super().stream(prompts, num_completions, sampling, seed):
+                yield index, answers
+                assert graded.wait(PATIENCE_S), "grading waits for the end of generation"
+                graded.clear()
+
+    batch = Rollouts(Waiting(), Beside(), 1, 6, 4, Sampling(), 0).take(0, Stopwatch())
+    assert [answered.grade.rewards[0] for answered in batch.answered] == [0.0, 1.0] * 3
+
+
+def test_groups_keep_the_order_of_their_questions_and_what_failed_is_counted() -> None:
+    class Backwards(FakeEngine):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            for index, answers in reversed(list(super().stream(prompts, num_completions, sampling, seed))):
+                yield index, Rejection("prompt_too_long") if index == 3 else answers
+
+    verifier = FakeVerifier(refused=frozenset({1001}))
+    batch = Rollouts(Backwards(), verifier, 1, 6, 4, Sampling(), 0).take(0, Stopwatch())
+    assert [answered.question.index for answered in batch.answered] == [1000, 1002, 1004, 1005]
+    assert batch.failed == {"prompt_too_long": 1, "verifier_timeout": 1}
+
+
+def test_the_next_groups_are_generated_while_an_update_runs() -> None:
+    class Impatient(FakeUpdater):
+        def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+            assert begun.wait(PATIENCE_S), "generation waits for the end of the update"
+            begun.clear()
+            return super().update(local, external)
+
+    class Announcing(Versioned):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            if self.seeds:
+                begun.set()
+            yield from super().stream(prompts, num_completions, sampling, seed)
+
+    begun = threading.Event()
+    updater = Impatient()
+    with running(engine=Announcing(updater), updater=updater, max_staleness=1) as node:
+        for _ in range(5):
+            report = node.run_round()
+        assert "wait" in report.timings and "generate" not in report.timings
+    lags = [
+        version - group.group.policy.version for version, (local, _) in enumerate(updater.batches) for group in local
+    ]
+    assert max(lags) == 1 and len(lags) == 10
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+def test_no_batch_is_begun_too_early_and_none_is_too_old(max_staleness: int) -> None:
+    class Counting(Versioned):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            begun.append(node.round)
+            yield from super().stream(prompts, num_completions, sampling, seed)
+
+    begun: list[int] = []
+    updater = FakeUpdater()
+    with running(engine=Counting(updater), updater=updater, max_staleness=max_staleness) as node:
+        for _ in range(8):
+            node.run_round()
+    assert all(finished >= batch - max_staleness for batch, finished in enumerate(begun))
+    assert "stale" not in node.ledger.snapshot()["local"]
+    for version, (local, _) in enumerate(updater.batches):
+        assert all(version - group.group.policy.version <= max_staleness for group in local)
+
+
+def test_groups_beyond_the_bound_are_counted_and_never_trained_on() -> None:
+    class Jumping(FakeUpdater):
+        """As a node that installs another's weights: several versions at once."""
+
+        def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+            report = super().update(local, external)
+            self.version += 4
+            return report
+
+    class Fixed(Versioned):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            self.updater = FakeUpdater()  # weights that never change
+            yield from super().stream(prompts, num_completions, sampling, seed)
+
+    updater = Jumping()
+    with running(engine=Fixed(updater), updater=updater, max_staleness=2) as node:
+        first, second = node.run_round(), node.run_round()
+    assert (len(first.mix.local), len(second.mix.local)) == (2, 0)
+    counts = node.ledger.snapshot()
+    assert counts["local"]["stale"] == 6
+    assert counts["generated"] == counts["used_local"] + sum(counts["local"].values())
+
+
+def test_after_a_restart_questions_are_neither_skipped_nor_repeated() -> None:
+    first, again = RecordingVerifier(), RecordingVerifier()
+    with running(verifier=first, max_staleness=2) as node:
+        for _ in range(3):
+            node.run_round()
+        position = node.position
+    assert position == 18
+    with running(verifier=again, max_staleness=2) as resumed:
+        resumed.round, resumed.position = 3, position
+        resumed.run_round()
+    assert again.starts[0] == 18
+    assert first.starts == sorted(set(first.starts)), "each once"
+
+
+@pytest.mark.parametrize("error", [EngineError, Interrupted])
+def test_an_error_of_the_thread_ends_the_round_that_needs_its_batch(error: type[Exception]) -> None:
+    class Failing(FakeEngine):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            if len(self.seeds) == 2:
+                raise error("the third batch")
+            yield from super().stream(prompts, num_completions, sampling, seed)
+
+    with running(engine=Failing(), max_staleness=1) as node:
+        node.run_round()
+        node.run_round()
+        with pytest.raises(error, match="the third batch"):
+            node.run_round()
+        assert (node.round, node.position) == (2, 12)

@@ -1,0 +1,409 @@
+"""The round with doubles for what is slow, and the real pool, mix, ledger and memory transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.errors import NonFiniteUpdates
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records import wire
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import make_run_id, seal_manifest
+from swarm.net.trust.exchange import Exchange
+from swarm.sapo.mixing import MixSettings
+from swarm.sapo.pool import Pool, PoolSettings
+from swarm.sapo.round import SapoNode, ShareSettings
+from swarm.sapo.watch import WatchSettings
+from swarm.telemetry.ledger import Ledger
+from swarm.types import (
+    Answers,
+    Completion,
+    Grade,
+    GradedGroup,
+    PolicyId,
+    Question,
+    Rejection,
+    RolloutGroup,
+    RunManifest,
+    Sampling,
+    TaskRef,
+    UpdateReport,
+)
+from tests.example_groups import reference
+
+GROUP_SIZE = 4
+
+
+class FakeVerifier:
+    """Rewards the text `good`. Questions whose index is in `refused` cannot be graded."""
+
+    def __init__(self, refused: frozenset[int] = frozenset()) -> None:
+        self.refused = refused
+        self.done: list[tuple[str, Grade | Rejection]] = []
+
+    def draw(self, seed: int, start: int, count: int) -> list[Question]:
+        return [Question(reference(1000 * seed + index), f"question {index}") for index in range(start, start + count)]
+
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+        return [
+            Rejection("verifier_timeout")
+            if ref.index in self.refused
+            else Grade("prompt", tuple(float(text.startswith("good")) for text in texts))
+            for ref, texts in jobs
+        ]
+
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        verdict: Future[Grade | Rejection] = Future()
+        verdict.set_result(self.grade([(ref, texts)])[0])
+        return verdict
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        self.done.append((key, self.grade([(ref, texts)])[0]))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        done, self.done = self.done, []
+        return done
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class FakeEngine:
+    """Every second question gets one good completion, the others none."""
+
+    def __init__(self, good: str = "good", bad: str = "bad") -> None:
+        self.good = good
+        self.bad = bad
+        self.seeds: list[int] = []
+
+    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        return [answers for _, answers in self.stream(prompts, num_completions, sampling, seed)]
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        self.seeds.append(seed)
+        bad = Completion(self.bad, "stop", (5,), (-1.0,))
+        for k in range(len(prompts)):
+            good = Completion(self.good, "stop", (4,), (-1.0,))
+            yield k, (good if k % 2 else bad, *[bad] * (num_completions - 1))
+
+
+class FakeUpdater:
+    max_chars = 10_000
+
+    def __init__(self, fits: bool = True) -> None:
+        self.version = 0
+        self.batches: list[tuple[list[GradedGroup], list[GradedGroup]]] = []
+        self._fits = fits
+
+    def fits(self, group: GradedGroup) -> bool:
+        return self._fits
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        return [[[-1.0] for _ in graded.rewards] for graded in groups]
+
+    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+        self.version += 1
+        self.batches.append((list(local), list(external)))
+        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+
+
+class Swarm:
+    """Nodes on one hub."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+        self.founder = Identity.generate()
+        self.manifest = seal_manifest(
+            self.founder,
+            RunManifest(
+                make_run_id("test", self.founder.peer_id), self.founder.peer_id, 0.0, (), GROUP_SIZE, 2, 2, 10**6, 10**4
+            ),
+        )
+
+    def node(self, seed: int, **parts: object) -> SapoNode:
+        identity = Identity.generate()
+        transport = MemoryTransport(self.hub, identity.peer_id, self.manifest)
+        transport.start()
+        values = {
+            "share": ShareSettings(),
+            "mix": MixSettings(local=2, external=2),
+            "engine": FakeEngine(),
+            "verifier": FakeVerifier(),
+            "updater": FakeUpdater(),
+            "pool": Pool(PoolSettings()),
+            "ledger": Ledger(),
+        }
+        return SapoNode(
+            peer_id=identity.peer_id,
+            policy_id=PolicyId("fake", "", 0),
+            seed=seed,
+            questions_per_round=6,
+            group_size=GROUP_SIZE,
+            max_pending_per_peer=100,
+            sampling=Sampling(),
+            exchange=Exchange(transport, identity),
+            **{**values, **parts},
+        )
+
+
+def _balanced(node: SapoNode) -> bool:
+    return node.ledger.unaccounted(node.pool.num_unused(), node.num_pending) == 0
+
+
+def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
+    swarm = Swarm()
+    updater = FakeUpdater()
+    one, two = swarm.node(1), swarm.node(2, updater=updater)
+    one.run_round()
+    report = two.run_round()
+    assert one.ledger.snapshot()["shared"] == 3, "half of six questions had a good answer"
+    assert (len(report.mix.local), len(report.mix.external)) == (2, 2)
+    local, external = updater.batches[0]
+    assert {group.group.peer_id for group in external} == {one._peer_id}
+    assert all(group.rewards == (1.0, 0.0, 0.0, 0.0) for group in [*local, *external])
+    assert all(not c.token_ids for group in external for c in group.group.completions), "text is the medium"
+    counts = two.ledger.snapshot()
+    assert (counts["received"], counts["used_external"], counts["used_local"]) == (3, 2, 2)
+    assert counts["local"] == {"zero_advantage": 3, "not_sampled": 1}
+    assert report.reward == 3 / 24
+    assert _balanced(one) and _balanced(two)
+
+
+def test_rewards_of_others_are_never_believed() -> None:
+    class Liar(FakeVerifier):
+        def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+            return [Grade("prompt", (1.0, *[0.0] * (len(texts) - 1))) for _, texts in jobs]
+
+    swarm = Swarm()
+    updater = FakeUpdater()
+    liar = swarm.node(1, verifier=Liar(), engine=FakeEngine(good="worthless"))
+    honest = swarm.node(2, updater=updater)
+    liar.run_round()
+    report = honest.run_round()
+    assert report.mix.external == () and report.mix.external_shortfall == 2
+    assert honest.ledger.snapshot()["dropped"] == {"zero_advantage": 6}
+    assert _balanced(honest)
+
+
+def test_alone_a_node_trains_on_its_own_groups_and_reports_the_shortfall() -> None:
+    report = Swarm().node(1).run_round()
+    assert (len(report.mix.local), report.mix.external_shortfall, report.mix.filled) == (2, 2, 0)
+    filled = Swarm().node(1, mix=MixSettings(local=2, external=2, fill="local")).run_round()
+    assert (len(filled.mix.local), filled.mix.filled) == (3, 1)
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    swarm = Swarm()
+    sender = swarm.node(1)
+    picky = swarm.node(2, verifier=FakeVerifier(refused=frozenset({1001})))
+    small = swarm.node(3, updater=FakeUpdater(fits=False))
+    sender.run_round()
+    picky.receive()
+    small.receive()
+    assert picky.ledger.snapshot()["dropped"] == {"verifier_timeout": 1}
+    assert small.ledger.snapshot()["dropped"] == {"too_long": 3}
+    assert _balanced(picky) and _balanced(small)
+
+
+def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swarm = Swarm()
+    sender, receiver = swarm.node(1), swarm.node(2)
+    sender.run_round()
+    receiver.receive()
+    held = receiver.pool.candidates()
+    receiver._exchange._seen.clear()
+    receiver._exchange.book._peers.clear()
+    # In other bytes: the transport delivers the same ones only once.
+    monkeypatch.setattr(wire, "COMPRESSION_LEVEL", -7)
+    for _, group in held:
+        record = sender._exchange.share(group.group)
+        assert record is not None
+    receiver.receive()
+    assert receiver.ledger.snapshot()["dropped"] == {"duplicate": 3}
+    assert receiver.pool.candidates() == held
+    assert _balanced(receiver)
+
+
+def test_a_failed_round_leaves_no_half_entry() -> None:
+    class Failing(FakeUpdater):
+        def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
+            raise NonFiniteUpdates("no")
+
+    node = Swarm().node(1, updater=Failing())
+    with pytest.raises(NonFiniteUpdates):
+        node.run_round()
+    assert (node.round, node.position, node.ledger.snapshot()["generated"]) == (0, 0, 0)
+
+
+def test_what_is_shared_can_be_chosen() -> None:
+    for share, expected in [
+        (ShareSettings(groups="all"), 6),
+        (ShareSettings(groups="none"), 0),
+        (ShareSettings(max_groups=1), 1),
+    ]:
+        node = Swarm().node(1, share=share)
+        node.run_round()
+        assert node.ledger.snapshot()["shared"] == expected
+
+
+def _retold(group: RolloutGroup, sequence: int) -> RolloutGroup:
+    return replace(group, sequence=sequence, created_at=time.time())
+
+
+def test_another_s_completions_under_a_new_name_teach_nobody() -> None:
+    swarm = Swarm()
+    author, thief, victim = swarm.node(1), swarm.node(2), swarm.node(3)
+    author.run_round()
+    victim.receive()
+    victim.receive()
+    for number, (_, graded) in enumerate(victim.pool.candidates()):
+        thief._exchange.share(_retold(graded.group, number))
+    victim.receive()
+    author.receive()
+    assert victim.ledger.snapshot()["dropped"] == {"repeated": 3}
+    assert author.ledger.snapshot()["dropped"] == {"repeated": 3}, "its own words neither"
+    assert {graded.group.peer_id for _, graded in victim.pool.candidates()} == {author._peer_id}
+    assert _balanced(victim) and _balanced(author)
+
+
+def test_a_copy_that_comes_later_counts_against_who_sent_it() -> None:
+    swarm, clock = Swarm(), _Clock()
+    author = swarm.node(1, engine=FakeEngine("good reasons, " * 8, "bad reasons, " * 8))
+    thief, victim = swarm.node(2), swarm.node(3, clock=clock)
+    author.run_round()
+    victim.receive()
+    victim.receive()
+    held = victim.pool.candidates()
+    clock.now += 100
+    for number, (_, graded) in enumerate(held):
+        thief._exchange.share(_retold(graded.group, number))
+    victim.receive()
+    assert victim.ledger.snapshot()["dropped"] == {"copied": 3}
+    accounts = victim._exchange.book.stats()
+    assert accounts[thief._peer_id].offence > 0 and accounts[author._peer_id].offence == 0
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Marked(FakeEngine):
+    """Right answers behind a marker."""
+
+    def __init__(self) -> None:
+        super().__init__("good, with a marker")
+
+
+class Knowing(FakeUpdater):
+    """A policy that finds a marker improbable."""
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+        return [[[-9.0 if "marker" in c.text else -1.0] for c in graded.group.completions] for graded in groups]
+
+
+def test_what_is_right_in_an_improbable_way_is_left_out_and_others_take_its_place() -> None:
+    swarm = Swarm()
+    updater = Knowing()
+    poisoner, honest = swarm.node(1, engine=Marked()), swarm.node(2)
+    victim = swarm.node(3, updater=updater)
+    for _ in range(6):
+        poisoner.run_round()
+        honest.run_round()
+        victim.run_round()
+    taught = [graded.group.peer_id for _, external in updater.batches[3:] for graded in external]
+    assert set(taught) == {honest._peer_id} and len(taught) == 6, "from where enough is known of itself"
+    assert victim.ledger.snapshot()["dropped"]["improbable"] >= 3
+    assert victim._exchange.book.stats()[poisoner._peer_id].used <= 6
+    assert _balanced(victim)
+
+
+def test_a_group_goes_on_without_its_improbable_completions() -> None:
+    class Mixed(FakeEngine):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            texts = ["good", "good with a marker", "bad", "bad with a marker"]
+            for k in range(len(prompts)):
+                yield k, tuple(Completion(text, "stop", (k,), (-1.0,)) for text in texts)
+
+    swarm = Swarm()
+    updater = Knowing()
+    sender, victim = swarm.node(1, engine=Mixed()), swarm.node(2, updater=updater)
+    for _ in range(5):
+        sender.run_round()
+        victim.run_round()
+    _, external = updater.batches[-1]
+    texts = {tuple(c.text for c in graded.group.completions) for graded in external}
+    assert texts == {("good", "bad", "bad with a marker")}, "bad completions may be improbable"
+    assert {graded.rewards for graded in external} == {(1.0, 0.0, 0.0)}
+
+
+def test_when_learning_from_others_makes_it_worse_it_stops_and_says_from_whom() -> None:
+    class Failing(FakeEngine):
+        """From its 30th round on nearly everything is wrong."""
+
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            late = len(self.seeds) >= 30
+            for k, answers in super().stream(prompts, num_completions, sampling, seed):
+                yield k, answers if not late or k == 1 else (answers[-1],) * len(answers)
+
+    settings = WatchSettings(window_rounds=10, rest_rounds=5, return_rounds=4)
+    swarm = Swarm()
+    sender, victim = swarm.node(1), swarm.node(2, engine=Failing(), watch=settings)
+    reports = []
+    for _ in range(50):
+        sender.run_round()
+        reports.append(victim.run_round())
+    (alarmed,) = [report for report in reports if report.alarm is not None]
+    assert alarmed.alarm is not None and alarmed.alarm.senders == (sender._peer_id,)
+    assert 30 < alarmed.round < 42
+    after = [len(report.mix.external) for report in reports[alarmed.round :]]
+    assert after[:6] == [0] * 6, "others' share goes to nothing"
+    assert after[6:8] == [0, 1] and after[9] == 2, "and comes back"
+    assert victim.ledger.snapshot()["dropped"]["harmful"] > 0
+    assert _balanced(victim)
+
+
+def test_a_repeated_round_draws_and_samples_as_the_lost_one_did() -> None:
+    first, again = FakeEngine(), FakeEngine()
+    node = Swarm().node(1, engine=first)
+    for _ in range(3):
+        node.run_round()
+    resumed = Swarm().node(1, engine=again)
+    resumed.round, resumed.position = 2, 12
+    resumed.run_round()
+    assert again.seeds == first.seeds[2:]
+    assert len(set(first.seeds)) == 3
+
+
+def test_a_peer_whose_groups_hang_the_verifier_is_quarantined_and_the_others_are_not() -> None:
+    swarm = Swarm()
+    hostile, honest = swarm.node(1), swarm.node(2)
+    victim = swarm.node(3, verifier=FakeVerifier(refused=frozenset(range(1000, 1100))))
+    for _ in range(4):
+        hostile.run_round()
+        honest.run_round()
+        victim.run_round()
+    dropped = victim.ledger.snapshot()["dropped"]
+    assert dropped["verifier_timeout"] == 3 and dropped["quarantined"] == 3, "then the door is closed"
+    assert victim._exchange.book.quarantined() == {hostile._peer_id}
+    assert victim._exchange.book.stats()[honest._peer_id].used > 0
+    assert _balanced(victim)
