@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -69,15 +67,3 @@ class Ranks:
     def cut(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """This rank's share of a whole `tensor` that belongs to a parameter."""
         return tensor
-
-
-@contextlib.contextmanager
-def open_ranks() -> Iterator[Ranks]:
-    """The processes that torchrun started, or this one alone."""
-    if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
-        yield Ranks()
-        return
-    from swarm.policy.sharding import ShardedRanks
-
-    yield ShardedRanks()
-    dist.destroy_process_group()  # not after a failure: torchrun ends the others, who may wait for this one

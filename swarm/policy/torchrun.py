@@ -1,0 +1,24 @@
+"""Whether torchrun started several processes for one policy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from swarm.policy.ranks import Ranks
+
+
+@contextlib.contextmanager
+def open_ranks() -> Iterator[Ranks]:
+    """The processes that torchrun started, or this one alone."""
+    if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
+        yield Ranks()
+        return
+    # It takes a while to import.
+    from swarm.policy.sharding import ShardedRanks
+
+    yield ShardedRanks()
+    dist.destroy_process_group()  # not after a failure: torchrun ends the others, who may wait for this one
