@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,69 +22,53 @@ PURE = {
     "swarm.telemetry.intervals",
     "swarm.stopwatch",
 }
+LEDGER = {"swarm.telemetry.ledger"}
+NET = PURE | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.waits"}
+RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
+SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
+BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
 ALLOWED = {
     "swarm/types.py": set(),
     "swarm/foreign.py": set(),
     "swarm/errors.py": {"swarm.foreign"},
     "swarm/settings.py": set(),
-    "swarm/protocols.py": {"swarm.types"},
-    "swarm/algorithms": {"swarm.algorithms"},
-    "swarm/sapo/mixing.py": PURE,
-    "swarm/groups/expectation.py": PURE,
-    "swarm/sapo/pool.py": PURE,
-    "swarm/groups/copies.py": PURE,
-    "swarm/groups/plausibility.py": PURE,
-    "swarm/sapo/watch.py": PURE,
-    "swarm/central/capacity.py": PURE,
-    "swarm/sapo/round.py": PURE
-    | {
-        "swarm.groups.copies",
-        "swarm.groups.expectation",
-        "swarm.groups.intake",
-        "swarm.sapo.mixing",
-        "swarm.groups.plausibility",
-        "swarm.sapo.pool",
-    }
-    | {"swarm.sapo.rollouts", "swarm.telemetry.ledger", "swarm.sapo.watch"},
-    "swarm/sapo/rollouts.py": PURE,
     "swarm/stopwatch.py": set(),
-    "swarm/central/buffer.py": PURE | {"swarm.sapo.pool"},
-    "swarm/groups/intake.py": PURE | {"swarm.telemetry.ledger"},
-    "swarm/central/learner.py": PURE
-    | {
-        "swarm.central.buffer",
-        "swarm.central.capacity",
-        "swarm.groups.intake",
-        "swarm.sapo.mixing",
-        "swarm.telemetry.ledger",
-    },
-    "swarm/central/follower.py": PURE
-    | {"swarm.central.buffer", "swarm.groups.expectation", "swarm.sapo.mixing", "swarm.telemetry.ledger"},
-    "swarm/central/workforce.py": PURE | {"swarm.central.capacity", "swarm.central.learner"},
-    "swarm/policy": PURE
-    | {
-        "swarm.policy",
-        "swarm.algorithms",
-        "swarm.groups.expectation",
-        "swarm.sapo.mixing",
-        "swarm.sapo.pool",
-        "swarm.environments",
-        "swarm.telemetry",
-    },
+    "swarm/protocols.py": {"swarm.types"},
+    "swarm/evaluation.py": PURE,
+    "swarm/algorithms": {"swarm.algorithms"},
+    "swarm/telemetry": PURE | {"swarm.telemetry"},
+    "swarm/environments": PURE | {"swarm.environments"},
+    "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
+    "swarm/sapo/mixing.py": PURE,
+    "swarm/sapo/pool.py": PURE,
+    "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
+    "swarm/central/capacity.py": PURE,
+    "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool"} | LEDGER,
+    "swarm/policy": PURE | {"swarm.policy", "swarm.algorithms.names", "swarm.environments.tiny"},
+    "swarm/training": PURE
+    | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.groups.expectation", "swarm.sapo.mixing"}
+    | {"swarm.sapo.pool", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     # What runs in vLLM's Python, which has nothing of this project's dependencies but msgspec.
     "swarm/engines/vllm/server.py": {"swarm.types", "swarm.engines.vllm.messages"},
     "swarm/engines/vllm/messages.py": {"swarm.types"},
-    "swarm/evaluation.py": PURE,
-    "swarm/telemetry": PURE | {"swarm.telemetry"},
-    "swarm/environments": PURE | {"swarm.environments"},
-    "swarm/net": PURE | {"swarm.net", "swarm.net.snapshots.delta"},
-    "swarm/net/snapshots/delta.py": {"swarm.errors"},
+    "swarm/net": PURE | {"swarm.net"},
+    "swarm/net/records": PURE | RECORDS,
+    "swarm/net/addresses": NET | RECORDS | ADDRESSES,
+    "swarm/net/trust": NET | RECORDS | ADDRESSES | TRUST,
+    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | SNAPSHOTS,
+    "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
+    "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
+    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
+    "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
+    "nodes/commands": {"swarm", "nodes"},
+    "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.stop"},
 }
 FORBIDDEN = {
     "swarm/net": {"torch", "transformers"},
-    "swarm/engines": {"swarm.net", "nodes"},
-    "swarm/policy": {"swarm.net", "nodes"},
+    "swarm/engines": {"swarm.net", "swarm.training"},
+    "swarm/policy": {"swarm.net", "swarm.training"},
+    "swarm/training": {"swarm.net", "swarm.engines"},
     "swarm/engines/vllm/process.py": {"vllm"},
     "swarm/engines/vllm/messages.py": {"torch", "pydantic", "vllm"},
     "swarm/environments": {"torch"},
@@ -104,8 +89,17 @@ def _imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            found.add(node.module or "")
+            module = node.module or ""
+            submodules = {alias.name for alias in node.names if _is_module(f"{module}.{alias.name}")}
+            found |= {f"{module}.{name}" for name in submodules}
+            if len(submodules) < len(node.names):
+                found.add(module)
     return found
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 def _under(module: str, roots: set[str]) -> bool:
@@ -125,6 +119,40 @@ def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
     for path in _modules(part):
         bad = {module for module in _imports(path) if _under(module, FORBIDDEN[part])}
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
+
+
+def _graph() -> dict[str, set[str]]:
+    """What each module of this project imports of it, wherever in the file it does so."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for part in ("swarm", "nodes", "benchmarks")
+        for path in _modules(part)
+    }
+    return {module: _imports(path) & paths.keys() - {module} for module, path in paths.items()}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = _graph()
+    # Modules that import none but such as are gone are gone as well; what stays is in a circle, or imports one.
+    while leaves := {module for module, imports in graph.items() if not imports & graph.keys()}:
+        graph = {module: imports for module, imports in graph.items() if module not in leaves}
+    assert not graph
+
+
+MAX_FILES = 15
+
+
+@pytest.mark.parametrize("part", ["swarm", "nodes", "benchmarks"])
+def test_no_folder_has_more_files_than_a_reader_takes_in(part: str) -> None:
+    sizes = Counter(path.parent for path in _modules(part) if path.name != "__init__.py")
+    assert {str(folder): size for folder, size in sizes.items() if size > MAX_FILES} == {}
+
+
+@pytest.mark.parametrize("part", ["swarm", "nodes", "benchmarks"])
+def test_every_folder_says_what_lives_there(part: str) -> None:
+    for path in _modules(part):
+        if path.name == "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)} must say what lives there"
 
 
 HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matplotlib", "libp2p", "trio")

@@ -1,1 +1,1 @@
-"""Measured here."""
+"""How fast a snapshot reaches everyone: `swarm bench broadcast`."""

@@ -1,1 +1,1 @@
-"""Measured here."""
+"""What benchmarks share: reports, child processes, attackers."""

@@ -1,1 +1,1 @@
-"""Measured here."""
+"""How fast engines generate: `swarm bench engine`."""

@@ -21,7 +21,7 @@ from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import random_policy
 from nodes.roles.crew import Crew
 from swarm.config import NodeConfig
-from swarm.policy.ranks import Ranks
+from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import RolloutEngine
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import RoundReport, SapoNode, ShareSettings

@@ -1,1 +1,1 @@
-"""Measured here."""
+"""How records spread, through faults and attacks: `swarm bench network`."""

@@ -1,1 +1,1 @@
-"""Measured here."""
+"""Workers and learner at once: waiting, staleness, cost: `swarm bench overlap`."""

@@ -1,1 +1,1 @@
-"""Measured here."""
+"""What poisoned groups do to honest nodes: `swarm bench poison`."""

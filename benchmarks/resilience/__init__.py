@@ -1,1 +1,1 @@
-"""Measured here."""
+"""What attacks take from live nodes: `swarm bench resilience`."""

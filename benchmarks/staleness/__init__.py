@@ -1,1 +1,1 @@
-"""Measured here."""
+"""Which objectives hold up on stale rollouts: `swarm bench staleness`."""

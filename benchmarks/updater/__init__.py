@@ -1,1 +1,1 @@
-"""Measured here."""
+"""Time and memory of an update, beside TRL's: `swarm bench updater`."""

@@ -22,8 +22,8 @@ from swarm.errors import ConfigError, Interrupted, SwarmError
 from swarm.evaluation import evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import serve_heartbeats
+from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
-from swarm.policy.ranks import Ranks
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import LearningFigures, RoundEvent, UpdateFigures

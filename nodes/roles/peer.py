@@ -43,8 +43,8 @@ from swarm.net.membership.state import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.policy.config import check_model_path, check_peft, public_name
-from swarm.policy.ranks import Ranks
-from swarm.policy.torchrun import open_ranks
+from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.distributed.torchrun import open_ranks
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.history import PeerHistory, swarm_summary
 from swarm.telemetry.live import LiveView, plain_line, summary_table

@@ -23,8 +23,8 @@ from swarm.net.trust.census import take_census
 from swarm.net.trust.exchange import Exchange
 from swarm.net.trust.roster import write_roster
 from swarm.policy.config import public_name
+from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy
-from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport, Verifier
 from swarm.sapo.pool import Pool
 from swarm.sapo.round import RoundReport, SapoNode

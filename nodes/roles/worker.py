@@ -28,8 +28,8 @@ from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import Heartbeats
 from swarm.net.snapshots.relay import SnapshotRelay
 from swarm.policy.config import public_name
+from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
-from swarm.policy.ranks import Ranks
 from swarm.policy.snapshot import most_bytes, unpack
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.ledger import Ledger

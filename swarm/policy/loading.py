@@ -16,8 +16,8 @@ from transformers.utils import logging as transformers_logging
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
-from swarm.policy.ranks import Ranks
 from swarm.policy.reading import read_model
 from swarm.policy.routing import Routers
 from swarm.policy.tiny import ensure_tiny

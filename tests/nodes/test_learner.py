@@ -20,7 +20,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.policy.ranks import Ranks
+from swarm.policy.distributed.ranks import Ranks
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
 from swarm.training.checkpoint import CheckpointStore

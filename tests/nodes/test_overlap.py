@@ -12,7 +12,7 @@ from nodes.roles.crew import Crew
 from swarm.config import NodeConfig
 from swarm.engines.config import GenerationSettings
 from swarm.errors import ConfigError
-from swarm.policy.ranks import Ranks
+from swarm.policy.distributed.ranks import Ranks
 from tests.nodes.processes import LOOPBACK, gone, swarm, until
 
 OPTIONS = [*LOOPBACK, "--evaluation.num_questions=8", "--mix.fill=local", "--generation.max_staleness=1"]

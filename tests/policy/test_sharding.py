@@ -22,11 +22,11 @@ from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, UpdateSettings
+from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.distributed.sharding import ShardedRanks
+from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.loading import Policy
-from swarm.policy.ranks import Ranks
-from swarm.policy.sharding import ShardedRanks
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
-from swarm.policy.torchrun import open_ranks
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore, snapshot

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
-from swarm.policy.ranks import Ranks, T
+from swarm.policy.distributed.ranks import Ranks, T
 
 ORDERS_TIMEOUT = timedelta(days=7)
 """How long a rank waits for the leader, which may have to wait for people or for verifiers."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from swarm.policy.ranks import Ranks
+from swarm.policy.distributed.ranks import Ranks
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def open_ranks() -> Iterator[Ranks]:
         yield Ranks()
         return
     # It takes a while to import.
-    from swarm.policy.sharding import ShardedRanks
+    from swarm.policy.distributed.sharding import ShardedRanks
 
     yield ShardedRanks()
     dist.destroy_process_group()  # not after a failure: torchrun ends the others, who may wait for this one
