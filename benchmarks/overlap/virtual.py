@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from swarm.central.buffer import oldest_version
 from swarm.central.capacity import Demand
 from swarm.central.learner import Learner, LearnerSettings, StepReport
+from swarm.groups.versions import oldest_version
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Completion,

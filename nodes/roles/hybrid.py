@@ -37,8 +37,7 @@ class HybridNode(TrainingNode):
             self._feed = self._open.enter_context(
                 open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
             )
-        for peer_id, reason in self._feed.complaints():
-            self._exchange.report(peer_id, reason)
+        self._exchange.judge(self._feed.complaints())
         found = self._feed.newest()
         if found is not None and self._config.follow.adopt_questions:
             self._compare(*found)

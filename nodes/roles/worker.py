@@ -118,8 +118,7 @@ class WorkerNode:
     def step(self) -> None:
         """A batch of questions, or a short pause. Raises `Interrupted`."""
         self._transport.drain()  # other workers' groups are for the learner
-        for peer_id, reason in self._feed.complaints():
-            self._exchange.report(peer_id, reason)
+        self._exchange.judge(self._feed.complaints())
         if self._config.follow.swap_in_flight:
             self._installer.check()
         else:

@@ -10,20 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from swarm.groups.versions import oldest_version
 from swarm.sapo.pool import PooledGroup
-from swarm.types import GradedGroup, RolloutGroup
-
-
-def oldest_version(group: RolloutGroup) -> int:
-    """The version of the group's stalest token: its age decides whether the group may still teach."""
-    spans = [span.version for completion in group.completions for span in completion.versions]
-    return min(spans, default=group.policy.version)
-
-
-def newest_version(group: RolloutGroup) -> int:
-    """The version of the group's freshest token."""
-    spans = [span.version for completion in group.completions for span in completion.versions]
-    return max(spans, default=group.policy.version)
+from swarm.types import GradedGroup
 
 
 class ReplayBuffer:

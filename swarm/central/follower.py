@@ -22,9 +22,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
-from swarm.central.buffer import oldest_version
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
-from swarm.groups.expectation import log_group_expectation
+from swarm.groups.building import OwnGroups
+from swarm.groups.versions import oldest_version
 from swarm.protocols import GroupExchange, SnapshotFeed, StreamingEngine, Verifier
 from swarm.sapo.mixing import has_signal
 from swarm.settings import Settings
@@ -97,22 +97,20 @@ class Follower:
         self.num_installed = 0
         self.num_refused = 0
         """Snapshots that did not fit, or could not generate."""
-        self._peer_id = peer_id
-        self._policy_id = policy_id
+        self._own = OwnGroups(
+            peer_id=peer_id, policy_id=policy_id, sampling=sampling, exchange=exchange, token_ids=True, clock=clock
+        )
         self._seed = seed
         self._group_size = group_size
         self._settings = settings
         self._sampling = sampling
         self._engine = engine
         self._verifier = verifier
-        self._exchange = exchange
         self._feed = feed
         self._read = read
         self._max_staleness = max_staleness
         self._wanted = wanted
-        self._clock = clock
         self._position = 0
-        self._sequence = int(clock() * 1000)  # milliseconds: increases across restarts without being stored
         self._lock = threading.Lock()
         self._installed: tuple[int, bytes] | None = None
         self._before: tuple[int, bytes] | None = None
@@ -191,21 +189,8 @@ class Follower:
 
     def _grade(self, question: Question, completions: Sequence[Completion]) -> None:
         """Have a group graded while sampling goes on."""
-        self._sequence += 1
-        group = RolloutGroup(
-            run_id="",
-            peer_id=self._peer_id,
-            sequence=self._sequence,
-            created_at=self._clock(),
-            policy=self._policy_id,
-            sampling=self._sampling,
-            question=question.ref,
-            completions=tuple(completions),
-            rewards=(0.0,) * len(completions),
-            log_expectation=log_group_expectation(completions),
-        )
-        group = replace(group, policy=replace(self._policy_id, version=oldest_version(group)))
-        key = str(self._sequence)
+        group = self._own.make(question.ref, completions, (0.0,) * len(completions))
+        key = str(group.sequence)
         self._ungraded[key] = group
         self._verifier.submit(key, question.ref, [completion.text for completion in completions])
 
@@ -216,7 +201,7 @@ class Follower:
             self.ledger.local("zero_advantage")
         elif announced is not None and announced - oldest_version(group) > self._max_staleness():
             self.ledger.local("stale_version")
-        elif self._exchange.share(group) is not None:
+        elif self._own.share(group) is not None:
             self.ledger.shared(1)
 
     def _has_generated(self, completions: Sequence[Completion]) -> None:

@@ -21,10 +21,11 @@ from typing import Literal
 from msgspec import Struct
 from pydantic import Field
 
-from swarm.central.buffer import ReplayBuffer, newest_version, oldest_version
+from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
 from swarm.errors import Interrupted
 from swarm.groups.intake import Intake, cannot_fit
+from swarm.groups.versions import newest_version, oldest_version
 from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
 from swarm.sapo.mixing import has_signal
 from swarm.settings import Settings

@@ -30,14 +30,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
+from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
-from swarm.groups.expectation import log_group_expectation
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.sapo.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, has_signal, mix
 from swarm.sapo.pool import Pool
-from swarm.sapo.rollouts import Answered, Batch, Rollouts
+from swarm.sapo.rollouts import Batch, Rollouts
 from swarm.sapo.watch import Alarm, Watch, WatchSettings
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
@@ -99,18 +99,24 @@ class SapoNode:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node that has done nothing yet. Each group says for itself which `policy_id.version` it is of."""
+        self.peer_id = peer_id
         self.round = 0
         """Rounds finished."""
         self.position = 0
         """Questions drawn from this node's stream so far."""
         self.pool = pool
         self.ledger = ledger
-        self._peer_id = peer_id
-        self._policy_id = policy_id
+        self._own = OwnGroups(
+            peer_id=peer_id,
+            policy_id=policy_id,
+            sampling=sampling,
+            exchange=exchange,
+            token_ids=share.token_ids,
+            clock=clock,
+        )
         self._seed = seed
         self._questions_per_round = questions_per_round
         self._max_staleness = max_staleness
-        self._sampling = sampling
         self._share_settings = share
         self._mix_settings = mix
         self._copies = Copies()
@@ -121,7 +127,6 @@ class SapoNode:
         self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless)
         self._clock = clock
         self._rollouts = Rollouts(engine, verifier, seed, questions_per_round, group_size, sampling, max_staleness)
-        self._sequence = int(clock() * 1000)  # milliseconds: increases across restarts without being stored
 
     def run_round(self) -> RoundReport:
         """Take own groups, share, receive, mix, update: the whole of SAPO."""
@@ -245,29 +250,15 @@ class SapoNode:
         groups = []
         failed = Counter(batch.failed)
         for answered in batch.answered:
-            group = self._group(answered)
+            group = self._own.make(
+                answered.question, answered.completions, answered.grade.rewards, self._updater.version
+            )
             lag = self._updater.version - group.policy.version
             if self._max_staleness and lag > self._max_staleness:  # at 0 nothing is generated ahead
                 failed["stale"] += 1
             else:
                 groups.append(GradedGroup(group, answered.grade.prompt, answered.grade.rewards))
         return groups, failed
-
-    def _group(self, answered: Answered) -> RolloutGroup:
-        self._sequence += 1
-        versions = [span.version for completion in answered.completions for span in completion.versions]
-        return RolloutGroup(
-            run_id="",
-            peer_id=self._peer_id,
-            sequence=self._sequence,
-            created_at=self._clock(),
-            policy=replace(self._policy_id, version=min(versions, default=self._updater.version)),
-            sampling=self._sampling,
-            question=answered.question,
-            completions=answered.completions,
-            rewards=answered.grade.rewards,
-            log_expectation=log_group_expectation(answered.completions),
-        )
 
     def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:
         if self._share_settings.groups == "none":
@@ -276,8 +267,7 @@ class SapoNode:
         if limit is not None and len(groups) > limit:
             groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]
         for graded in groups:
-            group = _to_share(graded.group, self._share_settings.token_ids)
-            if (shared := self._exchange.share(group)) is not None:
+            if (shared := self._own.share(graded.group)) is not None:
                 self._copies.judge(shared, self._clock())  # from now on these are this node's words
                 self.ledger.shared(1)
 
@@ -312,11 +302,3 @@ def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
         log_expectation=None,
     )
     return replace(graded, group=group, rewards=tuple(graded.rewards[i] for i in places))
-
-
-def _to_share(group: RolloutGroup, token_ids: bool) -> RolloutGroup:
-    """The SAPO medium is text, which any model with any tokenizer can read; `token_ids` serve those with the same."""
-    completions = [replace(c, routing=b"") for c in group.completions]
-    if not token_ids:
-        completions = [replace(c, token_ids=(), logprobs=(), versions=()) for c in completions]
-    return replace(group, completions=tuple(completions))

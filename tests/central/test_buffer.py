@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.central.buffer import ReplayBuffer, newest_version, oldest_version
+from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
+from swarm.groups.versions import newest_version, oldest_version
 from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
 from tests.example_groups import graded
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from swarm.central.buffer import oldest_version
 from swarm.central.follower import Follower, FollowSettings
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
+from swarm.groups.versions import oldest_version
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Answers,
@@ -47,6 +47,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.version = -1
+        self.routing = b""
         self.broken: set[int] = set()
         self.refused: set[int] = set()
         self.between: list[object] = []
@@ -68,7 +69,7 @@ class FakeEngine:
                 raise EngineError("logits that are not finite")
             spans = (VersionSpan(first, 1), VersionSpan(self.version, 1))
             texts = ["right"] + ["wrong"] * (num_completions - 1)
-            yield index, tuple(Completion(text, "stop", (1, 2), (-1.0, -1.0), spans) for text in texts)
+            yield index, tuple(Completion(text, "stop", (1, 2), (-1.0, -1.0), spans, self.routing) for text in texts)
             first = self.version
             if self.between:
                 self.between.pop(0)()
@@ -158,6 +159,17 @@ def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_need
     assert len({group.sequence for group in bench.exchange.sent}) == 4
     bench.follower.run_batch()
     assert bench.verifier.drawn == [(0, 4), (4, 4)], "no question twice"
+
+
+def test_routing_stays_here_for_no_receiver_takes_it() -> None:
+    bench = Bench()
+    bench.engine.routing = b"experts"
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.follower.run_batch()
+    sent = [completion for group in bench.exchange.sent for completion in group.completions]
+    assert len(sent) == 8
+    assert all(c.routing == b"" and c.token_ids and c.logprobs and c.versions for c in sent)
 
 
 def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from swarm.central.buffer import oldest_version
 from swarm.central.learner import Learner, LearnerSettings
 from swarm.errors import Interrupted
+from swarm.groups.versions import oldest_version
 from swarm.types import (
     Completion,
     Grade,

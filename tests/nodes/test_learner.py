@@ -25,6 +25,7 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
 from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Completion, VersionSpan
+from tests.net.records import until
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +70,11 @@ class Run:
         node.close()
         transport.close()
 
-    def learn(self, rounds: int) -> list[RoundEvent]:
+    def learn(self, rounds: int, workers: int = 0) -> list[RoundEvent]:
+        """The learner's steps, of which the first waits until this many workers have reported."""
         with self.learner(rounds) as node:
             node.begin()
+            until(lambda: node._workforce.outlook().num_workers >= workers, "the workers report", PATIENCE_S)
             while not node.done:
                 node.step()
             node.end("done")
@@ -79,14 +82,14 @@ class Run:
         return self.events("learner")
 
     @contextlib.contextmanager
-    def workers(self, *names: str, make: type[WorkerNode] = WorkerNode) -> Iterator[None]:
+    def workers(self, *names: str, make: type[WorkerNode] = WorkerNode) -> Iterator[list[WorkerNode]]:
         stop = threading.Event()
         nodes = [self._worker(name, stop, make) for name in names]  # models cannot be loaded by two threads at once
         threads = [threading.Thread(target=_work, args=(node, stop)) for node in nodes]
         for thread in threads:
             thread.start()
         try:
-            yield
+            yield nodes
             if self.finished:  # they end by themselves
                 for thread in threads:
                     thread.join(PATIENCE_S)
@@ -118,7 +121,7 @@ def _work(node: WorkerNode, stop: threading.Event) -> None:
 def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_staleness: int) -> None:
     run = Run(tmp_path, max_staleness=max_staleness)
     with run.workers("one", "two"):
-        steps = run.learn(rounds=5)
+        steps = run.learn(rounds=5, workers=2)
     assert [event.learning.version for event in steps] == [1, 2, 3, 4, 5]
     assert all(event.update.max_lag <= max_staleness for event in steps)
     assert all(event.update.num_sequences >= 16 for event in steps)
@@ -231,3 +234,20 @@ def test_a_learner_that_died_comes_back_with_higher_versions_and_its_workers_go_
     assert groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held
     for name in ("one", "two"):
         assert PeerHistory.read(tmp_path / name / METRICS_FILE).phase == "done"
+
+
+class Complaining(WorkerNode):
+    """Whose snapshots come broken from one relay."""
+
+    def begin(self) -> None:
+        super().begin()
+        complaints = self._feed.complaints
+        self._feed.complaints = lambda: [*complaints(), ("relay", "corrupt_chunk")]
+
+
+def test_who_hands_a_worker_broken_chunks_is_cut_off(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with run.workers("one", make=Complaining) as (node,):
+        run.learn(rounds=2, workers=1)
+    assert node._exchange.book.quarantined() == {"relay"}
+    assert node._transport._banned == {"relay"}, "not in the books only"

@@ -169,7 +169,7 @@ def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
     assert one.ledger.snapshot()["shared"] == 3, "half of six questions had a good answer"
     assert (len(report.mix.local), len(report.mix.external)) == (2, 2)
     local, external = updater.batches[0]
-    assert {group.group.peer_id for group in external} == {one._peer_id}
+    assert {group.group.peer_id for group in external} == {one.peer_id}
     assert all(group.rewards == (1.0, 0.0, 0.0, 0.0) for group in [*local, *external])
     assert all(not c.token_ids for group in external for c in group.group.completions), "text is the medium"
     counts = two.ledger.snapshot()
@@ -274,7 +274,7 @@ def test_another_s_completions_under_a_new_name_teach_nobody() -> None:
     author.receive()
     assert victim.ledger.snapshot()["dropped"] == {"repeated": 3}
     assert author.ledger.snapshot()["dropped"] == {"repeated": 3}, "its own words neither"
-    assert {graded.group.peer_id for _, graded in victim.pool.candidates()} == {author._peer_id}
+    assert {graded.group.peer_id for _, graded in victim.pool.candidates()} == {author.peer_id}
     assert _balanced(victim) and _balanced(author)
 
 
@@ -292,7 +292,7 @@ def test_a_copy_that_comes_later_counts_against_who_sent_it() -> None:
     victim.receive()
     assert victim.ledger.snapshot()["dropped"] == {"copied": 3}
     accounts = victim._exchange.book.stats()
-    assert accounts[thief._peer_id].offence > 0 and accounts[author._peer_id].offence == 0
+    assert accounts[thief.peer_id].offence > 0 and accounts[author.peer_id].offence == 0
 
 
 class _Clock:
@@ -327,9 +327,9 @@ def test_what_is_right_in_an_improbable_way_is_left_out_and_others_take_its_plac
         honest.run_round()
         victim.run_round()
     taught = [graded.group.peer_id for _, external in updater.batches[3:] for graded in external]
-    assert set(taught) == {honest._peer_id} and len(taught) == 6, "from where enough is known of itself"
+    assert set(taught) == {honest.peer_id} and len(taught) == 6, "from where enough is known of itself"
     assert victim.ledger.snapshot()["dropped"]["improbable"] >= 3
-    assert victim._exchange.book.stats()[poisoner._peer_id].used <= 6
+    assert victim._exchange.book.stats()[poisoner.peer_id].used <= 6
     assert _balanced(victim)
 
 
@@ -373,7 +373,7 @@ def test_when_learning_from_others_makes_it_worse_it_stops_and_says_from_whom() 
         sender.run_round()
         reports.append(victim.run_round())
     (alarmed,) = [report for report in reports if report.alarm is not None]
-    assert alarmed.alarm is not None and alarmed.alarm.senders == (sender._peer_id,)
+    assert alarmed.alarm is not None and alarmed.alarm.senders == (sender.peer_id,)
     assert 30 < alarmed.round < 42
     after = [len(report.mix.external) for report in reports[alarmed.round :]]
     assert after[:6] == [0] * 6, "others' share goes to nothing"
@@ -404,6 +404,6 @@ def test_a_peer_whose_groups_hang_the_verifier_is_quarantined_and_the_others_are
         victim.run_round()
     dropped = victim.ledger.snapshot()["dropped"]
     assert dropped["verifier_timeout"] == 3 and dropped["quarantined"] == 3, "then the door is closed"
-    assert victim._exchange.book.quarantined() == {hostile._peer_id}
-    assert victim._exchange.book.stats()[honest._peer_id].used > 0
+    assert victim._exchange.book.quarantined() == {hostile.peer_id}
+    assert victim._exchange.book.stats()[honest.peer_id].used > 0
     assert _balanced(victim)

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -93,10 +93,17 @@ class Exchange:
                 continue
             if opened is not None:
                 groups.append(opened)
-        for peer_id, reason in self._transport.complaints():
+        self.judge()
+        return groups, dict(refused)
+
+    def judge(self, complaints: Iterable[tuple[str, str]] = ()) -> None:
+        """Count complaints, (peer id, reason), those of the transport included, and ban who has earned it.
+
+        `receive` does it too: this is for who learns from no groups.
+        """
+        for peer_id, reason in (*complaints, *self._transport.complaints()):
             self.book.report(peer_id, reason)
         self._close_the_door()
-        return groups, dict(refused)
 
     def account(self, peer_id: str) -> str:
         """A peer's own once it was of use here; those of all others are one, whatever their names."""

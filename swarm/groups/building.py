@@ -1,0 +1,63 @@
+"""A node's own groups: made of answers, and given to the swarm. Peers and workers do it alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from swarm.groups.expectation import log_group_expectation
+from swarm.groups.versions import oldest_version
+from swarm.protocols import GroupExchange
+from swarm.types import Completion, PolicyId, RolloutGroup, Sampling, TaskRef
+
+
+class OwnGroups:
+    """Numbers this node's groups, and shares them."""
+
+    def __init__(
+        self,
+        *,
+        peer_id: str,
+        policy_id: PolicyId,
+        sampling: Sampling,
+        exchange: GroupExchange,
+        token_ids: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`token_ids`: whether those, log-probabilities and versions are shared besides the text."""
+        self._peer_id = peer_id
+        self._policy_id = policy_id
+        self._sampling = sampling
+        self._exchange = exchange
+        self._token_ids = token_ids
+        self._clock = clock
+        self._sequence = int(clock() * 1000)  # milliseconds: increases across restarts without being stored
+
+    def make(
+        self, question: TaskRef, completions: Sequence[Completion], rewards: Sequence[float], version: int = 0
+    ) -> RolloutGroup:
+        """The next group. It is of the version of its stalest token, or of `version` if its tokens name none."""
+        self._sequence += 1
+        group = RolloutGroup(
+            run_id="",  # the exchange's to say
+            peer_id=self._peer_id,
+            sequence=self._sequence,
+            created_at=self._clock(),
+            policy=replace(self._policy_id, version=version),
+            sampling=self._sampling,
+            question=question,
+            completions=tuple(completions),
+            rewards=tuple(rewards),
+            log_expectation=log_group_expectation(completions),
+        )
+        return replace(group, policy=replace(group.policy, version=oldest_version(group)))
+
+    def share(self, group: RolloutGroup) -> RolloutGroup | None:
+        """Give a group to the swarm; the group as published, or None when it could not be."""
+        # Text is what any model with any tokenizer can read; routing is of use to nobody but its own engine.
+        completions = [replace(completion, routing=b"") for completion in group.completions]
+        if not self._token_ids:
+            completions = [replace(completion, token_ids=(), logprobs=(), versions=()) for completion in completions]
+        return self._exchange.share(replace(group, completions=tuple(completions)))
