@@ -67,7 +67,8 @@ MAX_FAILED_STARTS = 3
 START_LIMIT_S = 900.0
 """A first start may download and convert data sets."""
 PATIENCE_S = 2.0
-"""So long own jobs wait in all, while every worker is on others' groups, before one is started for own jobs alone."""
+"""So long own jobs wait in all, while every worker is on others' groups, before one is started for own jobs alone; or
+so long one such group takes, whether or not an own job waits."""
 PATIENCE_PER_S = 0.05
 """So much of it comes back each second. That worker takes some 120 MB: a wait now and then is not worth them."""
 LONG_S = 1.0
@@ -389,8 +390,11 @@ class VerificationPool:
 
     def _patience_ends(self) -> float:
         """When a worker must be started for own jobs, on the clock of deadlines; infinity when none has to."""
+        if not self._is_held_up():
+            return math.inf
         since = self._own_since()
-        return since + self._patience_left(since) if self._is_held_up() else math.inf
+        # Where one group takes so long others will: own jobs need not have met with it.
+        return min(max(worker.began for worker in self._workers) + PATIENCE_S, since + self._patience_left(since))
 
     def _is_held_up(self) -> bool:
         """Whether every worker is on a group of others, and none is there for own jobs."""

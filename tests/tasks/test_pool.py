@@ -217,6 +217,15 @@ def test_own_questions_do_not_wait_for_a_stranger_that_hangs(hanging: tuple[Data
         assert pool.collect() == [] and len(pool.worker_pids()) == 2
 
 
+def test_a_group_that_hangs_brings_the_worker_for_own_questions_before_one_waits(
+    hanging: tuple[DatasetTask, TaskRef],
+) -> None:
+    with closing(VerificationPool([GCD, rare(hanging[0])], VerificationSettings(time_limit_s=600))) as pool:
+        pool.draw(1, 0, 1)
+        pool.submit("poison", hanging[1], ["x"])
+        assert eventually(lambda: len(pool.worker_pids()) == 2)
+
+
 def test_waits_for_strangers_add_up_to_a_worker_that_ends_when_it_is_not_needed_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
