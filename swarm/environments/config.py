@@ -114,7 +114,7 @@ class VerificationSettings(Settings):
     """The processes that make questions and grade completions."""
 
     workers: int = Field(1, ge=1, le=64)
-    """One more, for own questions alone, is started when those had to wait for others' a second."""
+    """One more, for own questions alone, is started while those have to wait much for others'."""
     time_limit_s: float = Field(10.0, gt=0)
     """A worker that spends longer on one group is killed, the group counted as `verifier_timeout`."""
     memory_limit_bytes: int = Field(4 * 2**30, ge=2**31)

@@ -28,6 +28,18 @@ from tests.environments.rubbish_worker import RUBBISH
 
 FAST = VerificationSettings(time_limit_s=1.0)
 GCD = TINY_TASKS[2]
+TAKES_ITS_TIME = """
+import time
+import swarm.tasks.worker as worker
+
+def answer_late(mixture, request):
+    "A group takes the seconds that its first completion says."
+    if isinstance(request, worker.GradeGroup):
+        time.sleep(float(request.texts[0]))
+    return answer(mixture, request)
+
+answer, worker._answer = worker._answer, answer_late
+"""
 
 
 def rare(task: DatasetTask) -> DatasetTask:
@@ -203,6 +215,38 @@ def test_own_questions_do_not_wait_for_a_stranger_that_hangs(hanging: tuple[Data
         os.kill(pool.worker_pids()[1], signal.SIGKILL)
         assert pool.draw(1, 0, 1) == first, "the reserved worker comes back"
         assert pool.collect() == [] and len(pool.worker_pids()) == 2
+
+
+def test_a_group_that_hangs_brings_the_worker_for_own_questions_before_one_waits(
+    hanging: tuple[DatasetTask, TaskRef],
+) -> None:
+    with closing(VerificationPool([GCD, rare(hanging[0])], VerificationSettings(time_limit_s=600))) as pool:
+        pool.draw(1, 0, 1)
+        pool.submit("poison", hanging[1], ["x"])
+        assert eventually(lambda: len(pool.worker_pids()) == 2)
+
+
+def test_waits_for_strangers_add_up_to_a_worker_that_ends_when_it_is_not_needed_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alter_workers(TAKES_ITS_TIME, tmp_path, monkeypatch)
+    monkeypatch.setattr("swarm.tasks.pool.RESERVED_S", 0.1)
+    with closing(VerificationPool([GCD], VerificationSettings())) as pool:
+        first = pool.draw(1, 0, 1)
+        (pid,) = pool.worker_pids()
+
+        def draw_behind_a_stranger() -> None:
+            pool.submit("stranger", first[0].ref, ["0.7"])
+            time.sleep(0.1)
+            assert pool.draw(1, 0, 1) == first
+            pool.collect()
+
+        draw_behind_a_stranger()
+        assert pool.worker_pids() == (pid,), "one wait is not worth a worker"
+        assert eventually(lambda: draw_behind_a_stranger() or len(pool.worker_pids()) == 2)
+        assert eventually(lambda: pool.worker_pids() == (pid,)), "its memory is given back"
+        assert pool.draw(1, 0, 1) == first
+        assert pool.counters()["restarts"] == 0
 
 
 @pytest.mark.parametrize(

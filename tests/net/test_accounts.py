@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -63,6 +65,21 @@ def test_below_the_window_everything_counts_as_seen(clock: Clock) -> None:
         assert _refused(book, "a", 2 * n) is None
     assert _refused(book, "a", 1) == "replayed"
     assert _refused(book, "a", 2 * 20 + 1) is None, "late, not replayed"
+
+
+def test_numbers_in_any_order_count_once_and_a_full_account_is_small(clock: Clock) -> None:
+    book = _book(clock)
+    book.admit("a", 0, 1)
+    numbers = [1_000_000 + 1_000 * n for n in range(SEQUENCE_WINDOW)]
+    random.Random(0).shuffle(numbers)
+    tracemalloc.start()
+    try:
+        assert [_refused(book, "a", n) for n in numbers] == [None] * SEQUENCE_WINDOW
+        # Names cost nothing: there can be a thousand such accounts.
+        assert tracemalloc.get_traced_memory()[0] < 32 * 2**10
+    finally:
+        tracemalloc.stop()
+    assert [_refused(book, "a", n) for n in numbers] == ["replayed"] * SEQUENCE_WINDOW
 
 
 def test_a_restart_does_not_open_the_door_to_replays(clock: Clock) -> None:

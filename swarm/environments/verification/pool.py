@@ -6,7 +6,7 @@
 
 The node's process imports neither ReasoningGYM nor `datasets`. A scorer may hang, hold the interpreter or take the
 process down: it costs one job and one worker, never the node. Own jobs are always taken first; once they had to wait
-for strangers' all the same, one further worker takes nothing else.
+for strangers' all the same, one further worker takes nothing else, until strangers' jobs have long been short again.
 
 Workers are shut in (`sandbox.confinement`), for a stranger's text may take one over; what it then says is held
 against what was asked, and never waited for. Data sets are downloaded and converted by a process of their own, which
@@ -66,8 +66,14 @@ WORKER = "swarm.environments.verification.worker"
 MAX_FAILED_STARTS = 3
 START_LIMIT_S = 900.0
 """A first start may download and convert data sets."""
-PATIENCE_S = 1.0
-"""So long an own job waits while every worker is on others' groups before a worker is started for own ones alone."""
+PATIENCE_S = 2.0
+"""So long own jobs wait in all, while every worker is on others' groups, before one is started for own jobs alone; or
+so long one such group takes, whether or not an own job waits."""
+PATIENCE_PER_S = 0.05
+"""So much of it comes back each second. That worker takes some 120 MB: a wait now and then is not worth them."""
+LONG_S = 1.0
+RESERVED_S = 300.0
+"""The worker for own jobs ends when none of others' groups has taken `LONG_S` for so long."""
 MAX_COUNTERS = 64
 """Kinds of things counted; workers name some of them."""
 _LAST_WORDS_BYTES = 2_000
@@ -110,12 +116,15 @@ class _Worker:
             )
         self.ready = False
         self.job: _Job | None = None
-        self.deadline = time.monotonic() + START_LIMIT_S
+        self.began = time.monotonic()
+        """When it was given its last job."""
+        self.deadline = self.began + START_LIMIT_S
         self._send(encode(request))
 
     def give(self, job: _Job, time_limit_s: float) -> None:
         self.job = job
-        self.deadline = time.monotonic() + time_limit_s
+        self.began = time.monotonic()
+        self.deadline = self.began + time_limit_s
         self._send(job.message)
 
     @property
@@ -182,6 +191,10 @@ class VerificationPool:
         self._workers: list[_Worker] = []
         self._reserved: _Worker | None = None
         """That of them which takes own jobs only."""
+        self._long_at = 0.0
+        """When one of others' groups last was a long one."""
+        self._patience = (PATIENCE_S, 0.0)
+        """What was left of it, and when."""
         self._thread = threading.Thread(target=self._run, name="verification", daemon=True)
         self._thread.start()
 
@@ -347,9 +360,26 @@ class VerificationPool:
         for worker in self._workers:
             if worker.asked is None and (job := self._next_job(own_only=worker is self._reserved)) is not None:
                 worker.give(job, self._settings.time_limit_s)
-        if self._patience_ends() <= time.monotonic():
+        now = time.monotonic()
+        if self._patience_ends() <= now:
+            self._long_at = now
             self._reserved = self._new_worker()
             self._keep(self._reserved)
+        elif self._reservation_ends() <= now:
+            self._release()
+
+    def _release(self) -> None:
+        """End the worker for own jobs, and give back its memory."""
+        released, self._reserved = self._reserved, None
+        assert released is not None
+        with self._lock:
+            self._workers = [worker for worker in self._workers if worker is not released]
+        released.kill()
+
+    def _reservation_ends(self) -> float:
+        """When the worker for own jobs is to end; infinity when there is none, or it is at work."""
+        idle = self._reserved is not None and self._reserved.asked is None
+        return self._long_at + RESERVED_S if idle else math.inf
 
     def _next_job(self, own_only: bool) -> _Job | None:
         with self._lock:
@@ -360,16 +390,41 @@ class VerificationPool:
 
     def _patience_ends(self) -> float:
         """When a worker must be started for own jobs, on the clock of deadlines; infinity when none has to."""
-        with self._lock:
-            oldest = self._own[0].queued_at if self._own else math.inf
+        if not self._is_held_up():
+            return math.inf
+        since = self._own_since()
+        # Where one group takes so long others will: own jobs need not have met with it.
+        return min(max(worker.began for worker in self._workers) + PATIENCE_S, since + self._patience_left(since))
+
+    def _is_held_up(self) -> bool:
+        """Whether every worker is on a group of others, and none is there for own jobs."""
         jobs = [worker.job for worker in self._workers]
-        taken = self._reserved is None and bool(jobs) and all(job is not None and not job.own for job in jobs)
-        return oldest + PATIENCE_S if taken else math.inf
+        return self._reserved is None and bool(jobs) and all(job is not None and not job.own for job in jobs)
+
+    def _own_since(self) -> float:
+        """Since when an own job waits; infinity when none does."""
+        with self._lock:
+            return self._own[0].queued_at if self._own else math.inf
+
+    def _patience_left(self, now: float) -> float:
+        left, then = self._patience
+        return min(PATIENCE_S, left + PATIENCE_PER_S * (now - then))
+
+    def _note_end(self, worker: _Worker) -> None:
+        """A worker's job ends: note how long it kept own ones waiting, if it is one of others'."""
+        now = time.monotonic()
+        if worker.job is None or worker.job.own:
+            return
+        if now - worker.began > LONG_S:
+            self._long_at = now
+        since = self._own_since()
+        if self._is_held_up() and since < now:
+            self._patience = (self._patience_left(since) - (now - since), now)
 
     def _listen(self) -> None:
         """Wait for a wake-up, a reply or a deadline, and deal with each."""
         deadline = min([worker.deadline for worker in self._workers if worker.asked is not None], default=math.inf)
-        deadline = min(deadline, self._patience_ends())
+        deadline = min(deadline, self._patience_ends(), self._reservation_ends())
         timeout = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
         with closing(selectors.PollSelector()) as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
@@ -404,6 +459,7 @@ class VerificationPool:
         if asked is None or not in_order(asked, reply, self._tasks) or not self._counted(reply):
             self._lost(worker, "violations", f"it answered {str(reply)[:200]}")
         elif worker.job is not None:
+            self._note_end(worker)
             job, worker.job = worker.job, None
             job.finish(reply)
         elif isinstance(reply, Prepared):
@@ -449,6 +505,7 @@ class VerificationPool:
             self._count(how)
             logger.warning("lost a verification worker on %s: %s", job.what if job is not None else "nothing", detail)
         if job is not None:
+            self._note_end(worker)
             reason = "verifier_timeout" if late else "verifier_crash"
             job.finish(Refused(Rejection(reason, detail)))
         if not worker.ready:

@@ -10,6 +10,8 @@ Only outcomes that a signature pins on a peer count against it: anybody can repl
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
@@ -121,8 +123,8 @@ class PeerStats(Struct):
     num_quarantines: int = 0
     sequence_floor: int = -1
     """Everything up to here counts as seen."""
-    recent_sequences: set[int] = field(default_factory=set)
-    """Seen above the floor."""
+    recent_sequences: array[int] = field(default_factory=lambda: array("q"))
+    """Seen above the floor, ascending: 8 KB at most, where a set of as many takes 100."""
     made_after: float = -math.inf
     """Groups made up to then may have been here before it was last forgotten."""
     newest_at: float = 0.0
@@ -136,7 +138,7 @@ class PeerStats(Struct):
     @property
     def highest_sequence(self) -> int:
         """Of all groups seen; -1 before the first."""
-        return max(self.recent_sequences, default=self.sequence_floor)
+        return self.recent_sequences[-1] if self.recent_sequences else self.sequence_floor
 
     @property
     def reputation(self) -> float:
@@ -297,12 +299,13 @@ class PeerBook:
             raise RejectedGroup("clock", f"sequence number {sequence} is that of a time to come")
         if created_at <= stats.made_after:
             raise RejectedGroup("replayed", "made before its sender was forgotten here")
-        if sequence <= stats.sequence_floor or sequence in stats.recent_sequences:
+        recent = stats.recent_sequences
+        place = bisect_left(recent, sequence)
+        if sequence <= stats.sequence_floor or sequence in recent[place : place + 1]:
             raise RejectedGroup("replayed", f"sequence number {sequence} was used before")
-        stats.recent_sequences.add(sequence)
-        if len(stats.recent_sequences) > SEQUENCE_WINDOW:
-            stats.sequence_floor = min(stats.recent_sequences)
-            stats.recent_sequences.remove(stats.sequence_floor)
+        recent.insert(place, sequence)
+        if len(recent) > SEQUENCE_WINDOW:
+            stats.sequence_floor = recent.pop(0)
         stats.newest_at = max(stats.newest_at, min(created_at, now))
 
     def _check_allowances(self, stats: PeerStats, num_bytes: int, now: float) -> None:
