@@ -129,7 +129,7 @@ def join(
     pairs += _given({"follow.learner": follow})
     pairs += _fields(context)
     _check(file, pairs)
-    from nodes.roles.peer import join as run
+    from nodes.roles.join import join as run
 
     raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
 

@@ -22,8 +22,8 @@ from rich.console import Console
 
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import conclude, option_parser, scratch, wide_console
+from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.roles.training import TrainingNode
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
@@ -121,7 +121,7 @@ class Clock:
         return self.now
 
 
-class Node(TrainingNode):
+class Node(PeerNode):
     """A peer that hands out what its last round did."""
 
     report: RoundReport

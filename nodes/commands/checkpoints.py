@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from nodes.roles.training import CHECKPOINTS
+from nodes.roles.shell import CHECKPOINTS
 from swarm.config import NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.verification.pool import VerificationPool

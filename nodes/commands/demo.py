@@ -23,9 +23,9 @@ from rich.console import Console
 
 from nodes import exits
 from nodes.commands.children import Child, stop_all
-from nodes.roles.peer import policy_progress
+from nodes.roles.launch import policy_progress
 from nodes.roles.run import ADDRESS_FILE
-from nodes.roles.training import versions
+from nodes.roles.shell import versions
 from nodes.stop import StopRequest
 from swarm.config import Values, load_config
 from swarm.errors import ConfigError, Interrupted, TransportError

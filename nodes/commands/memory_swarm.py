@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from nodes import exits
+from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.roles.training import TrainingNode
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
@@ -27,7 +27,7 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, s
         )
     verifier = InlineVerifier(base.tasks)
     hub = MemoryHub()
-    nodes: list[TrainingNode] = []
+    nodes: list[PeerNode] = []
     sealed: bytes | None = None
     for k in range(num_peers):
         config = _for_peer(base, out / f"peer-{k + 1}", first_seed + k)
@@ -35,7 +35,7 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, s
         sealed = sealed or found_run(config, identity)
         transport = MemoryTransport(hub, identity.peer_id, sealed)
         transport.start()
-        nodes.append(TrainingNode(config, identity, transport, verifier, stop))
+        nodes.append(PeerNode(config, identity, transport, verifier, stop))
     try:
         for node in nodes:
             node.begin()

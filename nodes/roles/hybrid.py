@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nodes.roles.peer import PeerNode
 from nodes.roles.snapshots import open_relay
-from nodes.roles.training import TrainingNode
 from swarm.errors import ConfigError, SnapshotError, WeightsRefused
 from swarm.evaluation import evaluate
 from swarm.net.snapshots.relay import SnapshotRelay
@@ -15,7 +15,7 @@ COMPARISON_STREAMS = HELD_OUT_STREAMS + 2**40
 """Questions by which snapshots are judged, others each time: neither trained on nor those of the node's evaluations."""
 
 
-class HybridNode(TrainingNode):
+class HybridNode(PeerNode):
     """A SAPO peer that looks at every new snapshot of `follow.learner`."""
 
     _feed: SnapshotRelay | None = None
@@ -37,7 +37,7 @@ class HybridNode(TrainingNode):
             self._feed = self._open.enter_context(
                 open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
             )
-        self._exchange.judge(self._feed.complaints())
+        self._shell.exchange.judge(self._feed.complaints())
         found = self._feed.newest()
         if found is not None and self._config.follow.adopt_questions:
             self._compare(*found)

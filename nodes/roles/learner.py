@@ -10,16 +10,14 @@ from pathlib import Path
 from msgspec import Struct, json, structs
 from rich.console import Console
 
-from nodes.roles.journal import Journal
-from nodes.roles.peer import Role, launch
+from nodes.roles.launch import Role, launch
+from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
 from nodes.roles.snapshots import open_relay
-from nodes.roles.training import CHECKPOINTS, EndReason, check_model, open_exchange
 from swarm.central.learner import Learner, StepReport
 from swarm.central.workforce import FAREWELL_S, Workforce
 from swarm.config import NodeConfig
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.errors import ConfigError, Interrupted, SwarmError
-from swarm.evaluation import evaluate
+from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
@@ -73,7 +71,7 @@ class LearnerNode:
         self._identity = identity
         self._transport = transport
         self._verifier = verifier
-        self._journal = Journal(config, identity.peer_id)
+        self._shell = Shell(config, identity, transport, verifier)
         self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
         found = self._store.newest()
         self._policy = load_policy(config.policy, found / MODEL if found else None, progress)
@@ -89,14 +87,12 @@ class LearnerNode:
         )
         self._workforce = Workforce(config.learner, time.monotonic)
         serve_heartbeats(transport, self._workforce.beat)
-        self._exchange = open_exchange(config.network, transport, identity)
         self._open = contextlib.ExitStack()
         self._relay = self._open.enter_context(open_relay(transport, identity, identity.peer_id, config))
         self._learner = self._make_learner(cancelled)
         self._resumed_from = self._resume(found, restore(found, self._updater)) if found else None
         self._rise()
         self._saved_round = self._resumed_from
-        self._began = time.monotonic()
 
     @property
     def done(self) -> bool:
@@ -105,26 +101,25 @@ class LearnerNode:
 
     def begin(self) -> None:
         """Publish the policy as it is; evaluate when nothing has been learned yet."""
-        self._journal.began(self._transport.status().run_id, self._resumed_from)
+        self._shell.begin(self._resumed_from)
         self._learner.publish()
         if self._learner.round == 0:
-            self._evaluate()
-        self._began = time.monotonic()
+            self._shell.evaluate(self._engine, 0)
+        self._shell.start_clock()
 
     def step(self) -> None:
         """One update, and what is due after it. Raises `Interrupted` with everything consistent."""
         report = self._learner.run_step()
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
         self._record(report)
-        every = self._config.evaluation.every_rounds
-        if every and report.round % every == 0 and not self.done:
-            self._evaluate()
+        if self._shell.is_due(report.round) and not self.done:
+            self._shell.evaluate(self._engine, report.round)
         if report.round % self._config.checkpoint.every_rounds == 0:
             self.save()
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""
-        self._journal.note(text, level)
+        self._shell.note(text, level)
 
     def save(self) -> None:
         """Write a checkpoint of the steps made, unless there is one."""
@@ -139,12 +134,12 @@ class LearnerNode:
             pool=self._learner.buffer.dump(),
             ledger=self._learner.ledger.snapshot(),
             tokens_generated=0,
-            sequences=self._exchange.book.highest_sequences(),
+            sequences=self._shell.exchange.book.highest_sequences(),
             num_passed_over=self._updater.num_passed_over,
         )
         path = self._store.save(self._policy, self._updater, state, self._config.model_dump_json(indent=1))
         self._saved_round = self._learner.round
-        self._journal.saved(state.round, str(path))
+        self._shell.saved(state.round, path)
 
     def end(self, reason: EndReason) -> None:
         """Tell the workers, checkpoint, evaluate when all steps are made, end event.
@@ -154,16 +149,7 @@ class LearnerNode:
         if reason == "done":
             self._dismiss()
         self.save()
-        try:
-            if reason == "done":
-                self._evaluate()
-        except Interrupted:
-            reason = "interrupted"
-        except SwarmError as error:
-            self.note(f"the last evaluation failed: {error}", "error")
-            self._journal.ended(self._learner.round, "error")
-            raise
-        self._journal.ended(self._learner.round, reason)
+        self._shell.end(self._learner.round, reason, self._engine)
 
     def close(self) -> None:
         """Serve no more snapshots."""
@@ -181,10 +167,10 @@ class LearnerNode:
         )
         return Learner(
             settings=config.learner,
-            max_pending_per_peer=max(1, int(config.verification.queue_groups * config.pool.max_share_per_peer)),
+            max_pending_per_peer=self._shell.max_pending_per_peer,
             updater=self._updater,
             verifier=self._verifier,
-            exchange=self._exchange,
+            exchange=self._shell.exchange,
             publisher=publisher,
             auditor=auditor,
             ledger=Ledger(),
@@ -193,14 +179,9 @@ class LearnerNode:
         )
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
-        check_model(checkpoint, state, self._policy)
         learner = self._learner
+        self._shell.resume(checkpoint, state, self._policy.name, learner.buffer, learner.ledger)
         learner.round = state.round
-        learner.buffer.restore(state.pool)
-        learner.ledger.restore(state.ledger)
-        self._exchange.book.restore(state.sequences)
-        # What was being regraded when the checkpoint was written is not in it.
-        learner.ledger.dropped("lost_in_restart", learner.ledger.unaccounted(learner.buffer.num_unused(), 0))
         return state.round
 
     def _rise(self) -> None:
@@ -220,31 +201,16 @@ class LearnerNode:
         while not self._workforce.all_told and time.monotonic() < deadline:
             time.sleep(TELL_EVERY_S)
 
-    def _evaluate(self) -> None:
-        settings = self._config.evaluation
-        if settings.num_questions:
-            sampling = self._config.generation.sampling()
-            result = evaluate(self._engine, self._verifier, sampling, settings.num_questions, settings.stream)
-            self._journal.evaluated(self._learner.round, result)
-
     def _record(self, report: StepReport) -> None:
-        network, outlook = self._transport.status(), self._workforce.outlook()
-        self._journal.made(
+        outlook = self._workforce.outlook()
+        self._shell.made(
             RoundEvent(
-                time=time.time(),
                 round=report.round,
-                wall_s=time.monotonic() - self._began,
                 reward=self._workforce.take_reward(),
                 groups=self._learner.ledger.snapshot(),
                 pool=self._learner.buffer.num_unused(),
                 pending=self._learner.num_pending,
-                peers=len(network.connected),
-                alone_since=network.alone_since,
                 update=UpdateFigures.of(report.update),
-                counters={
-                    **{f"network/{name}": count for name, count in self._transport.counters().items()},
-                    **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
-                },
                 timings=report.timings,
                 learning=LearningFigures(
                     version=report.version,
@@ -296,4 +262,4 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     ]
 
 
-LEARNER = Role("learner", LearnerNode, _plan, "waiting for workers")
+LEARNER = Role("learner", LearnerNode, _plan, "waiting for workers", invites="work")

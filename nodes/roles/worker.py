@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from nodes.roles.journal import Journal
-from nodes.roles.peer import Role, launch
+from nodes.roles.launch import Role, launch
+from nodes.roles.shell import EndReason, Shell, stream_seed
 from nodes.roles.snapshots import open_relay
-from nodes.roles.training import EndReason, open_exchange, stream_seed
 from swarm.central.follower import BatchReport, Follower
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose_engine, open_engine
@@ -72,14 +71,13 @@ class WorkerNode:
         self._transport = transport
         self._verifier = verifier
         self._cancelled = cancelled
-        self._journal = Journal(config, identity.peer_id)
+        self._shell = Shell(config, identity, transport, verifier)
         self._policy = load_policy(config.policy, progress=progress)
         self._open = contextlib.ExitStack()
         self._choice = choose_engine(config.generation, self._policy)
         self._engine = open_engine(self._choice, self._policy, config.policy, config.generation, cancelled)
         self._open.callback(self._engine.close)
         self._engine.check(config.generation.sampling())
-        self._exchange = open_exchange(config.network, transport, identity)
         self._started_at = time.time()
         self._batches = 0
         self._tokens = 0
@@ -89,7 +87,6 @@ class WorkerNode:
         self._feed: SnapshotRelay
         self._follower: Follower
         self._heartbeats: Heartbeats
-        self._began = time.monotonic()
 
     @property
     def done(self) -> bool:
@@ -100,7 +97,7 @@ class WorkerNode:
 
     def begin(self) -> None:
         """Wait until it is known who the learner is, and follow it. Raises `Interrupted`."""
-        self._journal.began(self._transport.status().run_id)
+        self._shell.begin()
         self.note(str(self._choice))
         learner = self._learner()
         room = most_bytes(self._policy.model)
@@ -113,12 +110,12 @@ class WorkerNode:
         if self._config.follow.swap_in_flight:
             self._installer = _Installer(self._follower, self._heartbeats)
             self._open.callback(self._installer.close)
-        self._began = time.monotonic()
+        self._shell.start_clock()
 
     def step(self) -> None:
         """A batch of questions, or a short pause. Raises `Interrupted`."""
         self._transport.drain()  # other workers' groups are for the learner
-        self._exchange.judge(self._feed.complaints())
+        self._shell.exchange.judge(self._feed.complaints())
         if self._config.follow.swap_in_flight:
             self._installer.check()
         else:
@@ -132,12 +129,11 @@ class WorkerNode:
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""
-        self._journal.note(text, level)
+        self._shell.note(text, level)
 
     def end(self, reason: EndReason) -> None:
         """Send what is graded and write the end event."""
-        self.close()
-        self._journal.ended(self._batches, reason)
+        self._shell.end(self._batches, reason, close=self.close)
 
     def close(self) -> None:
         """Follow no more."""
@@ -165,7 +161,7 @@ class WorkerNode:
             sampling=config.generation.sampling(),
             engine=self._engine,
             verifier=self._verifier,
-            exchange=self._exchange,
+            exchange=self._shell.exchange,
             feed=self._feed,
             read=unpack,
             ledger=Ledger(),
@@ -209,22 +205,13 @@ class WorkerNode:
     def _record(self, report: BatchReport) -> None:
         self._batches += 1
         self._tokens += report.num_tokens
-        network = self._transport.status()
-        self._journal.made(
+        self._shell.made(
             RoundEvent(
-                time=time.time(),
                 round=self._batches,
-                wall_s=time.monotonic() - self._began,
                 reward=report.reward,
                 groups=self._follower.ledger.snapshot(),
-                peers=len(network.connected),
-                alone_since=network.alone_since,
                 tokens_generated=self._tokens,
                 tokens_per_s=report.num_tokens / report.seconds,
-                counters={
-                    **{f"network/{name}": count for name, count in self._transport.counters().items()},
-                    **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
-                },
                 timings={"generate": report.seconds},
                 following=FollowingFigures(
                     version=self._follower.version,
@@ -277,4 +264,4 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     ]
 
 
-WORKER = Role("worker", WorkerNode, _plan, "waiting for the learner")
+WORKER = Role("worker", WorkerNode, _plan, "waiting for the learner", invites="work")

@@ -156,10 +156,10 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
 class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="round"):
     """One round."""
 
-    time: float
+    time: float = 0.0
     round: int
     """Counts from 1."""
-    wall_s: float
+    wall_s: float = 0.0
     """Seconds of training in this process so far."""
     reward: float | None
     """Mean reward of the completions this node generated this round; 0 when there were none."""

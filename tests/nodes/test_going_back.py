@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.roles.training import TrainingNode
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -20,7 +20,7 @@ from swarm.telemetry.records import METRICS_FILE
 ALARM = Alarm(0.5, 0.1, ("12D3poisoner",), 100)
 
 
-def _node(out: Path) -> TrainingNode:
+def _node(out: Path) -> PeerNode:
     values = {
         "evaluation": {"num_questions": 0},
         "generation": {"questions_per_round": 4, "group_size": 4},
@@ -33,7 +33,7 @@ def _node(out: Path) -> TrainingNode:
     identity = Identity.load_or_create(out / IDENTITY_FILE)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    return TrainingNode(config, identity, transport, InlineVerifier(config.tasks))
+    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 
 
 def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_path: Path) -> None:

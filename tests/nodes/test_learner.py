@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nodes.roles import learner
 from nodes.roles.learner import LearnerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.roles.training import CHECKPOINTS
+from nodes.roles.shell import CHECKPOINTS
 from nodes.roles.worker import WorkerNode
 from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
@@ -181,8 +181,8 @@ class Impostor(WorkerNode):
 
 
 def _lie(node: WorkerNode, about: Callable[[Completion], Completion]) -> None:
-    share = node._exchange.share
-    node._exchange.share = lambda group: share(replace(group, completions=tuple(map(about, group.completions))))
+    share = node._shell.exchange.share
+    node._shell.exchange.share = lambda group: share(replace(group, completions=tuple(map(about, group.completions))))
 
 
 def test_liars_are_counted_and_quarantined_and_the_honest_one_is_not(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_liars_are_counted_and_quarantined_and_the_honest_one_is_not(tmp_path: P
         run.learner(rounds=1_000) as node,
     ):
         node.begin()
-        book = node._exchange.book
+        book = node._shell.exchange.book
         while len(book.quarantined()) < 2 and node._learner.round < 100:
             node.step()
         node.end("interrupted")
@@ -249,5 +249,5 @@ def test_who_hands_a_worker_broken_chunks_is_cut_off(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with run.workers("one", make=Complaining) as (node,):
         run.learn(rounds=2, workers=1)
-    assert node._exchange.book.quarantined() == {"relay"}
+    assert node._shell.exchange.book.quarantined() == {"relay"}
     assert node._transport._banned == {"relay"}, "not in the books only"

@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.roles.training import CHECKPOINTS, TrainingNode
+from nodes.roles.shell import CHECKPOINTS
 from swarm.config import load_config
 from swarm.errors import EngineError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -37,7 +38,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def node(tmp_path: Path, script: Path) -> Iterator[TrainingNode]:
+def node(tmp_path: Path, script: Path) -> Iterator[PeerNode]:
     """After two rounds, which are all it was asked for."""
     values = {
         "out": str(tmp_path),
@@ -55,7 +56,7 @@ def node(tmp_path: Path, script: Path) -> Iterator[TrainingNode]:
     identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    node = TrainingNode(config, identity, transport, Parity())
+    node = PeerNode(config, identity, transport, Parity())
     node.begin()
     while not node.done:
         node.step()
@@ -74,7 +75,7 @@ def _servers() -> list[psutil.Process]:
 
 
 def test_the_last_evaluation_is_of_the_last_weights_and_the_process_is_gone_after_it(
-    node: TrainingNode, tmp_path: Path, script: Path
+    node: PeerNode, tmp_path: Path, script: Path
 ) -> None:
     (server,) = _servers()
     node.end("done")
@@ -88,7 +89,7 @@ def test_the_last_evaluation_is_of_the_last_weights_and_the_process_is_gone_afte
     assert _events(tmp_path, "end")[0]["reason"] == "done"
 
 
-def test_a_last_evaluation_that_fails_costs_nothing_else(node: TrainingNode, tmp_path: Path, script: Path) -> None:
+def test_a_last_evaluation_that_fails_costs_nothing_else(node: PeerNode, tmp_path: Path, script: Path) -> None:
     (script / "crash-always").touch()
     with pytest.raises(EngineError, match="vLLM died 3 times in a row"):
         node.end("done")

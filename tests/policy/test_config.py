@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nodes.roles.peer import PEER, _profile
+from nodes.roles.join import PEER
+from nodes.roles.launch import _profile
 from swarm.config import load_config
 from swarm.policy.config import public_name
 

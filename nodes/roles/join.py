@@ -1,0 +1,62 @@
+"""`swarm join`: one peer that trains in a swarm, and alone while it finds none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from nodes.roles.hybrid import HybridNode
+from nodes.roles.launch import Node, Role, launch
+from nodes.roles.peer import PeerNode
+from swarm.config import NodeConfig
+from swarm.net.config import NetworkSettings
+from swarm.net.records.identity import Identity
+from swarm.policy.distributed.ranks import Ranks
+from swarm.protocols import Transport, Verifier
+
+
+def join(
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    supervised: bool,
+) -> int:
+    """Train as one peer until all rounds are done or someone asks to stop. Returns the process's exit code.
+
+    Raises `SwarmError` for what is wrong before training starts.
+    """
+    return launch(PEER, file, overrides, console, live, report, supervised)
+
+
+def _plan(config: NodeConfig) -> list[tuple[str, str]]:
+    generation, mix = config.generation, config.mix
+    return [
+        ("a round", f"{generation.questions_per_round} questions x {generation.group_size} completions"),
+        ("an update", f"{mix.local} local + {mix.external} external groups"),
+        ("a group of others", _most(config.network)),
+    ]
+
+
+def _most(network: NetworkSettings) -> str:
+    """What one record of others may take: a run's founder may have asked for it."""
+    return f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
+
+
+def _peer(
+    config: NodeConfig,
+    identity: Identity,
+    transport: Transport,
+    verifier: Verifier,
+    cancelled: Callable[[], bool],
+    progress: Callable[[int, int], None] | None,
+    ranks: Ranks | None,
+) -> Node:
+    make = HybridNode if config.follow.learner else PeerNode
+    return make(config, identity, transport, verifier, cancelled, progress, ranks)
+
+
+PEER = Role("peer", _peer, _plan, "training alone")

@@ -1,0 +1,346 @@
+"""Starting a node of any role: configuration, home, network, verification, its steps, what it tells people."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from nodes import exits
+from nodes.roles.crew import follow, leading
+from nodes.roles.home import Home, claim_home
+from nodes.roles.run import (
+    PEERS_FILE,
+    ask_bootstraps,
+    best_address,
+    left_out,
+    manifest_values,
+    remember,
+    reopen,
+    warn,
+    write_addresses,
+)
+from nodes.roles.shell import EndReason, versions
+from nodes.stop import StopRequest
+from swarm.config import NodeConfig, load_config
+from swarm.environments.sandbox.confinement import in_words
+from swarm.environments.verification.pool import VerificationPool
+from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
+from swarm.foreign import clean, clean_lines
+from swarm.net.backends import open_transport
+from swarm.net.membership.state import Profile
+from swarm.net.records.identity import Identity
+from swarm.net.services.diagnosis import serve_diagnosis
+from swarm.policy.config import check_model_path, check_peft, public_name
+from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.distributed.torchrun import open_ranks
+from swarm.protocols import Transport, Verifier
+from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.live import LiveView, plain_line, summary_table
+from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent
+from swarm.telemetry.report import write_report
+from swarm.types import NetworkStatus, RunManifest
+
+MAX_PLAN_CHARS = 2_000
+
+
+class Node(Protocol):
+    """What a role makes: does its work step by step, and writes what happened into its metrics file."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to do."""
+        ...
+
+    def begin(self) -> None:
+        """Write the start event, and do what comes before the first step."""
+        ...
+
+    def step(self) -> None:
+        """One round, step or batch. Raises `Interrupted` with everything consistent."""
+        ...
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Put a line for people into the metrics file."""
+        ...
+
+    def end(self, reason: EndReason) -> None:
+        """Save, and write the end event."""
+        ...
+
+    def close(self) -> None:
+        """Stop what runs beside; called whatever happened, once or twice."""
+        ...
+
+
+class MakeNode(Protocol):
+    """Loads everything that a role needs. Raises `SwarmError`."""
+
+    def __call__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None,
+        ranks: Ranks | None,
+    ) -> Node:
+        """The node, on a transport that is open already."""
+        ...
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a node in a swarm can be."""
+
+    name: str
+    make: MakeNode
+    plan: Callable[[NodeConfig], list[tuple[str, str]]]
+    """What it is about to do, in words."""
+    alone: str
+    """What it does while it finds nobody."""
+    invites: str = "join"
+    """The subcommand with which others come to it."""
+
+
+def launch(
+    role: Role,
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    supervised: bool,
+) -> int:
+    """Be a node of this role until it is done or someone asks to stop. Returns the process's exit code.
+
+    Of the processes that torchrun starts, the first is the node. Raises `SwarmError` for what is wrong before it
+    starts.
+    """
+    with open_ranks() as ranks:
+        if ranks.rank > 0:
+            return follow(ranks)
+        with leading(ranks):
+            stop = StopRequest(supervised)
+            return _launch(role, file, overrides, console, live, report, stop, ranks)
+
+
+def _launch(
+    role: Role,
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    live: bool,
+    report: bool,
+    stop: StopRequest,
+    ranks: Ranks,
+) -> int:
+    loaded = load_config(file, None, os.environ, overrides)
+    check_model_path(loaded.config.policy)
+    check_peft(loaded.config.policy.lora)
+    sealed = ask_bootstraps(loaded.config.network, console)
+    home = claim_home(loaded.config, "out" in loaded.origins, sealed)
+    try:
+        manifest = reopen(home.sealed) if home.sealed else None
+        if sealed and sealed != home.sealed:
+            warn("the bootstrap told an older manifest of this run than the one kept here, which stays", console)
+        asked = manifest_values(manifest) if manifest else None
+        loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
+        _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
+        tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+        for name in left_out(manifest) if manifest and tasks_of_the_run else ():
+            warn(f"going without the run's task {name}: it is on local files of the run's founder", console)
+        live = live and console.is_terminal
+        return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
+    finally:
+        home.identity.close()
+
+
+def _run(
+    role: Role,
+    config: NodeConfig,
+    home: Home,
+    tasks_of_the_run: bool,
+    stop: StopRequest,
+    console: Console,
+    live: bool,
+    report: bool,
+    ranks: Ranks,
+) -> int:
+    network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
+    transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
+    with contextlib.ExitStack() as stack:
+        # A run may list tasks that this version of a library does not have; one's own list is meant as it stands.
+        verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)
+        stack.callback(verifier.close)
+        for name, reason in verifier.wait_until_ready().items():
+            warn(f"going without the run's task {name}: {reason}", console)
+        unprotected = verifier.unprotected()
+        line = f"strangers' answers are graded in a sandbox: {in_words(unprotected)}"
+        console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
+        serve_diagnosis(transport)
+        transport.start()
+        stack.callback(transport.close)
+        with policy_progress(console) as progress:
+            node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
+        stack.callback(node.close)
+        write_addresses(config.out, transport.multiaddrs())
+        command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
+        console.print(Text("others can join with: ").append(command, "bold"))
+        history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # an earlier process's lines are no news
+        view = LiveView([history], title=config.name)
+        with view.shown(console) if live else contextlib.nullcontext():
+            code = _rounds(node, role, transport, config, stop, None if live else console, history)
+    if report:
+        _report(config, history, console)
+    return code
+
+
+def _rounds(
+    node: Node,
+    role: Role,
+    transport: Transport,
+    config: NodeConfig,
+    stop: StopRequest,
+    plain: Console | None,
+    history: PeerHistory,
+) -> int:
+    """Rounds until done, stopped or failed; the exit code. A crash leaves the last checkpoint as it is."""
+    reason: EndReason = "done"
+    code = exits.DONE
+    try:
+        node.begin()
+        watch = _NetworkWatch(node, role.alone, transport.manifest())
+        while not (node.done or stop()):
+            node.step()
+            watch.look(transport.status(), transport.manifest())
+            if sealed := transport.sealed_manifest():
+                remember(config.out, sealed)
+            if plain is not None:
+                _print_plain(plain, history, config.telemetry.log_every_rounds)
+    except Interrupted:
+        pass  # `stop` says so too
+    except TransportError as error:
+        reason, code = "error", exits.NETWORK
+        node.note(f"the network is lost for good: {error}", "error")
+    except (EngineError, NonFiniteUpdates, OutOfMemory, TaskError) as error:
+        reason, code = "error", exits.FAILED
+        node.note(str(error), "error")
+    if stop():
+        reason, code = "interrupted", exits.INTERRUPTED
+    node.end(reason)
+    if plain is not None:
+        _print_plain(plain, history, 1)
+    return exits.INTERRUPTED if stop() else code
+
+
+class _NetworkWatch:
+    """Turns changes of the network's state into lines for people."""
+
+    def __init__(self, node: Node, doing_alone: str, manifest: RunManifest | None) -> None:
+        self._node = node
+        self._doing_alone = doing_alone
+        self._run_known = manifest is not None
+        self._alone: bool | None = None
+        self._detail = ""
+
+    def look(self, status: NetworkStatus, manifest: RunManifest | None) -> None:
+        """Note when the node finds itself alone, why, when it is alone no longer, and which run it then is in."""
+        if manifest is not None and not self._run_known:
+            self._run_known = True
+            self._node.note(
+                f"joined run {manifest.run_id}; tasks and mix stay as they are until this node is started again"
+            )
+        alone = status.alone_since is not None
+        if alone != self._alone and (alone or self._alone is not None):
+            self._node.note(
+                f"{self._doing_alone}: {status.detail}" if alone else status.detail, "warning" if alone else "info"
+            )
+        elif alone and _without_numbers(status.detail) != _without_numbers(self._detail):
+            self._node.note(f"still alone: {status.detail}", "warning")
+        self._alone, self._detail = alone, status.detail
+
+
+def _without_numbers(detail: str) -> str:
+    """A countdown is no news."""
+    return "".join(char for char in detail if not char.isdigit())
+
+
+def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
+    """What is new in the metrics file, as plain lines."""
+    for event in history.tail():
+        if isinstance(event, NoteEvent):
+            text = f"{history.name} | {event.level}: {clean_lines(event.text)}"
+            console.print(text, markup=False, highlight=False)
+        elif isinstance(event, EvaluationEvent) and event.accuracy is not None:
+            text = f"{history.name} | round {event.round} | accuracy {event.accuracy:.3f} on held-out questions"
+            console.print(text, markup=False, highlight=False)
+        elif isinstance(event, RoundEvent) and event.round % every == 0:
+            console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_plan(
+    role: Role,
+    config: NodeConfig,
+    identity: Identity,
+    manifest: RunManifest | None,
+    num_processes: int,
+    console: Console,
+) -> None:
+    """What is about to happen, before it does."""
+    founded = manifest is not None and manifest.founder == identity.peer_id
+    unknown = "not known yet: joined as soon as a bootstrap answers"
+    processes = f", shared by {num_processes} processes" if num_processes > 1 else ""
+    rows = [
+        ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
+        ("peer id", identity.peer_id),
+        ("policy", f"{config.policy.model} on {config.policy.device}{processes}"),
+        ("tasks", ", ".join(task.name for task in config.tasks)),
+        *role.plan(config),
+        ("rounds", str(config.rounds) if config.rounds else "until Ctrl-C"),
+        ("directory", str(config.out)),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(name, Text(clean(value, MAX_PLAN_CHARS)))
+    console.print(table)
+
+
+@contextlib.contextmanager
+def policy_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that appears if the embedded policy has to be made first."""
+    columns = (TextColumn("making the embedded policy (once)"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task: list[TaskID] = []
+
+        def advance(done: int, total: int) -> None:
+            if not task:
+                task.append(bar.add_task("", total=total))
+                if not console.is_terminal:
+                    console.print("making the embedded policy; this happens once and takes about half a minute")
+            bar.update(task[0], completed=done)
+
+        yield advance
+
+
+def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
+    history.tail()
+    summary = swarm_summary([history], config.model_dump(mode="json"), versions())
+    write_report(config.out, [history], summary)
+    console.print(summary_table(summary))
+    console.print(Text(f"report: {config.out / 'report.html'}"), soft_wrap=True)
+
+
+def _profile(role: Role, config: NodeConfig) -> Profile:
+    tasks = tuple(task.name for task in config.tasks)
+    return Profile(model=public_name(config.policy.model), tasks=tasks, role=role.name, version=version("swarm"))
