@@ -33,8 +33,9 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import NonFiniteUpdates
 from swarm.evaluation import evaluate
 from swarm.groups.expectation import log_group_expectation
+from swarm.groups.signal import has_signal
 from swarm.policy.config import UpdateSettings
-from swarm.sapo.mixing import MixSettings, has_signal
+from swarm.sapo.mixing import MixSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import HELD_OUT_STREAMS, Grade, GradedGroup, PolicyId, RolloutGroup, Sampling, UpdateReport
 

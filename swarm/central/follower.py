@@ -24,9 +24,9 @@ from pydantic import Field
 
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
 from swarm.groups.building import OwnGroups
+from swarm.groups.signal import has_signal
 from swarm.groups.versions import oldest_version
 from swarm.protocols import GroupExchange, SnapshotFeed, StreamingEngine, Verifier
-from swarm.sapo.mixing import has_signal
 from swarm.settings import Settings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Completion, PolicyId, Question, Rejection, RolloutGroup, Sampling

@@ -27,11 +27,10 @@ from swarm.errors import Interrupted
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.versions import newest_version, oldest_version
 from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
-from swarm.sapo.mixing import has_signal
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup, UpdateReport
+from swarm.types import GradedGroup, RolloutGroup, UpdateReport
 
 POLL_S = 0.02
 
@@ -117,7 +116,7 @@ class Learner:
         self._exchange = exchange
         self._publisher = publisher
         self._auditor = auditor
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._hopeless)
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._hopeless, self._unfit)
         self._delivered = delivered
         self._cancelled = cancelled
         self._clock = clock
@@ -159,16 +158,10 @@ class Learner:
 
     def receive(self) -> None:
         """Take what has arrived and been regraded; what can teach enters the buffer, the rest is counted."""
-        for content_id, group, verdict in self._intake.receive(self.buffer):
-            refusal = self._refusal(group, verdict)
-            self._exchange.report(group.peer_id, refusal or "informative", verdict.seconds)
-            if refusal is not None:
-                self.ledger.dropped(refusal)
-            elif isinstance(verdict, Grade):
-                graded = GradedGroup(group, verdict.prompt, verdict.rewards)
-                self._delivered(group.peer_id, len(verdict.rewards))
-                for reason, count in self.buffer.add(content_id, graded, self._updater.version, self._clock()).items():
-                    self.ledger.dropped(reason, count)
+        for content_id, graded in self._intake.receive(self.buffer):
+            self._delivered(graded.group.peer_id, len(graded.rewards))
+            for reason, count in self.buffer.add(content_id, graded, self._updater.version, self._clock()).items():
+                self.ledger.dropped(reason, count)
 
     def _hopeless(self, group: RolloutGroup) -> str | None:
         """What a group's versions and lengths alone say against it."""
@@ -179,13 +172,7 @@ class Learner:
         too_old = self._updater.version - oldest_version(group) > self._settings.max_staleness
         return "stale_version" if too_old else None
 
-    def _refusal(self, group: RolloutGroup, verdict: Grade | Rejection) -> str | None:
-        """Why a regraded group cannot teach this policy; None when it can."""
-        if isinstance(verdict, Rejection):
-            return verdict.reason
-        if not has_signal(verdict.rewards):
-            return "zero_advantage"
-        graded = GradedGroup(group, verdict.prompt, verdict.rewards)
+    def _unfit(self, graded: GradedGroup) -> str | None:
         return self._updater.refusal(graded) or self._auditor.verdict(graded)
 
     def _wait(self) -> None:
@@ -198,12 +185,7 @@ class Learner:
     def _settle(self, skipped: bool) -> int:
         """Book the groups of the update that was just made, and let go of what is now too old; how many they were."""
         groups = self.buffer.settle()
-        for graded in groups:
-            self._exchange.report(graded.group.peer_id, "used")
-        if skipped:
-            self.ledger.dropped("update_skipped", len(groups))
-        else:
-            self.ledger.used_external(len(groups))
+        self._intake.settle(groups, len(groups), skipped)
         for reason, count in self.buffer.advance(self._updater.version).items():
             self.ledger.dropped(reason, count)
         return len(groups)

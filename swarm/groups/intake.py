@@ -1,17 +1,21 @@
 """Groups of others on their way in: envelope checks are done, their questions are asked and graded again here.
 
-exchange inbox ──▶ pending, in the verifier's queue ──▶ (id, group, verdict)
+    exchange inbox ──▶ needless? ──▶ pending, in the verifier's queue ──▶ signal? ──▶ unfit? ──▶ (id, graded group)
+
+Whatever becomes of a group is booked in the ledger, and reported to the exchange for its sender's account.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+import time
+from collections.abc import Callable, Container, Sequence
 
 from msgspec import Struct
 
+from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, Verifier
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, Rejection, RolloutGroup
+from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
 
 MAX_PENDING_BYTES = 64 * 2**20
 """In memory, of all groups that are being graded, one at least."""
@@ -40,40 +44,85 @@ class Intake:
         verifier: Verifier,
         ledger: Ledger,
         max_pending_per_peer: int,
-        refusal: Callable[[RolloutGroup], str | None] = lambda group: None,
+        needless: Callable[[RolloutGroup], str | None] = lambda group: None,
+        unfit: Callable[[GradedGroup], str | None] = lambda graded: None,
     ) -> None:
-        """Nothing has arrived yet. `refusal` says why a group need not be graded at all; None when it must be."""
+        """Nothing has arrived yet.
+
+        `needless` says why a group need not be graded at all, `unfit` why one with signal cannot teach this policy; None
+        when nothing is against it.
+        """
         self._exchange = exchange
         self._verifier = verifier
         self._ledger = ledger
         self._max_pending_per_peer = max_pending_per_peer
-        self._refusal = refusal
+        self._needless = needless
+        self._unfit = unfit
         self._pending: dict[str, _Pending] = {}
 
     def __len__(self) -> int:
         """Groups that are being graded."""
         return len(self._pending)
 
-    def receive(self, held: Container[str]) -> list[tuple[str, RolloutGroup, Grade | Rejection]]:
-        """What has been graded since the last call; what has arrived begins to be, unless its id is `held`."""
+    def receive(self, held: Container[str]) -> list[tuple[str, GradedGroup]]:
+        """What can teach, by content id, of all that was graded since the last call.
+
+        What has arrived meanwhile begins to be graded, unless its id is `held`.
+        """
         arrived, refused = self._exchange.receive()
         self._ledger.received(len(arrived) + sum(refused.values()))
         for reason, count in refused.items():
             self._ledger.dropped(reason, count)
         for content_id, group in arrived:
-            # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
-            if content_id in self._pending or content_id in held:
-                self._ledger.dropped("duplicate")
-            elif not self._has_room_for(new := self._weighed(group)):
-                self._ledger.dropped("peer_quota")
-            elif refusal := self._refusal(group):
-                self._ledger.dropped(refusal)
-                self._exchange.report(group.peer_id, refusal)
-            else:
-                self._pending[content_id] = new
-                texts = [completion.text for completion in group.completions]
-                self._verifier.submit(content_id, group.question, texts, new.account)
-        return [(key, self._pending.pop(key).group, verdict) for key, verdict in self._verifier.collect()]
+            self._begin(content_id, group, held)
+        settled = [self._admit(key, self._pending.pop(key).group, verdict) for key, verdict in self._verifier.collect()]
+        return [admitted for admitted in settled if admitted is not None]
+
+    def settle(self, groups: Sequence[GradedGroup], first: int, skipped: bool) -> None:
+        """Book the groups of an update that was made, or `skipped`; `first` of them had been in none before."""
+        for graded in groups:
+            self._exchange.report(graded.group.peer_id, "used")
+        if skipped:
+            self._ledger.dropped("update_skipped", first)
+        else:
+            self._ledger.used_external(first, again=len(groups) - first)
+
+    def _begin(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
+        # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
+        if content_id in self._pending or content_id in held:
+            self._ledger.dropped("duplicate")
+        elif not self._has_room_for(new := self._weighed(group)):
+            self._ledger.dropped("peer_quota")
+        elif reason := self._needless(group):
+            self._ledger.dropped(reason)
+            self._exchange.report(group.peer_id, reason)
+        else:
+            self._pending[content_id] = new
+            texts = [completion.text for completion in group.completions]
+            self._verifier.submit(content_id, group.question, texts, new.account)
+
+    def _admit(
+        self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection
+    ) -> tuple[str, GradedGroup] | None:
+        began = time.perf_counter()
+        graded = self._judged(group, verdict)
+        # What its texts cost this thread is on their sender's account too.
+        spent_s = verdict.seconds + time.perf_counter() - began
+        if isinstance(graded, str):
+            self._exchange.report(group.peer_id, graded, spent_s)
+            self._ledger.dropped(graded)
+            return None
+        self._exchange.report(group.peer_id, "informative", spent_s)
+        return content_id, graded
+
+    def _judged(self, group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | str:
+        """The group with this node's rewards, or the reason why it cannot teach."""
+        if isinstance(verdict, Rejection):
+            return verdict.reason
+        if not has_signal(verdict.rewards):
+            return "zero_advantage"
+        graded = GradedGroup(group, verdict.prompt, verdict.rewards)
+        return self._unfit(graded) or graded
 
     def _weighed(self, group: RolloutGroup) -> _Pending:
         return _Pending(group, self._exchange.account(group.peer_id), group.memory_bytes)

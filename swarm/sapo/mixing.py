@@ -63,11 +63,6 @@ class Mix(Struct, frozen=True):
     """Local groups beyond I that stand in for missing external ones."""
 
 
-def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches anything: its advantages are all zero exactly when all G rewards are equal."""
-    return any(reward != rewards[0] for reward in rewards)
-
-
 def _whole(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
     return [group for _, group in drawn]
 

@@ -34,15 +34,16 @@ from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
+from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
-from swarm.sapo.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, has_signal, mix
+from swarm.sapo.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, mix
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import Batch, Rollouts
 from swarm.sapo.watch import Alarm, Watch, WatchSettings
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, GradedGroup, PolicyId, Rejection, RolloutGroup, Sampling, UpdateReport
+from swarm.types import GradedGroup, PolicyId, RolloutGroup, Sampling, UpdateReport
 
 
 class ShareSettings(Settings):
@@ -124,7 +125,7 @@ class SapoNode:
         self._watch = Watch(watch or WatchSettings())
         self._updater = updater
         self._exchange = exchange
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless)
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit)
         self._clock = clock
         self._rollouts = Rollouts(engine, verifier, seed, questions_per_round, group_size, sampling, max_staleness)
 
@@ -175,30 +176,20 @@ class SapoNode:
     def receive(self) -> None:
         """Take what has arrived: envelope checks are done, regrading is started, what is regraded enters the pool."""
         author_of = self._author_of()
-        for content_id, group, verdict in self._intake.receive(self.pool):
-            self._admit(content_id, group, verdict, author_of)
-        for reason, count in self.pool.expire(self._clock()).items():
-            self.ledger.dropped(reason, count)
-
-    def _admit(self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection, author_of: AuthorOf) -> None:
-        """Put a regraded group into the pool, or count why not."""
-        began = time.perf_counter()
-        refusal = self._refusal(group, verdict)
-        # What its texts cost this thread is on their sender's account too.
-        spent_s = verdict.seconds + time.perf_counter() - began
-        self._exchange.report(group.peer_id, refusal or "informative", spent_s)
-        if refusal is not None:
-            self.ledger.dropped(refusal)
-        elif isinstance(verdict, Grade):
-            graded = GradedGroup(group, verdict.prompt, verdict.rewards)
+        for content_id, graded in self._intake.receive(self.pool):
             for reason, count in self.pool.add(content_id, graded, self._clock(), author_of).items():
                 self.ledger.dropped(reason, count)
+        for reason, count in self.pool.expire(self._clock()).items():
+            self.ledger.dropped(reason, count)
 
     def _needless(self, group: RolloutGroup) -> str | None:
         """Why a group need not be graded: this policy's tokens cannot cover it, or it was said before."""
         if cannot_fit(group, self._updater.max_chars):
             return "too_long"
         return self._copies.judge(group, self._clock())
+
+    def _unfit(self, graded: GradedGroup) -> str | None:
+        return None if self._updater.fits(graded) else "too_long"
 
     def _author_of(self) -> AuthorOf:
         established = self._exchange.established()
@@ -236,15 +227,6 @@ class SapoNode:
             self.ledger.dropped("harmful", self.pool.refuse([content_id for content_id, _ in self.pool.candidates()]))
         return alarm
 
-    def _refusal(self, group: RolloutGroup, verdict: Grade | Rejection) -> str | None:
-        """Why a regraded group cannot teach this node; None when it can."""
-        if isinstance(verdict, Rejection):
-            return verdict.reason
-        if not has_signal(verdict.rewards):
-            return "zero_advantage"
-        fits = self._updater.fits(GradedGroup(group, verdict.prompt, verdict.rewards))
-        return None if fits else "too_long"
-
     def _graded(self, batch: Batch) -> tuple[list[GradedGroup], Counter[str]]:
         """Own groups that may be trained on, and how many questions did not come to one, by reason."""
         groups = []
@@ -280,16 +262,12 @@ class SapoNode:
             self.ledger.local(reason, count)
         self.ledger.local("zero_advantage", num_zero_advantage)
         self.ledger.local("not_sampled", num_informative - len(mixed.local))
-        for graded in mixed.external:
-            self._exchange.report(graded.group.peer_id, "used")
         self.ledger.dropped("improbable", self.pool.refuse(mixed.refused_ids))
-        first = self.pool.use(mixed.external_ids)
+        self._intake.settle(mixed.external, self.pool.use(mixed.external_ids), skipped)
         if skipped:
             self.ledger.local("update_skipped", len(mixed.local))
-            self.ledger.dropped("update_skipped", first)
         else:
             self.ledger.used_local(len(mixed.local))
-            self.ledger.used_external(first, again=len(mixed.external_ids) - first)
 
 
 def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from swarm.sapo.mixing import NEWCOMERS, Candidate, Mix, MixSettings, has_signal, mix
+from swarm.groups.signal import has_signal
+from swarm.sapo.mixing import NEWCOMERS, Candidate, Mix, MixSettings, mix
 from swarm.types import GradedGroup
 from tests.example_groups import graded
 
