@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from pathlib import Path
 
 from swarm.errors import DirectoryError, DirectoryLost
 from swarm.net.hivemind.directory import Directory
-from swarm.net.hivemind.waits import AsyncioSignal
 from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
 from swarm.net.membership.state import NodeState
+from swarm.net.waits import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ STEADY_AFTER_S = 60.0
 class Discovery:
     """Own record -> the DHT -> records of others, for who has few peers."""
 
-    def __init__(self, state: NodeState, control: Path, run_known: asyncio.Event, peers_changed: AsyncioSignal) -> None:
+    def __init__(self, state: NodeState, control: Path, run_known: Signal, peers_changed: Signal) -> None:
         """Discover for `state` through the daemon whose control socket is given, once the run is known."""
         self._state = state
         self._control = control
@@ -58,7 +59,7 @@ class Discovery:
     async def _live_once(self) -> None:
         # Started before there is a run to look in: it is ready by then.
         async with Directory.running() as directory:
-            await self._run_known.wait()
+            await self._run_known.happens(math.inf)
             manifest = self._state.manifest
             assert manifest is not None
             await directory.open(self._control, manifest.run_id, keeps=self._state.profile.listed)

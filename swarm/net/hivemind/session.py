@@ -3,12 +3,10 @@
 dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
 reserve   places at relays, for those who cannot be dialled -> own addresses (renewed every minute)
 observe   the daemon's connections                  -> state, wakes the rest (every second)
-join      manifest from a connected peer            -> the run              (until there is one)
 hear      gossip on the run's topic                 -> inbox
-tell      outbox                                    -> gossip               (paced; waits while nobody hears)
 discover  own record -> the DHT -> records of others, for who has few peers (every `announce_every_s`)
 
-and those of `upkeep`: repair, download, acquaint.
+and those of `MemberSession`, join and tell, and of `upkeep`: repair, download, acquaint.
 """
 
 from __future__ import annotations
@@ -16,53 +14,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.nat import Detours, Places, relay_of
 from swarm.net.hivemind.daemon import Daemon, Outgrown
 from swarm.net.hivemind.discovery import Discovery
-from swarm.net.hivemind.waits import AsyncioSignal, AsyncioWaits
+from swarm.net.hivemind.waits import AsyncioWaits
 from swarm.net.membership.dialling import Dialling, Unheard
-from swarm.net.membership.joining import Joining
+from swarm.net.membership.session import MemberSession
 from swarm.net.membership.state import NodeState
-from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
 from swarm.net.services.doors import Doors
 
 logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
 RECORDS_PER_S = 200.0
-BYTES_PER_S = 6e6
-"""Gossip is lossless to twice this rate; unpaced bursts lose up to a sixth of their messages."""
-
-
-SETTLE_S = 1.0
-"""A message published within a heartbeat of the first peer's arrival can miss it."""
+"""Unpaced bursts lose up to a sixth of their messages."""
 EPITAPH_S = 1.0
 
 
-class Session:
+class Session(MemberSession):
     """One daemon's worth of a node."""
 
     def __init__(self, state: NodeState, daemon: Daemon) -> None:
         """Run `state` on a daemon that has just started."""
-        self._state = state
+        waits = AsyncioWaits()
+        dialling = Dialling(state, daemon.connect, waits, relays=state.relays)
+        super().__init__(state, daemon, waits, dialling, RECORDS_PER_S)
         self._daemon = daemon
-        self._waits = AsyncioWaits()
-        self._upkeep = Upkeep(state, daemon.stream, self._waits)
         self._places = Places(state.relays)
         self._detours = Detours()
         self._unheard = Unheard()
-        self._dialling = Dialling(state, daemon.connect, self._waits, relays=state.relays)
-        self._run_known = asyncio.Event()
-        self._peers_changed = AsyncioSignal()
-        self._joining = Joining(state, daemon.call, self._peers_changed)
         self._discovery = Discovery(state, daemon.control, self._run_known, self._peers_changed)
-        self._look_again = AsyncioSignal()
-        self._outgoing = asyncio.Event()
         self._serving: set[str] = set()
 
     async def run(self) -> str:
@@ -104,26 +91,6 @@ class Session:
             self._serving.add(protocol)
             await self._daemon.answer(protocol, partial(self._state.handle, protocol))
 
-    def wake(self) -> None:
-        """Look again at the outbox and the run; call on the network thread."""
-        self._outgoing.set()
-        if self._state.manifest is not None:
-            self._run_known.set()
-
-    async def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
-        left_s = await self._reach(peer_id, timeout_s)
-        return await self._daemon.call(peer_id, protocol, payload, left_s)
-
-    async def stream(
-        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
-        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
-        await self._reach(peer_id, timeout_s)
-        async with aclosing(self._daemon.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
         connected = self._state.connected
         left_s = await self._dialling.reach(peer_id, connected, timeout_s)
@@ -132,13 +99,6 @@ class Session:
             with suppress(TransportError):
                 await self.look()
         return left_s
-
-    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
-        await self._state.guard.keep(loop, self._waits)
-
-    async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
-        await self._run_known.wait()
-        await loop()
 
     async def _watch(self) -> None:
         raise TransportError(await self._daemon.wait_closed())
@@ -152,7 +112,7 @@ class Session:
         self._daemon.doors = Doors(self._state.complain)
         self._daemon.admits = self._state.admits
         self._daemon.pace = self._state.uploads.spend
-        self._state.on_banned = self._look_again.set
+        self._state.on_banned = self.look_again
         await self.serve()
 
     async def _observe(self) -> None:
@@ -177,8 +137,7 @@ class Session:
         moved = state.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
         state.detail = "; ".join(filter(None, (self._dialling.describe(), state.reachability())))
         if moved or state.in_run - before:
-            self._peers_changed.set()
-            self._upkeep.found(first=not before)
+            self._changed(before)
         self.wake()
 
     async def _dial(self) -> None:
@@ -226,35 +185,9 @@ class Session:
                 await self.look()
             await asyncio.sleep(OBSERVE_EVERY_S)
 
-    async def _join(self) -> None:
-        await self._joining.join()
-        self._run_known.set()
-
     async def _hear(self) -> None:
-        await self._run_known.wait()
-        topic = self._state.topic
-        assert topic is not None
+        topic = await self._topic()
         if not self._state.profile.listed:
             return
         await self._daemon.subscribe(topic, self._state.guard.hearing(self._state.receive))
         raise TransportError("the daemon ended the subscription")
-
-    async def _tell(self) -> None:
-        await self._run_known.wait()
-        topic = self._state.topic
-        assert topic is not None
-        settled = False
-        while True:
-            if not self._state.in_run:
-                settled = False
-            elif not settled:
-                await asyncio.sleep(SETTLE_S)
-                settled = True
-            record = self._state.outbox.take() if settled else None
-            if record is None:
-                await self._outgoing.wait()
-                self._outgoing.clear()
-                continue
-            await self._daemon.publish(topic, record)
-            self._state.counters.add("published")
-            await asyncio.sleep(max(1 / RECORDS_PER_S, len(record) / BYTES_PER_S))

@@ -104,7 +104,7 @@ class HivemindTransport(StateTransport):
         session, loop = self._session, self._loop
         if session is None or loop is None:
             raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
-        answer = asyncio.run_coroutine_threadsafe(session.request(peer_id, protocol, payload, timeout_s), loop)
+        answer = asyncio.run_coroutine_threadsafe(session.call(peer_id, protocol, payload, timeout_s), loop)
         try:
             return answer.result(timeout_s + CLOSE_TIMEOUT_S)
         except TimeoutError as error:

@@ -2,23 +2,20 @@
 
 dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
 observe   the host's connections                    -> state, wakes the rest (every second)
-join      manifest from a connected peer            -> the run              (until there is one)
 hear      gossip on the run's topic                 -> inbox
-tell      outbox                                    -> gossip               (paced; waits while nobody hears)
 
-and those of `upkeep`: repair, download, acquaint. The last takes the place of a directory.
+and those of `MemberSession`, join and tell, and of `upkeep`: repair, download, acquaint. The last takes the place of a
+directory.
 
-Importing this imports libp2p; see `libp2p_host`.
+Importing this imports libp2p; see `host`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
@@ -27,11 +24,11 @@ import trio
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.nat import CIRCUIT
 from swarm.net.libp2p.host import Host, interfaces
-from swarm.net.libp2p.waits import TrioSignal, TrioWaits
+from swarm.net.libp2p.waits import TrioWaits
 from swarm.net.membership.dialling import Dialling
-from swarm.net.membership.joining import Joining
+from swarm.net.membership.session import MemberSession
 from swarm.net.membership.state import NodeState
-from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
 from swarm.net.records.large import INLINE_BYTES
 from swarm.net.services.doors import Doors
 
@@ -41,29 +38,20 @@ T = TypeVar("T")
 
 OBSERVE_EVERY_S = 1.0
 RECORDS_PER_S = 100.0
-BYTES_PER_S = 6e6
-"""A peer's queue holds 32 messages, and what does not fit is lost: one busy interpreter empties it at this rate."""
+"""A peer's queue holds 32 messages, and what does not fit is lost."""
 MUTE_AFTER_S = 5.0
 """py-libp2p loses the gossip of a connection made while an earlier one of the same peer ends: then it is made anew."""
-SETTLE_S = 1.0
-"""A message published within a heartbeat of the first peer's arrival can miss it."""
 
 
-class Session:
+class Session(MemberSession):
     """One host's worth of a node."""
 
     def __init__(self, state: NodeState, host: Host) -> None:
         """Run `state` on a host that has just started."""
-        self._state = state
+        waits = TrioWaits()
+        dialling = Dialling(state, host.connect, waits, can_dial=_can_dial)
+        super().__init__(state, host, waits, dialling, RECORDS_PER_S)
         self._host = host
-        self._waits = TrioWaits()
-        self._upkeep = Upkeep(state, host.stream, self._waits)
-        self._dialling = Dialling(state, host.connect, self._waits, can_dial=_can_dial)
-        self._run_known = trio.Event()
-        self._peers_changed = TrioSignal()
-        self._joining = Joining(state, host.call, self._peers_changed)
-        self._someone_came = TrioSignal()
-        self._outgoing = TrioSignal()
         self._serving: set[str] = set()
         self._mute_since: dict[str, float] = {}
         self._loops: trio.Nursery | None = None
@@ -87,46 +75,15 @@ class Session:
         finally:
             self._loops = None
 
-    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
-        await self._state.guard.keep(loop, self._waits)
-
-    async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
-        await self._run_known.wait()
-        await loop()
-
     def serve(self) -> None:
         """Register handlers added since the last call; on the network thread, as everything here."""
         for protocol in self._state.handlers.keys() - self._serving:
             self._serving.add(protocol)
             self._host.answer(protocol, partial(self._state.handle, protocol))
 
-    def wake(self) -> None:
-        """Look again at the outbox and the run."""
-        self._outgoing.set()
-        if self._state.manifest is not None:
-            self._run_known.set()
-
-    def look_again(self) -> None:
-        """Look at once who is connected, and who of them is banned."""
-        self._someone_came.set()
-
-    async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
-        left_s = await self._reach(peer_id, timeout_s)
-        return await self._host.call(peer_id, protocol, payload, left_s)
-
-    async def stream(
-        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
-        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
-        await self._reach(peer_id, timeout_s)
-        async with aclosing(self._host.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
         left_s = await self._dialling.reach(peer_id, self._host.connected(), timeout_s)
-        self._someone_came.set()
+        self.look_again()
         return left_s
 
     def have_done(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
@@ -158,7 +115,7 @@ class Session:
     async def _observe(self) -> None:
         state = self._state
         while True:
-            self._someone_came.clear()
+            self._look_again.clear()
             for peer_id in self._host.connected() & state.banned:
                 state.counters.add("banned_connections")
                 await self._host.drop(peer_id)
@@ -168,7 +125,7 @@ class Session:
                 del self._mute_since[peer_id]
                 await self._host.drop(peer_id)
             self._look()
-            await self._someone_came.happens(OBSERVE_EVERY_S)
+            await self._look_again.happens(OBSERVE_EVERY_S)
 
     def _mute_for(self, duration_s: float) -> list[str]:
         now = time.monotonic()
@@ -188,8 +145,7 @@ class Session:
         state.see(self._host.connected(), self._host.subscribers(state.topic) if state.topic else frozenset())
         state.detail = self._dialling.describe()
         if state.in_run - before:
-            self._peers_changed.set()
-            self._upkeep.found(first=not before)
+            self._changed(before)
         self.wake()
 
     async def _dial(self) -> None:
@@ -201,16 +157,10 @@ class Session:
 
     async def _dial_one(self, peer_id: str, addresses: tuple[str, ...]) -> None:
         await self._dialling.dial(peer_id, addresses)
-        self._someone_came.set()
-
-    async def _join(self) -> None:
-        await self._joining.join()
-        self._run_known.set()
+        self.look_again()
 
     async def _hear(self) -> None:
-        await self._run_known.wait()
-        topic = self._state.topic
-        assert topic is not None
+        topic = await self._topic()
         if not self._state.profile.listed:
             return
         self._host.admit(topic, self._admissible)
@@ -225,26 +175,6 @@ class Session:
             self._state.counters.add("drop_oversized")
             return False
         return self._state.is_its_own(author, record)
-
-    async def _tell(self) -> None:
-        await self._run_known.wait()
-        topic = self._state.topic
-        assert topic is not None
-        settled = False
-        while True:
-            if not self._state.in_run:
-                settled = False
-            elif not settled:
-                await trio.sleep(SETTLE_S)
-                settled = True
-            record = self._state.outbox.take() if settled else None
-            if record is None:
-                await self._outgoing.happens(math.inf)
-                self._outgoing.clear()
-                continue
-            await self._host.publish(topic, record)
-            self._state.counters.add("published")
-            await trio.sleep(max(1 / RECORDS_PER_S, len(record) / BYTES_PER_S))
 
 
 def _can_dial(address: str) -> bool:

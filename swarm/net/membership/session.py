@@ -1,0 +1,132 @@
+"""The life of a node on one network, as far as it is the same on both: joining its run, speaking, asking others.
+
+join      manifest from a connected peer  -> the run     (until there is one)
+tell      outbox                          -> gossip      (paced; waits while nobody hears)
+
+Free of asyncio and trio: a library's session says how it waits, and adds how it dials, observes and hears.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.joining import Joining
+from swarm.net.membership.state import NodeState
+from swarm.net.membership.upkeep import Upkeep
+from swarm.net.waits import Waits
+
+BYTES_PER_S = 6e6
+"""hivemind's gossip is lossless to twice this rate; one busy interpreter empties py-libp2p's queues at it."""
+SETTLE_S = 1.0
+"""A message published within a heartbeat of the first peer's arrival can miss it."""
+
+
+class Network(Protocol):
+    """What the library's side offers. All but `publish` raise `PeerUnreachable`."""
+
+    async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """A connected peer's answer."""
+        ...
+
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of a connected peer's answer."""
+        ...
+
+    async def publish(self, topic: str, record: bytes) -> None:
+        """Put a record on gossip."""
+        ...
+
+
+class MemberSession:
+    """One network's worth of a node."""
+
+    def __init__(
+        self, state: NodeState, network: Network, waits: Waits, dialling: Dialling, records_per_s: float
+    ) -> None:
+        """Run `state` on a network that has just started, which carries `records_per_s` of gossip without loss."""
+        self._state = state
+        self._network = network
+        self._waits = waits
+        self._dialling = dialling
+        self._records_per_s = records_per_s
+        self._upkeep = Upkeep(state, self.stream, waits)
+        self._run_known = waits.signal()
+        self._peers_changed = waits.signal()
+        self._look_again = waits.signal()
+        self._outgoing = waits.signal()
+        self._joining = Joining(state, network.call, self._peers_changed)
+
+    def wake(self) -> None:
+        """Look again at the outbox and the run; call on the network thread, as everything here."""
+        self._outgoing.set()
+        if self._state.manifest is not None:
+            self._run_known.set()
+
+    def look_again(self) -> None:
+        """Look at once who is connected, and who of them is banned."""
+        self._look_again.set()
+
+    async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
+        left_s = await self._reach(peer_id, timeout_s)
+        return await self._network.call(peer_id, protocol, payload, left_s)
+
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
+        await self._reach(peer_id, timeout_s)
+        async with aclosing(self._network.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _reach(self, peer_id: str, timeout_s: float) -> float:
+        """Be connected to a peer; the seconds that are left. Raises `PeerUnreachable`."""
+        raise NotImplementedError
+
+    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._state.guard.keep(loop, self._waits)
+
+    async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._run_known.happens(math.inf)
+        await loop()
+
+    async def _join(self) -> None:
+        await self._joining.join()
+        self._run_known.set()
+
+    async def _topic(self) -> str:
+        """The run's, once it is known."""
+        await self._run_known.happens(math.inf)
+        topic = self._state.topic
+        assert topic is not None
+        return topic
+
+    def _changed(self, before: frozenset[str]) -> None:
+        """There are other members than `before`."""
+        self._peers_changed.set()
+        self._upkeep.found(first=not before)
+
+    async def _tell(self) -> None:
+        topic = await self._topic()
+        settled = False
+        while True:
+            if not self._state.in_run:
+                settled = False
+            elif not settled:
+                await self._waits.sleep(SETTLE_S)
+                settled = True
+            record = self._state.outbox.take() if settled else None
+            if record is None:
+                await self._outgoing.happens(math.inf)
+                self._outgoing.clear()
+                continue
+            await self._network.publish(topic, record)
+            self._state.counters.add("published")
+            await self._waits.sleep(max(1 / self._records_per_s, len(record) / BYTES_PER_S))
