@@ -1,4 +1,4 @@
-"""`swarm bench NAME`: runs `benchmarks/NAME.py`, which is part of the repository and not of an installed package."""
+"""`swarm bench NAME`: runs the package `benchmarks.NAME`, which is part of the repository and not of an installed package."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class Intake:
     ) -> None:
         """Nothing has arrived yet.
 
-        `needless` says why a group need not be graded at all, `unfit` why one with signal cannot teach this policy. Both
-        return None when nothing is against it.
+        `needless` says why a group need not be graded at all, or None; `unfit` why one with signal cannot teach this
+        policy, or None.
         """
         self._exchange = exchange
         self._verifier = verifier

@@ -1,0 +1,44 @@
+"""What documents and docstrings name is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CODE = ("swarm", "nodes", "benchmarks", "tests", "examples")
+MODULES = {str(path.relative_to(ROOT)) for part in CODE for path in (ROOT / part).rglob("*.py")}
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _heading(line: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_module_that_a_document_names_is_there(document: Path) -> None:
+    named = re.findall(r"`([\w/]+\.py)`", document.read_text())
+    assert [name for name in named if not any(f"/{module}".endswith(f"/{name}") for module in MODULES)] == []
+
+
+@pytest.mark.parametrize("part", CODE[:3])
+def test_every_module_that_code_names_is_there(part: str) -> None:
+    for path in (ROOT / part).rglob("*.py"):
+        for name in re.findall(r"`([\w/]+\.py)`", path.read_text()):
+            assert any(f"/{module}".endswith(f"/{name}") for module in MODULES), f"{path.relative_to(ROOT)}: {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_within_the_repository_leads_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        path = document.parent / file if file else document
+        assert path.exists(), f"{document.name}: {target}"
+        if anchor:
+            headings = {_heading(line) for line in path.read_text().splitlines() if line.startswith("#")}
+            assert anchor in headings, f"{document.name}: {target}"
