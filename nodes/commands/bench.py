@@ -1,4 +1,4 @@
-"""`swarm bench NAME`: runs the package `benchmarks.NAME`, which is part of the repository and not of an installed package."""
+"""`swarm bench NAME`: runs the package `benchmarks.NAME`, which is in the repository but in no installed package."""
 
 from __future__ import annotations
 

@@ -166,12 +166,17 @@ class WorkerNode:
             read=unpack,
             ledger=Ledger(),
             max_staleness=self._max_staleness,
+            learner_version=self._learner_version,
             wanted=self._wanted,
         )
 
     def _max_staleness(self) -> int:
         orders = self._heartbeats.orders
         return orders.max_staleness if orders else 0
+
+    def _learner_version(self) -> int | None:
+        orders = self._heartbeats.orders
+        return orders.version if orders else None
 
     def _wanted(self) -> bool:
         orders = self._heartbeats.orders

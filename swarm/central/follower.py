@@ -81,13 +81,14 @@ class Follower:
         read: Callable[[bytes], Mapping[str, Tensor]],
         ledger: Ledger,
         max_staleness: Callable[[], int],
+        learner_version: Callable[[], int | None] = lambda: None,
         wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A worker without a snapshot. `read` unpacks one.
 
-        `max_staleness` is the learner's budget; `wanted` whether its orders are to go on. A batch ends early when it is
-        not.
+        `max_staleness` is the learner's budget, `learner_version` what it says of itself, `wanted` whether its orders
+        are to go on. A batch ends early when it is not.
         """
         self.ledger = ledger
         self.num_completions = 0
@@ -109,6 +110,7 @@ class Follower:
         self._feed = feed
         self._read = read
         self._max_staleness = max_staleness
+        self._learner_version = learner_version
         self._wanted = wanted
         self._position = 0
         self._lock = threading.Lock()
@@ -125,9 +127,9 @@ class Follower:
 
     @property
     def lagging(self) -> bool:
-        """Whether nothing it samples now could be used: there is no snapshot yet, or a much newer one is announced."""
-        version, announced = self.version, self._feed.announced()
-        return version is None or (announced is not None and announced - version > self._max_staleness())
+        """Whether nothing it samples now could be used: there is no snapshot yet, or the learner is far ahead of it."""
+        version = self.version
+        return version is None or self._is_stale(version)
 
     def install(self) -> bool:
         """Go on with the newest snapshot, if there is a newer one that is complete; whether there was."""
@@ -196,13 +198,17 @@ class Follower:
 
     def _share(self, group: RolloutGroup) -> None:
         """What has no signal, or is too old by now, would only be dropped by the learner."""
-        announced = self._feed.announced()
         if not has_signal(group.rewards):
             self.ledger.local("zero_advantage")
-        elif announced is not None and announced - oldest_version(group) > self._max_staleness():
+        elif self._is_stale(oldest_version(group)):
             self.ledger.local("stale_version")
         elif self._own.share(group) is not None:
             self.ledger.shared(1)
+
+    def _is_stale(self, version: int) -> bool:
+        """Whether the learner refuses tokens of this version, by its own word or by what it has announced."""
+        known = [newest for newest in (self._learner_version(), self._feed.announced()) if newest is not None]
+        return max(known, default=version) - version > self._max_staleness()
 
     def _has_generated(self, completions: Sequence[Completion]) -> None:
         """Let go of the snapshot before when the new one has sampled a token."""

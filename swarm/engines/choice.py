@@ -59,10 +59,18 @@ class EngineChoice(Struct, frozen=True):
 def choose_engine(settings: GenerationSettings, policy: Policy) -> EngineChoice:
     """The engine asked for, or with `auto` the one that suits this machine.
 
-    Raises `ConfigError` when vLLM is asked for and cannot be had.
+    Raises `ConfigError` when vLLM is asked for and cannot be had, or cannot do what the policy needs.
     """
     look = partial(look_for_vllm, settings.vllm.python)
-    return choose(settings, policy.name, policy.device.type, policy.ranks.size, look)
+    found = choose(settings, policy.name, policy.device.type, policy.ranks.size, look)
+    if policy.routers is None or found.name == "transformers":
+        return found
+    if settings.engine == "vllm":
+        raise ConfigError(
+            "policy.routing_replay must be false with generation.engine vllm: it does not tell which experts it used; "
+            "or set generation.engine to transformers"
+        )
+    return EngineChoice("transformers", "policy.routing_replay needs to know which experts were used")
 
 
 def choose(

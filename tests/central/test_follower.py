@@ -120,6 +120,7 @@ class Bench:
         self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
         self.verifier = FakeVerifier()
         self.wanted = True
+        self.learner_version: int | None = None
         self.follower = make(
             peer_id="me",
             policy_id=PolicyId("tiny", "hash", 0),
@@ -134,6 +135,7 @@ class Bench:
             read=_read,
             ledger=Ledger(),
             max_staleness=lambda: max_staleness,
+            learner_version=lambda: self.learner_version,
             wanted=lambda: self.wanted,
         )
 
@@ -170,6 +172,18 @@ def test_routing_stays_here_for_no_receiver_takes_it() -> None:
     sent = [completion for group in bench.exchange.sent for completion in group.completions]
     assert len(sent) == 8
     assert all(c.routing == b"" and c.token_ids and c.logprobs and c.versions for c in sent)
+
+
+def test_it_pauses_when_the_learner_is_ahead_by_its_own_word_and_has_announced_nothing_newer() -> None:
+    bench = Bench(max_staleness=2)
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.learner_version = 5
+    assert not bench.follower.lagging
+    bench.learner_version = 6
+    assert bench.follower.lagging
+    bench.follower.run_batch()
+    assert bench.exchange.sent == [] and bench.local["stale_version"] == 1, "what was begun ends, and nothing is sent"
 
 
 def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -> None:

@@ -22,6 +22,7 @@ from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy
 from swarm.types import Rejection, Sampling
+from tests.engines.models import make
 from tests.engines.stand_in import python_with_vllm, script_for_vllm
 
 SAMPLING = Sampling(max_new_tokens=12)
@@ -180,6 +181,18 @@ def test_auto_takes_vllm_where_there_is_a_gpu_and_a_vllm(
     without = GenerationSettings(vllm=VllmSettings(python=Path(sys.executable)))
     lacking = choose_engine(without, policy)
     assert str(lacking).endswith("has no vLLM") and "generation.vllm.python" in lacking.fix
+
+
+def test_routing_replay_is_refused_where_nothing_would_record_it(
+    script: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = make("qwen3_moe")
+    policy = Policy("moe", plain.model, plain.tokenizer, None, routing_replay=True)
+    with pytest.raises(ConfigError, match="policy.routing_replay must be false with generation.engine vllm"):
+        choose_engine(GenerationSettings(engine="vllm", vllm=VllmSettings(python=python)), policy)
+    monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    choice = choose_engine(GenerationSettings(vllm=VllmSettings(python=python)), policy)
+    assert choice.name == "transformers" and "routing_replay" in choice.reason
 
 
 def test_vllm_is_looked_for_where_it_would_run(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

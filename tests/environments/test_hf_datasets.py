@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from swarm.environments.config import DatasetTask
-from swarm.environments.sources.hf_datasets import DatasetSource, _row
+from swarm.environments.sources.hf_datasets import DatasetSource, _row, store
 from swarm.errors import RejectedGroup, TaskError
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, ProceduralRef
 
@@ -189,3 +189,21 @@ def test_rows_for_evaluation_are_never_trained_on(num_rows: int) -> None:
     if num_rows >= 10:
         assert held_out == set(range(9, num_rows, 10))
         assert not seen & held_out
+
+
+def test_an_evaluation_asks_every_row_that_is_set_aside_once_before_one_again() -> None:
+    for num_rows, seed in ((100, 1), (37, 2), (1_000, 3)):
+        asked = [_row(num_rows, HELD_OUT_STREAMS + seed, "task", index) for index in range(2 * (num_rows // 10))]
+        half = len(asked) // 2
+        assert sorted(asked[:half]) == sorted(asked[half:]) == list(range(9, num_rows, 10))
+    orders = {tuple(_row(100, HELD_OUT_STREAMS + seed, "task", index) for index in range(10)) for seed in range(20)}
+    assert len(orders) > 10, "streams differ"
+
+
+@pytest.mark.parametrize(("split", "whole"), [("test", True), ("validation[:50%]", True), ("train+test", False)])
+def test_a_split_for_evaluation_is_evaluated_as_a_whole(split: str, whole: bool, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"question": f"{k}?", "answer": f"#### {k}"} for k in range(30)]
+    stored = store(task(write(tmp_path, ".jsonl", rows)))
+    source = DatasetSource(task(tmp_path / "rows.jsonl", split=split), stored=stored)
+    asked = [source.question(HELD_OUT_STREAMS, index).ref.row for index in range(30)]
+    assert sorted(asked) == list(range(30)) if whole else set(asked) == {9, 19, 29}

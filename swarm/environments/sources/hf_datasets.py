@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -22,8 +23,10 @@ from swarm.errors import RejectedGroup, TaskError
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
 
 _MAX_ATTEMPTS = 64
-HELD_OUT_EVERY = 10
 """Malformed rows passed over for one question before the data set is called unusable."""
+HELD_OUT_EVERY = 10
+EVALUATION_SPLITS = frozenset({"test", "validation", "valid", "val", "dev", "eval"})
+"""Splits that are made to be evaluated on: no row of them is kept from it."""
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
@@ -50,7 +53,8 @@ class DatasetSource:
     """Implements `TaskSource` for the rows of one split.
 
     The row asked for (seed, index) comes from a digest, so streams differ and a question may come twice in one. Every
-    tenth row is set aside for evaluation; a data set of fewer than ten rows has none to spare.
+    tenth row is set aside for evaluation, which asks each of them once before it asks one again. A data set of fewer
+    than ten rows has none to spare, and a split that is for evaluation (test, validation, ...) is that as a whole.
     """
 
     def __init__(
@@ -76,12 +80,14 @@ class DatasetSource:
             self._answer_pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         except re.error as error:
             raise TaskError(f"task {config.name!r}: answer_pattern {config.answer_pattern!r}: {error}") from error
+        splits = {part.split("[")[0].strip() for part in config.split.split("+")}
+        self._is_for_evaluation = splits <= EVALUATION_SPLITS
         self._options_digest = digest(config.subset, config.split, config.prompt)
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when 64 rows in a row are malformed."""
         for attempt in range(_MAX_ATTEMPTS):
-            row = _row(len(self._rows), seed, self.name, index, attempt)
+            row = _row(len(self._rows), seed, self.name, index, attempt, whole=self._is_for_evaluation)
             try:
                 prompt, _ = self._read(row)
             except _MalformedRow as error:
@@ -144,15 +150,28 @@ class DatasetSource:
         return prompt, answer.strip()
 
 
-def _row(num_rows: int, seed: int, *parts: str | int) -> int:
-    """A row for training or, in a held-out stream, one of the rows set aside for evaluation: every tenth."""
+def _row(num_rows: int, seed: int, task: str, index: int, attempt: int = 0, *, whole: bool = False) -> int:
+    """A row for training or, in a held-out stream, one for evaluation: every tenth is set aside for that.
+
+    Both draw from all rows where none can be spared, and where the `whole` is for evaluation.
+    """
     num_held_out = num_rows // HELD_OUT_EVERY
-    if num_held_out == 0:
-        return draw(num_rows, "row", seed, *parts)
+    everything = whole or num_held_out == 0
     if seed >= HELD_OUT_STREAMS:
-        return HELD_OUT_EVERY * draw(num_held_out, "row", seed, *parts) + HELD_OUT_EVERY - 1
-    chosen = draw(num_rows - num_held_out, "row", seed, *parts)
+        chosen = _in_turn(num_rows if everything else num_held_out, seed, task, index, attempt)
+        return chosen if everything else HELD_OUT_EVERY * chosen + HELD_OUT_EVERY - 1
+    if everything:
+        return draw(num_rows, "row", seed, task, index, attempt)
+    chosen = draw(num_rows - num_held_out, "row", seed, task, index, attempt)
     return chosen + chosen // (HELD_OUT_EVERY - 1)
+
+
+def _in_turn(count: int, seed: int, task: str, index: int, attempt: int) -> int:
+    """One of `count`: each once in as many indices, in an order of the stream's own."""
+    step = 1 + draw(count, "step", seed, task)
+    while math.gcd(step, count) > 1:
+        step += 1
+    return (draw(count, "first", seed, task) + step * index + attempt) % count
 
 
 class _MalformedRow(Exception):
