@@ -189,25 +189,11 @@ class Auditor(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """Moves bytes between peers. Methods never block on the network except `request`, `stream` and `close`."""
+class RecordTransport(Protocol):
+    """Records of a run in and out, and from whom. None of its methods blocks on the network but `wait`."""
 
-    peer_id: str
-
-    def start(self) -> None:
-        """Open the network. Raises `TransportError` when the stack itself cannot run; absent peers are no error."""
-        ...
-
-    def manifest(self) -> RunManifest | None:
-        """The run this node is in; None until it is known."""
-        ...
-
-    def sealed_manifest(self) -> bytes | None:
-        """The manifest as its founder signed it, served to whoever asks."""
-        ...
-
-    def set_manifest(self, sealed: bytes) -> None:
-        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
+    def status(self) -> NetworkStatus:
+        """The network as it is now."""
         ...
 
     def publish(self, record: bytes) -> None:
@@ -226,13 +212,30 @@ class Transport(Protocol):
         """Block until there is something to drain; whether there is."""
         ...
 
-    def status(self) -> NetworkStatus:
-        """The network as it is now."""
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Have nothing to do with these peers; each call replaces the set.
+
+        Their connections are dropped and their new ones soon after they are made; their requests are refused, and so
+        is what they published, whoever passes it on. Counted as `banned_connections`, `banned_streams` and
+        `banned_gossip`.
+        """
         ...
 
-    def multiaddrs(self) -> tuple[str, ...]:
-        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+    def trust(self, peer_ids: Collection[str]) -> None:
+        """Take in what these peers sign at a member's rate, and others' at a newcomer's; each call replaces the set."""
         ...
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(peer id, reason) of what peers did that speaks against them, since the last call.
+
+        `slow_holder`: it gave a large record more slowly than a holder must. `bad_gift`: it gave a record that nobody
+        holds who has looked into it.
+        """
+        ...
+
+
+class RequestTransport(Protocol):
+    """Questions between two peers. `request` and `stream` block on the network."""
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`."""
@@ -260,29 +263,38 @@ class Transport(Protocol):
         """
         ...
 
+
+class PeerTransport(Protocol):
+    """Which run this is, where this node is reached, and who else is there."""
+
+    peer_id: str
+
+    def manifest(self) -> RunManifest | None:
+        """The run this node is in; None until it is known."""
+        ...
+
+    def sealed_manifest(self) -> bytes | None:
+        """The manifest as its founder signed it, served to whoever asks."""
+        ...
+
+    def set_manifest(self, sealed: bytes) -> None:
+        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
+        ...
+
+    def multiaddrs(self) -> tuple[str, ...]:
+        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+        ...
+
     def peers(self) -> tuple[PeerRecord, ...]:
         """What others have said about themselves; entries may have expired."""
         ...
 
-    def ban(self, peer_ids: Collection[str]) -> None:
-        """Have nothing to do with these peers; each call replaces the set.
 
-        Their connections are dropped and their new ones soon after they are made; their requests are refused, and so
-        is what they published, whoever passes it on. Counted as `banned_connections`, `banned_streams` and
-        `banned_gossip`.
-        """
-        ...
+class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
+    """A network: moves bytes between peers."""
 
-    def trust(self, peer_ids: Collection[str]) -> None:
-        """Take in what these peers sign at a member's rate, and others' at a newcomer's; each call replaces the set."""
-        ...
-
-    def complaints(self) -> list[tuple[str, str]]:
-        """(peer id, reason) of what peers did that speaks against them, since the last call.
-
-        `slow_holder`: it gave a large record more slowly than a holder must. `bad_gift`: it gave a record that nobody
-        holds who has looked into it.
-        """
+    def start(self) -> None:
+        """Open the network. Raises `TransportError` when the stack itself cannot run; absent peers are no error."""
         ...
 
     def counters(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import PeerUnreachable
-from swarm.protocols import RequestHandler, Transport
+from swarm.protocols import RequestHandler, RequestTransport
 
 TIME_PROTOCOL = "/swarm/time/1"
 DIAL_BACK_PROTOCOL = "/swarm/dialback/1"
@@ -88,7 +88,7 @@ def serve_diagnosis(host: Host, clock: Callable[[], float] = time.time) -> None:
     host.serve(DIAL_BACK_PROTOCOL, DialBacks(host.observed).handle)
 
 
-def read_clock(transport: Transport, peer_id: str, timeout_s: float = 5.0) -> ClockReading:
+def read_clock(transport: RequestTransport, peer_id: str, timeout_s: float = 5.0) -> ClockReading:
     """A peer's clock against ours, from the quickest of a few round trips. Raises `PeerUnreachable`."""
     readings = []
     for _ in range(NUM_CLOCK_READINGS):
@@ -106,7 +106,9 @@ def clock_reading(remote: float, sent: float, round_trip_s: float) -> ClockReadi
     return ClockReading(remote - (sent + round_trip_s / 2), round_trip_s / 2)
 
 
-def ask_dial_back(transport: Transport, peer_id: str, ports: Sequence[int], timeout_s: float = 15.0) -> DialBackReply:
+def ask_dial_back(
+    transport: RequestTransport, peer_id: str, ports: Sequence[int], timeout_s: float = 15.0
+) -> DialBackReply:
     """Ask a peer to dial us back on some ports and wait for the outcome. Raises `PeerUnreachable`."""
     request = msgspec.json.encode(DialBackRequest(tuple(ports[:MAX_PORTS])))
     deadline = time.monotonic() + timeout_s

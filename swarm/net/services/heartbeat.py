@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from swarm.errors import TransportError
-from swarm.protocols import Transport
+from swarm.protocols import RequestTransport
 from swarm.types import Heartbeat, Orders
 
 HEARTBEAT_PROTOCOL = "/swarm/heartbeat/1"
@@ -21,7 +21,7 @@ GONE_AFTER = 3
 """Heartbeats in a row without an answer after which the learner is taken to be away."""
 
 
-def serve_heartbeats(transport: Transport, beat: Callable[[str, Heartbeat], Orders]) -> None:
+def serve_heartbeats(transport: RequestTransport, beat: Callable[[str, Heartbeat], Orders]) -> None:
     """Answer workers with what `beat` says, which must not block."""
 
     def answer(peer_id: str, request: bytes) -> bytes:
@@ -34,7 +34,7 @@ class Heartbeats:
     """A thread that reports to the learner, every so often, and more seldom while it does not answer."""
 
     def __init__(
-        self, transport: Transport, learner: str, report: Callable[[], Heartbeat], every_s: float = 1.0
+        self, transport: RequestTransport, learner: str, report: Callable[[], Heartbeat], every_s: float = 1.0
     ) -> None:
         """Begin. `report` is called on this thread."""
         self._transport = transport

@@ -14,7 +14,7 @@ from swarm.errors import RejectedGroup
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, RefusedRecord, SignedRecord, open_group, outside, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.protocols import Transport
+from swarm.protocols import RecordTransport
 from swarm.types import NetworkStatus, RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ WARN_OF_CLOCKS_EVERY_S = 600.0
 
 
 class Exchange:
-    """`GroupExchange` over any `Transport`.
+    """`GroupExchange` over any `RecordTransport`.
 
     Refusals are counted under the reasons of `wire.open_group` and `PeerBook.admit`, and under `duplicate` for a group
     seen before; those a signature pins on a peer also against that peer.
@@ -34,7 +34,7 @@ class Exchange:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: RecordTransport,
         identity: Identity,
         limits: Limits | None = None,
         safety: SafetySettings | None = None,
