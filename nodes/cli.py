@@ -103,7 +103,7 @@ def join(
     engine: EngineOption = None,
     name: Annotated[str | None, typer.Option(help="How this peer is called in views and reports.")] = None,
     run_name: RunNameOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after so many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     follow: Annotated[
         str | None, typer.Option(help="Peer id of a learner, whose snapshots are adopted when they answer better.")
@@ -142,7 +142,7 @@ def learn(
     model: ModelOption = None,
     name: Annotated[str | None, typer.Option(help="How this learner is called in views and reports.")] = None,
     run_name: RunNameOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
     report: ReportOption = True,
@@ -166,7 +166,7 @@ def work(
     model: ModelOption = None,
     engine: EngineOption = None,
     name: Annotated[str | None, typer.Option(help="How this worker is called in views and reports.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after so many batches of questions.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many batches of questions.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
@@ -249,7 +249,7 @@ def plan(
     ],
     publish_every: Annotated[int | None, typer.Option(min=1, help="kappa: learner steps between snapshots.")] = None,
     max_staleness: Annotated[int | None, typer.Option(min=0, help="S: kappa becomes max(1, S - 1).")] = None,
-    headroom: Annotated[float, typer.Option(min=1.0, help="Aim at so many times the least rate.")] = 1.1,
+    headroom: Annotated[float, typer.Option(min=1.0, help="Aim at this multiple of the least rate.")] = 1.1,
     learner_price: Annotated[float, typer.Option(min=0.0, help="The learner's price an hour.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

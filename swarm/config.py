@@ -50,7 +50,7 @@ class EvaluationSettings(Settings):
     num_questions: int = Field(256, ge=0)
     """0 switches evaluation off."""
     every_rounds: int | None = Field(None, ge=1)
-    """Also evaluate every so many rounds; by default before the first and after the last."""
+    """Rounds between further evaluations; by default only before the first and after the last."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Which of the streams of held-out questions; no node trains on any of them."""
 
@@ -70,7 +70,7 @@ class NodeConfig(Settings):
     out: Path = Path("runs/peer")
     """Directory for identity, checkpoints, metrics and reports."""
     rounds: int | None = Field(None, ge=1)
-    """Stop after so many rounds; default: never."""
+    """Stop after this many rounds; default: never."""
     seed: int | None = Field(None, ge=0, lt=HELD_OUT_STREAMS)
     """Stream of questions and samples; default: derived from the peer id, so that no two peers ask the same."""
     tasks: tuple[TaskConfig, ...] = Field(TINY_TASKS, min_length=1)
@@ -95,7 +95,7 @@ class NodeConfig(Settings):
         if self.mix.local > self.generation.questions_per_round:
             raise ValueError(
                 f"mix.local must be at most generation.questions_per_round, got {self.mix.local} > "
-                f"{self.generation.questions_per_round}: there could never be so many local groups"
+                f"{self.generation.questions_per_round}: there could never be that many local groups"
             )
         return self
 

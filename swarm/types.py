@@ -26,7 +26,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 LogProb = Annotated[float, Meta(ge=-1e4, le=0)]
-"""No sampler draws what is less likely; sums and squares of so many stay finite."""
+"""No sampler draws what is less likely; sums and squares over a whole group stay finite."""
 Seconds = Annotated[float, Meta(ge=-1e11, le=1e11)]
 """Since 1970 or any other beginning."""
 Reward = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -82,7 +82,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Only the most likely tokens that together have this probability; 1: all."""
     max_new_tokens: Count = 256
     top_k: Count = 0
-    """Only the so many most likely tokens; 0: all."""
+    """Keep the k most likely tokens; 0: all."""
     min_p: Fraction = 0.0
     """Only tokens at least so likely as this part of the most likely one's probability; 0: all."""
     stop: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()

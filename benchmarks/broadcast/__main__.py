@@ -325,7 +325,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
 
 
 def _within_95(nodes: Swarm, count: int, plan: Plan, *, star: bool = False) -> float | None:
-    """Seconds until 95% of so many workers have a snapshot; None when not all get it."""
+    """Seconds until 95% of the workers have a snapshot; None when not all get it."""
     try:
         times = sorted(nodes.broadcast(nodes.workers[:count], plan.num_bytes, star=star).values())
     except ChildFailed as error:

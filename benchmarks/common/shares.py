@@ -37,7 +37,7 @@ class CpuShares:
         self._groups: list[Path] = []
 
     def limit(self, pid: int, cores: float) -> None:
-        """Give the process, and what it starts from now on, so much processor time a second. Raises `OSError`."""
+        """Limit the process, and what it starts from now on, to `cores` seconds of time a second. Raises `OSError`."""
         group = self._parent / f"swarm-bench-{os.getpid()}-{pid}"
         group.mkdir()
         self._groups.append(group)

@@ -44,7 +44,7 @@ TARGET = 1.5
 
 @dataclass(frozen=True)
 class Load:
-    """A round: so many questions, answered so often with so many tokens. Chosen so that updates cost as much."""
+    """A round: its questions, completions for each, and their tokens. Chosen so that an update costs as much."""
 
     questions: int
     group_size: int

@@ -129,7 +129,7 @@ def faults(plan: Plan) -> Result:
 def _shared(
     plan: Plan, kind: Kind, count: int, size: int, seed: int, kills: int = 0, loss: float = 0, delay_s: float = 0
 ) -> list[NodeLog]:
-    """One run of nodes that start within 4 s and share from their start on; with `kills`, so many die on the way."""
+    """One run of nodes that start within 4 s and share from their start on; `kills` of them die on the way."""
     draw = random.Random(seed)
     offsets = [0.0, *(draw.uniform(0, 4) for _ in range(count - 1))]
     seconds, settle_s = plan.scaled(20, 5), plan.scaled(20, 2)

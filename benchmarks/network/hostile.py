@@ -131,7 +131,7 @@ class Hostile:
             await self._spares.put(front)
 
     async def flood(self, each: int, lying: int, per_s: float) -> None:
-        """Publish so many records of every kind in random order, going over to the next identity once banned."""
+        """Publish `each` records of every kind in random order, under the next identity once banned."""
         kinds = [kind for kind in self._attacks.kinds for _ in range(lying if kind == LYING else each)]
         self._random.shuffle(kinds)
         loop = asyncio.get_running_loop()

@@ -57,7 +57,7 @@ class Attack:
     """They take turns."""
     groups_per_s: float = 18.0
     honest_s: float = 0.0
-    """For so long its groups are as honest ones: it earns standing."""
+    """Until then its groups are like honest ones: it earns standing."""
 
     @property
     def marker(self) -> str:

@@ -85,7 +85,7 @@ class Line:
     per_byte: float
 
     def at(self, num_bytes: float) -> float:
-        """The cost of so many bytes."""
+        """The cost of `num_bytes`."""
         return self.fixed + self.per_byte * num_bytes
 
 
@@ -143,7 +143,7 @@ FREE = Costs(
 
 
 def slow_start_rounds(num_bytes: float) -> int:
-    """Answers that TCP waits for while it sends so much over a connection that was idle, its window doubling."""
+    """Answers that TCP waits for while it sends this over an idle connection, its window doubling."""
     rounds, window, sent = 0, INITIAL_WINDOW_BYTES, INITIAL_WINDOW_BYTES
     while sent < num_bytes:
         window *= 2

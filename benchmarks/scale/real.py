@@ -111,7 +111,7 @@ async def _listen(member: Member) -> None:
 async def share(
     members: Sequence[Member], publishers: Sequence[Member], size_bytes: int, per_s: float, count: int
 ) -> Round:
-    """Publish so many messages, by the publishers in turn, evenly in time; wait until they have settled."""
+    """Publish messages, by the publishers in turn, evenly in time; wait until they have settled."""
     for member in members:
         member.arrivals.clear()
     noise, published = random.randbytes(size_bytes), []

@@ -27,7 +27,7 @@ from swarm.net.records.repair import GOSSIP_GRACE_S
 WARM_UP_S = 20.0
 """All nodes come in the first half; then the mesh settles."""
 IDLE_S = 1.0
-"""A connection unused for so long starts again with a small window."""
+"""A connection that was idle for longer starts again with a small window."""
 BUFFER_BYTES = 2**18
 """What the connection itself holds for a peer, beside the daemon's queue."""
 LEAST_TAIL_S = 4.0

@@ -3,7 +3,7 @@
 One process and one policy. The rollouts that update t learns from were sampled by the policy as it was after t - lag
 updates (by the first one while t < lag), with that policy's log-probabilities. Everything else is the real thing: the
 engine that generates, the verifier that grades, the updater with `update.objective`. A cell is one objective at one lag
-with one seed; finished cells are kept in a folder, so that a run can be stopped and gone on with.
+with one seed; finished cells are kept in a folder, so that a run can be stopped and continued.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Plan:
     learning_rate: float = 3e-4
     evaluate_every: int = 16
     num_evaluation: int = 128
-    """Held-out questions every so many updates, by which the best policy is chosen."""
+    """Updates between evaluations on held-out questions, by which the best policy is chosen."""
     num_final: int = 512
     """Other held-out questions, which the best policy and the last are asked: what was chosen by luck shows."""
     warm_start: halving.WarmStart = halving.WarmStart()

@@ -58,7 +58,7 @@ OURS_LEAN = Side("ours, lean", "ours", (("micro_batch_tokens", 512), ("gradient_
 
 
 def trl(batch_size: int, checkpointing: bool) -> Side:
-    """TRL with so many completions a device and gradient checkpointing or not."""
+    """TRL with a number of completions per device, with gradient checkpointing or without."""
     name = f"batch {batch_size}{', checkpointing' if checkpointing else ''}"
     settings = (("per_device_train_batch_size", batch_size), ("gradient_checkpointing", checkpointing))
     return Side(name, "theirs", settings)

@@ -100,7 +100,7 @@ def _names(options: DemoOptions) -> list[str]:
 
 
 def _write_config(options: DemoOptions) -> None:
-    """The configuration that all peers share. A directory that holds it already is gone on with."""
+    """The configuration that all peers share. A directory that holds it already is continued."""
     values: Values = {
         "run_name": "demo",
         "rounds": options.rounds,

@@ -121,7 +121,7 @@ class Shell:
         self._metrics.write(CheckpointEvent(time=time.time(), round=round, path=str(path)))
 
     def evaluate(self, engine: RolloutEngine, round: int) -> None:
-        """Accuracy on held-out questions after so many rounds, unless the configuration asks none."""
+        """Accuracy on held-out questions after `round` rounds, unless the configuration asks none."""
         settings = self._config.evaluation
         if settings.num_questions == 0:
             return

@@ -56,7 +56,7 @@ class ReplayBuffer:
         return Counter(stale_version=len(stale)) if stale else Counter()
 
     def take(self, version: int, num_rollouts: int) -> list[GradedGroup]:
-        """Groups of `num_rollouts` completions for the open update, if there are so many; the last may go beyond.
+        """Groups of `num_rollouts` completions for the open update, or all there are; the last group may exceed it.
 
         The oldest version comes first: were it the newest, long completions would go stale more often than short ones.
         They stay until `settle`.

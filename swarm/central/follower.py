@@ -42,7 +42,7 @@ class FollowSettings(Settings):
     """The learner's peer id, whose signature makes a snapshot one. Default: for a worker the founder of the run, for a
     peer nobody."""
     adopt_questions: int = Field(128, ge=0)
-    """`swarm join --follow`: questions that both policies answer; the one with more right answers is gone on with. 0:
+    """`swarm join --follow`: questions that both policies answer; the one with more right answers is kept. 0:
     never adopt one."""
     questions: int = Field(64, ge=1)
     """Questions drawn at once. They are answered as places become free, and a place stays empty only at their end."""

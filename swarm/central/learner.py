@@ -39,7 +39,7 @@ class LearnerSettings(Settings):
     """How `swarm learn` trains on its workers' rollouts."""
 
     max_staleness: int = Field(3, ge=0)
-    """S: a token is trained on at most so many updates after the one that made its policy; 0: strictly on-policy."""
+    """S: a token is trained on at most S updates after the one that made its policy; 0: strictly on-policy."""
     publish_every: int | None = Field(None, ge=1)
     """kappa: updates between snapshots. Default: max(1, S - 1)."""
     rollouts_per_step: int = Field(64, ge=1)
@@ -57,11 +57,11 @@ class LearnerSettings(Settings):
     spot_check_nats: float = Field(0.1, gt=0)
     """Mean difference a token from which on a claim is a lie; other kernels and stale caches explain less."""
     headroom: float = Field(1.1, ge=1)
-    """alpha: workers are activated until they give so many times the least rate that keeps the learner busy."""
+    """alpha: workers are activated until they give alpha times the least rate that keeps the learner busy."""
     release_above: float = Field(1.3, ge=1)
-    """Workers are released when they give more than so many times that aim."""
+    """Workers are released when they give more than this multiple of that aim."""
     act_after_s: float = Field(30.0, ge=0)
-    """Only what has lasted so long is acted on."""
+    """Only what has lasted this long is acted on."""
     reached_fraction: float = Field(0.9, gt=0, le=1)
     """Part of the active workers that must have installed a snapshot for its broadcast to be over."""
 

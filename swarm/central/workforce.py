@@ -24,11 +24,11 @@ HEARTBEAT_S = 1.0
 LATE = 3.0
 """A worker whose heartbeat is this many times as late as it should be is taken to be away."""
 WINDOW_S = 60.0
-"""Rates and availability are means over about so long."""
+"""Rates and availability are means over about this time."""
 MIN_WINDOW_S = 5.0
 """A rate is not known before."""
 NUM_STEPS = 5
-"""The learner's times are medians, and its bubble a mean, over so many steps and four times as many."""
+"""The learner's times are medians over this many steps, its bubble is a mean over four times as many."""
 MAX_WORKERS = 1_024
 FORGOTTEN_AFTER_S = 3_600.0
 FAREWELL_S = 10.0
@@ -206,7 +206,7 @@ class Workforce:
                 state.deliveries.popleft()
             measured_s = min(WINDOW_S, now - state.measured_since)
             if state.active and measured_s >= MIN_WINDOW_S:
-                # Away or not, it gave so much; how much of the time it is there is counted on its own.
+                # What it gave while it was there; how much of the time it is there is counted separately.
                 there_s = max(HEARTBEAT_S, measured_s * _availability(state, now))
                 state.rate = sum(rollouts for _, rollouts in state.deliveries) / there_s
 

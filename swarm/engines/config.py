@@ -45,7 +45,7 @@ class GenerationSettings(Settings):
     top_p: float = Field(1.0, gt=0, le=1)
     """Keep 1: the update's log-probabilities are those of the full distribution. The same goes for `top_k`, `min_p`."""
     top_k: int = Field(0, ge=0)
-    """Sample from the so many most likely tokens; 0: from all."""
+    """Sample from the k most likely tokens; 0: from all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Sample from tokens at least so likely as this part of the most likely one's probability."""
     max_new_tokens: int = Field(512, ge=1)

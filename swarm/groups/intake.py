@@ -20,7 +20,7 @@ from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
 MAX_PENDING_BYTES = 64 * 2**20
 """In memory, of all groups that are being graded, one at least."""
 MAX_PART = 4
-"""Those on one account are at most the so many'th part of that."""
+"""Those on one account take at most this fraction, 1 / MAX_PART, of it."""
 
 
 def cannot_fit(group: RolloutGroup, max_chars: int) -> bool:

@@ -23,9 +23,9 @@ class PlausibilitySettings(Settings):
     """Which rewarded completions of others are left out."""
 
     fence: float = Field(3.0, ge=0)
-    """Left out is what lies further below the lower quartile of own rewarded completions than so many times the
-    distance between their quartiles, and below their median by more than `slack_nats`: in the mean log-probability of
-    a completion's least probable 8 tokens in a row."""
+    """A completion is left out when the mean log-probability of its least probable 8 tokens in a row lies further below
+    the lower quartile of own rewarded completions than this multiple of the distance between their quartiles, and more
+    than `slack_nats` below their median."""
     slack_nats: float = Field(1.0, ge=0)
     """What the policies of honest others may differ by, a token."""
 

@@ -120,7 +120,7 @@ class UpdateSettings(Settings):
     compile: bool = False
     """Compile the model's layers for updates; the first updates take minutes longer."""
     max_nonfinite_steps: int = Field(5, ge=1)
-    """Give up, checkpoint written, after so many optimizer steps in a row with a non-finite loss or gradient."""
+    """Give up, checkpoint written, after this many optimizer steps in a row with a non-finite loss or gradient."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> UpdateSettings:

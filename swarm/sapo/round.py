@@ -52,7 +52,7 @@ class ShareSettings(Settings):
     groups: Literal["informative", "all", "none"] = "informative"
     """`informative`: those with signal under this node's verifier; `all`; or `none`: take without giving."""
     max_groups: int | None = Field(None, ge=1)
-    """At most so many a round, chosen uniformly; default: no limit."""
+    """The most a round, chosen uniformly; default: no limit."""
     token_ids: bool = False
     """Send token ids and log-probabilities too, for receivers that use `external_old_logprobs: behaviour`."""
 

@@ -20,14 +20,14 @@ from pydantic import Field
 from swarm.settings import Settings
 
 LONGEST_REST = 8
-"""Rests double with each alarm that follows another, up to so many times the first."""
+"""Rests double with each alarm that follows another, up to this multiple of the first."""
 
 
 class WatchSettings(Settings):
     """When a node stops learning from others, and for how long."""
 
     window_rounds: int = Field(40, ge=2)
-    """Rewards are compared as means over so many rounds."""
+    """Rewards are compared as means over this many rounds."""
     drop: float = Field(0.3, gt=0, le=1)
     """The part of the best mean so far that has to be lost; 1: never an alarm."""
     sigmas: float = Field(6.0, gt=0)

@@ -22,4 +22,4 @@ class TelemetrySettings(Settings):
     """Log to this Weights & Biases project (extra `wandb`)."""
     wandb_mode: Literal["online", "offline"] = "offline"
     log_every_rounds: int = Field(5, ge=1)
-    """One plain line every so many rounds when there is no terminal."""
+    """Rounds between plain lines when there is no terminal."""

@@ -22,7 +22,7 @@ from swarm.policy.out_of_memory import is_out_of_memory
 from swarm.types import Sampling
 
 READ_AHEAD_TOKENS = READ_TOKENS // 4
-"""Prompts are read before their turn as long as they, padded, stay within so many tokens."""
+"""Prompts are read before their turn as long as they, padded, stay within this many tokens."""
 
 
 class Batch:

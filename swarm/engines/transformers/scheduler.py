@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarm.policy.routing import Routing
 
 BLOCK = 64
-"""Widths are counted in blocks of so many tokens: the cache grows a block at a time."""
+"""Widths are counted in blocks of this many tokens: the cache grows a block at a time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Room:
     """Rows times the width of the widest, in blocks."""
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether a sequence may become so long: with some to spare, for a cache that grows by blocks."""
+        """Whether a sequence may reach this length, with some to spare for a cache that grows by blocks."""
         return num_tokens + BLOCK <= self.tokens
 
 

@@ -55,7 +55,7 @@ class Generate(Struct, frozen=True, tag=True):
     stop_ids: tuple[int, ...]
     """Tokens that end a completion, those of `sampling.stop_tokens` among them."""
     max_sequences: int
-    """At most so many at once."""
+    """The most at once."""
 
 
 class Abort(Struct, frozen=True, tag=True):

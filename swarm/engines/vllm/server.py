@@ -1,6 +1,6 @@
 """The process that samples: `PYTHON -m swarm.engines.vllm.server FD`, started by `process.py` only, in vLLM's Python.
 
-requests ──▶ calls ──▶ vLLM, at most so many sequences a call ──▶ a step ──▶ completions, each when it is whole
+requests ──▶ calls ──▶ vLLM, a bounded number of sequences a call ──▶ a step ──▶ completions, each when it is whole
                  weights change here, between two steps ──▲
 
 One thread: what is read from the socket between two steps acts on a batch at rest. vLLM's engine core runs in this

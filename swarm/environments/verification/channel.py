@@ -22,7 +22,7 @@ class Channel:
     """The pool's end."""
 
     def __init__(self, end: socket.socket, max_message_bytes: int) -> None:
-        """Messages of the other side may have so many bytes."""
+        """Messages of the other side may have at most `max_bytes`."""
         end.setblocking(False)
         self._socket = end
         self._max_message_bytes = max_message_bytes

@@ -67,13 +67,13 @@ MAX_FAILED_STARTS = 3
 START_LIMIT_S = 900.0
 """A first start may download and convert data sets."""
 PATIENCE_S = 2.0
-"""So long own jobs wait in all, while every worker is on others' groups, before one is started for own jobs alone; or
-so long one such group takes, whether or not an own job waits."""
+"""A worker for own jobs alone is started when these have waited this long in total while every worker was busy with
+others' groups, or when one such group takes this long, whether or not an own job waits."""
 PATIENCE_PER_S = 0.05
-"""So much of it comes back each second. That worker takes some 120 MB: a wait now and then is not worth them."""
+"""Seconds of patience regained each second. That worker takes 120 MB: a wait now and then is not worth them."""
 LONG_S = 1.0
 RESERVED_S = 300.0
-"""The worker for own jobs ends when none of others' groups has taken `LONG_S` for so long."""
+"""The worker for own jobs ends when for this time none of others' groups has taken `LONG_S`."""
 MAX_COUNTERS = 64
 """Kinds of things counted; workers name some of them."""
 _LAST_WORDS_BYTES = 2_000
@@ -393,7 +393,7 @@ class VerificationPool:
         if not self._is_held_up():
             return math.inf
         since = self._own_since()
-        # Where one group takes so long others will: own jobs need not have met with it.
+        # Where one group takes that long, others will: own jobs need not have waited for it.
         return min(max(worker.began for worker in self._workers) + PATIENCE_S, since + self._patience_left(since))
 
     def _is_held_up(self) -> bool:

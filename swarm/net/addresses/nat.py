@@ -20,7 +20,7 @@ RENEW_EVERY_S = 60.0
 """A relay forgets a place when the connection breaks, and after an hour."""
 REFUSED_PAUSE_S = 15.0
 DETOUR_S = 10.0
-"""A connection through a relay is left alone for so long: until it is in use, and outer addresses are known."""
+"""A connection through a relay is left alone for this time: until it is in use, and outer addresses are known."""
 RETRY_DETOUR_S = 60.0
 MAX_RETRY_DETOUR_S = 3_600.0
 """Not all routers can be opened: each further try comes twice as late."""

@@ -20,7 +20,7 @@ DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0
 """Of peers that only strangers have told of; and a quarter of that of those that one peer has told of."""
 FREE_FAILURES = 4
 HOST_PAUSE_S, MAX_HOST_PAUSE_S = 5.0, 600.0
-"""A host at which more dials than these have failed in a row is left alone for so long, twice as long each time."""
+"""A host at which more dials than these have failed in a row is left alone for this time, twice as long each time."""
 WILDCARDS = ("0.0.0.0", "::")
 # Gateways take what is inside for an IPv4 address, of whatever net they are in.
 TRANSLATED = ip_network("64:ff9b::/96")

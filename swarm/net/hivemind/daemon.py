@@ -129,7 +129,7 @@ class Daemon:
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's streams are answered at all."""
         self.pace: Callable[[int], float] = lambda num_bytes: 0.0
-        """Seconds to wait before so many bytes of an answer go out."""
+        """Seconds to wait before this many bytes of an answer go out."""
 
     @classmethod
     async def start(

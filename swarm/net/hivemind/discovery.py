@@ -24,7 +24,7 @@ ROUND_PAUSE_S = 1.0
 FIRST_LOOK_PAUSE_S = 4.0
 """Pauses between looks at the directory grow fourfold from here: records of others that have just come appear soon."""
 APART = (0.7, 1.3)
-"""Pauses differ by so much: a look is work for all who are asked, and nodes that start together shall not go on so."""
+"""Pauses vary by this factor: a look is work for all who are asked, and nodes that start together must drift apart."""
 FIRST_RESTART_PAUSE_S = 0.5
 MAX_RESTART_PAUSE_S = 30.0
 STEADY_AFTER_S = 60.0

@@ -26,7 +26,7 @@ HUNG_UP_PAUSE_S = 1.0
 """A peer that hangs up within the former is left alone for the latter, twice as long each time."""
 
 UNHEARD_S = 6.0
-"""A member that is connected directly, and yet not heard of in gossip for so long to twice that, is hung up on."""
+"""A member that is connected directly but silent in gossip is disconnected after one to two times this."""
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
 """Dials a peer under any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""

@@ -33,7 +33,7 @@ DOWNLOADS_AT_ONCE = 2
 DOWNLOAD_PAUSE_S = 1.0
 SLOW_PAUSE_S = 30.0
 MAX_SLOW_PAUSE_S = 600.0
-"""A holder that was too slow is not asked for large records for so long."""
+"""For this time a holder that was too slow is not asked for large records."""
 REMEMBER_EVERY_S = 60.0
 PEERS_ASKED = 2
 PEERS_TIMEOUT_S = 10.0

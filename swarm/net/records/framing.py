@@ -23,9 +23,9 @@ REQUEST_TIMEOUT_S = 10.0
 REFUSAL_TIMEOUT_S = 1.0
 """In which the request of a peer must be here that is only to be told that this node is busy."""
 STALL_TIMEOUT_S = 30.0
-"""A peer that takes no byte of its answer for so long is hung up on."""
+"""A peer that takes no byte of its answer for this time is disconnected."""
 NOT_YET_S = 0.02
-"""A handler that has its next chunk not yet is asked again so much later."""
+"""A handler whose next chunk is not ready is asked again after this."""
 LENGTH_BYTES = 4
 END = bytes(LENGTH_BYTES)
 ERROR_LENGTH = 0xFFFFFFFF

@@ -56,10 +56,10 @@ SIGNATURE_DOMAIN = b"swarm envelope\0"
 MAX_EXPANSION = 8
 """A payload may be this many times the largest record: text compresses 2 to 5 times."""
 CHARS_PER_BYTE = 2
-"""A group has at most so many characters for each byte of the largest record: what repeats itself takes no bytes."""
+"""Characters that a group may have for each byte of the largest record: repetition compresses to nothing."""
 BYTES_PER_ELEMENT = 4
-"""A group has at most one token id, log-probability or version span for so many bytes of the largest record; honest
-ones take as many, compressed."""
+"""Bytes of the largest record for each token id, log-probability or version span that a group may have; honest ones
+take that many, compressed."""
 MAX_PAYLOAD_BYTES = 128 * 2**20
 """And has this many bytes at most, however large records may be."""
 MAX_CLOCK_SKEW_S = 600.0
@@ -84,7 +84,7 @@ REMEMBERED_PEER_RECORDS = 4_096
 MAX_MULTIADDRS = 16
 MAX_ANNOUNCEMENT_BYTES = 16_384
 MAX_SNAPSHOT_MANIFEST_BYTES = 640 * 2**10
-"""Fits into a request, and holds the digests of two times so many chunks:"""
+"""Fits into a request, and holds the digests of twice as many chunks:"""
 MAX_SNAPSHOT_CHUNKS = 16_384
 MIN_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNK_BYTES = 2**15, 2**22
 """The former is above the size up to which answers are not paced."""

@@ -30,7 +30,7 @@ MAX_STREAMS, MAX_VITAL_STREAMS = 64, 32
 MAX_STREAMS_PER_PEER = 16
 """Of each."""
 FAIR = 4
-"""Who holds so many more than a newcomer makes room for it."""
+"""Who holds this many more than a newcomer makes room for it."""
 PATIENCE_S = 1.0
 """How long a peer may keep this node waiting when others want its place, beside the time that the bytes may need."""
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 500.0
@@ -55,7 +55,7 @@ class Stream:
         """When it will have kept this node waiting for too long; infinite while it is this node's turn."""
 
     def waits(self, num_bytes: int = 0) -> None:
-        """It is the peer's turn, to send or to take so many bytes."""
+        """It is the peer's turn, to send or to take bytes."""
         begins = self._clock() + PATIENCE_S if self.late_at == math.inf else self.late_at
         self.late_at = begins + num_bytes / MIN_RATE_BYTES_PER_S
 

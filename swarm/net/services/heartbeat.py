@@ -31,7 +31,7 @@ def serve_heartbeats(transport: RequestTransport, beat: Callable[[str, Heartbeat
 
 
 class Heartbeats:
-    """A thread that reports to the learner, every so often, and more seldom while it does not answer."""
+    """A thread that reports to the learner regularly, and less often while it does not answer."""
 
     def __init__(
         self, transport: RequestTransport, learner: str, report: Callable[[], Heartbeat], every_s: float = 1.0

@@ -4,7 +4,7 @@
     repair   the helper   a member's budget for all that it gives, and of that a newcomer's for authors not proven
 
 Any number of identities behind one connection get what one newcomer gets, and all newcomers together, gone ones
-included, what so many get as a node dials, or as are connected. An author is proven once what it sent was of use here;
+included, get as much as the newcomers that a node dials, or that are connected. An author is proven once what it sent was of use here;
 a node that judges nobody takes those for proven that are connected.
 """
 
