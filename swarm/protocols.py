@@ -156,7 +156,8 @@ class StreamingUpdater(Updater, Protocol):
     def refusal(self, group: GradedGroup) -> str | None:
         """Why this policy cannot have sampled the group as it says; None when it can.
 
-        `other_policy`, `no_tokens`, `wrong_tokens` (they do not mean the text that was graded) or `too_long`.
+        `other_policy`, `no_tokens`, `hidden_tokens` (the text does not show them all), `wrong_tokens` (they do not mean
+        the text that was graded) or `too_long`.
         """
         ...
 

@@ -166,6 +166,7 @@ class WorkerNode:
             read=unpack,
             ledger=Ledger(),
             max_staleness=self._max_staleness,
+            hides=self._policy.hides,
             learner_version=self._learner_version,
             wanted=self._wanted,
         )

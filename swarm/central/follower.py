@@ -81,11 +81,12 @@ class Follower:
         read: Callable[[bytes], Mapping[str, Tensor]],
         ledger: Ledger,
         max_staleness: Callable[[], int],
+        hides: Callable[[Sequence[int]], bool] = lambda token_ids: False,
         learner_version: Callable[[], int | None] = lambda: None,
         wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A worker without a snapshot. `read` unpacks one.
+        """A worker without a snapshot. `read` unpacks one, `hides` tells of token ids that a text would not show.
 
         `max_staleness` is the learner's budget, `learner_version` what it says of itself, `wanted` whether its orders
         are to go on. A batch ends early when it is not.
@@ -110,6 +111,7 @@ class Follower:
         self._feed = feed
         self._read = read
         self._max_staleness = max_staleness
+        self._hides = hides
         self._learner_version = learner_version
         self._wanted = wanted
         self._position = 0
@@ -160,6 +162,8 @@ class Follower:
                 groups += 1
                 if isinstance(answers, Rejection):
                     self.ledger.local(answers.reason)
+                elif any(self._hides(completion.token_ids) for completion in answers):
+                    self.ledger.local("hidden_tokens")
                 else:
                     tokens += sum(len(completion.token_ids) for completion in answers)
                     self._has_generated(answers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -74,6 +74,8 @@ class Policy:
         self.longest_token_chars = max(map(len, tokenizer.get_vocab()))
         """No token stands for more characters of a text than its name has, but for those that a tokenizer drops."""
         self.stop_ids = _stop_ids(model, tokenizer)
+        self._unshown = frozenset(tokenizer.all_special_ids)
+        self._num_tokens = len(tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     @property
@@ -115,6 +117,14 @@ class Policy:
         """
         ids = list(self.tokenizer.encode(completion.text, add_special_tokens=False, split_special_tokens=True))
         return [*ids, self.tokenizer.eos_token_id] if completion.finish_reason == "stop" else ids
+
+    def hides(self, ids: Sequence[int]) -> bool:
+        """Whether a completion has tokens that its text does not show, besides a last one that ends it.
+
+        A policy may sample a special token in the middle; nobody can tell then from the text what was graded.
+        """
+        shown = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return any(token in self._unshown or token >= self._num_tokens for token in shown)
 
     def decode(self, ids: list[int]) -> str:
         """Text of completion ids, without special tokens."""

@@ -124,13 +124,11 @@ class RowReader:
     def same_tokens(self, completion: Completion) -> bool:
         """Whether ids of an equal tokenizer mean the very text that was graded, and nothing besides."""
         ids = list(completion.token_ids)
-        text_ids = ids[:-1] if ids and ids[-1] in self._policy.stop_ids else ids
         return (
             len(ids) > 0
             and len(completion.logprobs) == len(ids)
-            and max(ids) < len(self._policy.tokenizer)
-            and not set(text_ids) & set(self._policy.tokenizer.all_special_ids)
-            and self._policy.decode(text_ids) == completion.text
+            and not self._policy.hides(ids)
+            and self._policy.decode(ids) == completion.text
         )
 
 

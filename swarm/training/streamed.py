@@ -58,6 +58,8 @@ class StreamedUpdater(PolicyUpdater):
             return "other_sampling"
         if any(not (c.token_ids and c.logprobs) for c in group.group.completions):
             return "no_tokens"
+        if any(self._policy.hides(completion.token_ids) for completion in group.group.completions):
+            return "hidden_tokens"
         if not all(self._reader.same_tokens(completion) for completion in group.group.completions):
             return "wrong_tokens"
         return None if self.fits(group) else "too_long"

@@ -121,6 +121,7 @@ class Bench:
         self.verifier = FakeVerifier()
         self.wanted = True
         self.learner_version: int | None = None
+        self.hidden = -1
         self.follower = make(
             peer_id="me",
             policy_id=PolicyId("tiny", "hash", 0),
@@ -136,6 +137,7 @@ class Bench:
             ledger=Ledger(),
             max_staleness=lambda: max_staleness,
             learner_version=lambda: self.learner_version,
+            hides=lambda token_ids: self.hidden in token_ids,
             wanted=lambda: self.wanted,
         )
 
@@ -172,6 +174,15 @@ def test_routing_stays_here_for_no_receiver_takes_it() -> None:
     sent = [completion for group in bench.exchange.sent for completion in group.completions]
     assert len(sent) == 8
     assert all(c.routing == b"" and c.token_ids and c.logprobs and c.versions for c in sent)
+
+
+def test_what_its_text_does_not_show_is_not_sent() -> None:
+    bench = Bench()
+    bench.hidden = 2
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.follower.run_batch()
+    assert bench.exchange.sent == [] and bench.local == {"hidden_tokens": 4}
 
 
 def test_it_pauses_when_the_learner_is_ahead_by_its_own_word_and_has_announced_nothing_newer() -> None:

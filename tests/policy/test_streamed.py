@@ -134,6 +134,10 @@ def test_groups_that_this_policy_cannot_have_sampled_are_told_why(policy: Policy
     assert updater.refusal(good) is None
     assert updater.refusal(with_first(replace(first, text="another"))) == "wrong_tokens"
     assert updater.refusal(with_first(replace(first, logprobs=()))) == "no_tokens"
+    padding = policy.tokenizer.pad_token_id
+    hidden = replace(first, token_ids=(padding, *first.token_ids), logprobs=(-20.0, *first.logprobs))
+    assert policy.decode(list(hidden.token_ids)) == hidden.text
+    assert updater.refusal(with_first(hidden)) == "hidden_tokens", "sampled in the middle once in a long while"
     assert updater.refusal(replace(good, prompt="x " * 5_000)) == "too_long"
     stranger = replace(good, group=replace(good.group, policy=PolicyId("random", "another", 0)))
     assert updater.refusal(stranger) == "other_policy"

@@ -37,6 +37,7 @@ OFFENCES: dict[str, float] = {
     "limits": 2.0,
     "wrong_peer": 2.0,
     "too_long": 0.02,
+    "hidden_tokens": 0.02,
     "question_mismatch": 1.0,
     "verifier_timeout": 4.0,
     "verifier_crash": 4.0,

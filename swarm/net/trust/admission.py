@@ -3,9 +3,9 @@
     gossip   the author   proven: a member's budget; connected: a newcomer's; all others together: one newcomer's
     repair   the helper   a member's budget for all that it gives, and of that a newcomer's for authors not proven
 
-Any number of identities behind one connection get what one newcomer gets, and all newcomers together, gone ones
-included, get as much as the newcomers that a node dials, or that are connected. An author is proven once what it sent was of use here;
-a node that judges nobody takes those for proven that are connected.
+Any number of identities behind one connection get what one newcomer gets. All newcomers together, gone ones included,
+get as much as the newcomers that a node dials, or that are connected. An author is proven once what it sent was of use
+here; a node that judges nobody takes those for proven that are connected.
 """
 
 from __future__ import annotations
