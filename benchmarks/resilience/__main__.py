@@ -3,26 +3,26 @@
     python -m benchmarks.resilience [--quick] [--out FILE] [--only NAME ...] [--repeats N]
 
 Every figure is a ratio to the same nodes a moment before, when nobody attacked them. Strangers that are hung up on come
-back under another identity. One core is theirs and the others are the nodes', as if they were machines of their own:
-what an attack costs those who attack is not the nodes' loss.
+back under another identity. Where control groups allow it each node has a part of the processor of its own, as if it
+were a machine: what an attack costs those who attack, and other nodes, is not the victim's loss.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.children import Child, ChildFailed, Nursery, until
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
+from benchmarks.common.shares import CpuShares, missing
 from benchmarks.common.siege import LEARNER_ASSAULTS, Siege
 from benchmarks.common.stranger import Stranger
 from benchmarks.network.fleet import ROOT
@@ -39,43 +39,12 @@ WIDE_COMPLETIONS = 120
 WIDE_CHARS = 65_000
 START_TIMEOUT_S = 180.0
 WARM_ROUNDS = 20
+VICTIM_CORES, WORKER_CORES, OTHER_CORES = 0.6, 0.7, 0.3
+"""With them strangers have more than half a core of two."""
 LOOK_EVERY_S = 0.5
 KEEPS = 0.9
 """Of the rounds or steps a minute."""
 FLAT_PERCENT = 5.0
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Who runs where."""
-
-    nodes: frozenset[int]
-    strangers: frozenset[int]
-
-    @classmethod
-    def here(cls) -> Cores:
-        """The last core for strangers; all are shared where there is only one, or the system cannot bind processes."""
-        there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        return cls(frozenset(there[:-1] or there), frozenset(there[-1:]))
-
-    @property
-    def apart(self) -> bool:
-        """Whether strangers take nothing from nodes but by what they send."""
-        return bool(self.nodes) and not self.nodes & self.strangers
-
-
-@contextmanager
-def running_on(cores: Collection[int]) -> Iterator[None]:
-    """Bind this thread, and what it starts, to these cores; to none in particular if there are none."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @dataclass(frozen=True)
@@ -85,7 +54,8 @@ class Plan:
     quick: bool
     repeats: int
     folder: Path
-    cores: Cores
+    shares: CpuShares | None
+    """None where processes cannot be limited: then all share the cores."""
 
     @property
     def calm_s(self) -> float:
@@ -101,25 +71,26 @@ class Plan:
     def nodes(self) -> Iterator[Nodes]:
         """Processes that are gone afterwards."""
         with Nursery(Path(tempfile.mkdtemp(dir=self.folder))) as nursery:
-            yield Nodes(nursery, self.cores)
+            yield Nodes(nursery, self.shares)
 
 
 class Nodes:
     """`swarm` processes on loopback."""
 
-    def __init__(self, nursery: Nursery, cores: Cores) -> None:
+    def __init__(self, nursery: Nursery, shares: CpuShares | None) -> None:
         """None yet."""
         self._nursery = nursery
-        self._cores = cores
+        self._shares = shares
         self.children: list[Child] = []
         self.addresses: list[str] = []
 
-    def start(self, role: str, *arguments: str) -> str:
-        """Another node; its address."""
+    def start(self, role: str, *arguments: str, cores: float) -> str:
+        """Another node with its part of the processor; its address."""
         out = self._nursery.folder / f"{role}-{len(self.children)}"
         command = [sys.executable, "-m", "nodes.cli", role, *arguments, "--out", str(out), *LOOPBACK]
-        with running_on(self._cores.nodes):
-            self.children.append(self._nursery.start(out.name, command, {"PYTHONPATH": str(ROOT)}))
+        self.children.append(self._nursery.start(out.name, command, {"PYTHONPATH": str(ROOT)}))
+        if self._shares is not None:
+            self._shares.limit(self.children[-1].process.pid, cores)
         file = out / "multiaddrs"
         if not until(file.exists, START_TIMEOUT_S):
             raise ChildFailed(f"{out.name} printed no address: {self.children[-1].last_words()}")
@@ -252,8 +223,9 @@ def bombs(plan: Plan) -> Result:
     ref, answer = source.question(0, 0).ref, source.oracle(0, 0)  # type: ignore[attr-defined]
     outcomes: dict[int, list[Attacked]] = {rate: [] for rate in BOMBS_PER_S}
     with plan.nodes() as nodes:
-        address = nodes.start("bootstrap")
-        victim = [nodes.start("join", address) for _ in range(2)][0]
+        address = nodes.start("bootstrap", cores=OTHER_CORES)
+        victim = nodes.start("join", address, cores=VICTIM_CORES)
+        nodes.start("join", address, cores=OTHER_CORES)
         nodes.warm_up(1)
         run_id = _run_id(plan.folder, address)
         for _ in range(plan.repeats):
@@ -280,8 +252,8 @@ def learner(plan: Plan) -> Result:
     """Steps a minute of a learner with one worker, besieged by strangers that pretend to follow it."""
     outcomes: dict[int, list[Attacked]] = {count: [] for count in NUM_STRANGERS}
     with plan.nodes() as nodes:
-        address = nodes.start("learn", "examples/tiny.yaml")
-        nodes.start("work", address)
+        address = nodes.start("learn", "examples/tiny.yaml", cores=VICTIM_CORES)
+        nodes.start("work", address, cores=WORKER_CORES)
         nodes.warm_up(0)
         run_id = _run_id(plan.folder, address)
         for _ in range(plan.repeats):
@@ -306,7 +278,7 @@ def _besieger(run_id: str) -> Callable[[Stranger], None]:
 def _attacked(plan: Plan, nodes: Nodes, index: int, raid: Raid) -> Attacked:
     before = nodes.pace(index, plan.calm_s)
     scale, began = Scale([nodes.commands.children[index]]), time.time()
-    with running_on(plan.cores.strangers), raid:
+    with raid:
         meanwhile = nodes.pace(index, plan.attack_s)
     memory: Memory = scale.stop(Times(began, began, time.time()))
     ratio = meanwhile / before if before else None
@@ -341,12 +313,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report, console = Report("resilience"), wide_console()
 
     def take() -> int:
-        with scratch() as folder:
-            cores = Cores.here()
-            plan = Plan(options.quick, options.repeats or (1 if options.quick else 3), Path(folder), cores)
-            report.add(
-                [], ["Strangers have a core of their own." if cores.apart else "Strangers share the nodes' cores."]
-            )
+        with scratch() as folder, closing(CpuShares()) as shares:
+            problem = missing()
+            report.add([], [problem or "Every node has its part of the processor, strangers what is left."])
+            repeats = options.repeats or (1 if options.quick else 3)
+            plan = Plan(options.quick, repeats, Path(folder), None if problem else shares)
             return measure(MEASUREMENTS, options.only, plan, report, console, quick=plan.quick)
 
     return conclude(take, report, options, console)
