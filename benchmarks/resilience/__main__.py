@@ -277,7 +277,7 @@ def _besieger(run_id: str) -> Callable[[Stranger], None]:
 
 def _attacked(plan: Plan, nodes: Nodes, index: int, raid: Raid) -> Attacked:
     before = nodes.pace(index, plan.calm_s)
-    scale, began = Scale([nodes.commands.children[index]]), time.time()
+    scale, began = Scale([nodes.children[index]]), time.time()
     with raid:
         meanwhile = nodes.pace(index, plan.attack_s)
     memory: Memory = scale.stop(Times(began, began, time.time()))

@@ -30,7 +30,7 @@ FAST = VerificationSettings(time_limit_s=1.0)
 GCD = TINY_TASKS[2]
 TAKES_ITS_TIME = """
 import time
-import swarm.tasks.worker as worker
+import swarm.environments.verification.worker as worker
 
 def answer_late(mixture, request):
     "A group takes the seconds that its first completion says."
@@ -230,7 +230,7 @@ def test_waits_for_strangers_add_up_to_a_worker_that_ends_when_it_is_not_needed_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alter_workers(TAKES_ITS_TIME, tmp_path, monkeypatch)
-    monkeypatch.setattr("swarm.tasks.pool.RESERVED_S", 0.1)
+    monkeypatch.setattr("swarm.environments.verification.pool.RESERVED_S", 0.1)
     with closing(VerificationPool([GCD], VerificationSettings())) as pool:
         first = pool.draw(1, 0, 1)
         (pid,) = pool.worker_pids()

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from swarm.errors import ConfigError, PeerUnreachable, TransportError
 from swarm.net.backends import fetch_manifest
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.hivemind.transport import transport as hivemind_module
+from swarm.net.hivemind import transport as hivemind_module
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest, seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
@@ -192,7 +192,7 @@ def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
 
 def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     a = start("founder")
-    from swarm.net.hivemind.transport import daemon as daemon_module
+    from swarm.net.hivemind import daemon as daemon_module
 
     monkeypatch.setattr(hivemind_module, "MAX_RESTARTS_IN_A_ROW", 2)
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
@@ -213,7 +213,7 @@ def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, mo
 
 
 def test_a_daemon_that_cannot_start_is_an_error_of_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.hivemind.transport import daemon as daemon_module
+    from swarm.net.hivemind import daemon as daemon_module
 
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
     with pytest.raises(TransportError, match="did not start"):

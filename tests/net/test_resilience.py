@@ -194,7 +194,7 @@ def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.Monkey
 def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.net.hivemind.transport import daemon as daemon_module
+    from swarm.net.hivemind import daemon as daemon_module
 
     monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 4.0)
     first = start("founder")

@@ -99,7 +99,7 @@ def arrives(feed: SnapshotFeed, version: int, content: bytes) -> None:
 
 
 def test_every_worker_gets_each_snapshot_once_and_whole(swarm: Swarm) -> None:
-    learner: SnapshotPublisher = swarm.central.learner()
+    learner: SnapshotPublisher = swarm.learner()
     workers = [swarm.start(f"worker-{i}") for i in range(5)]
     assert all(worker.newest() is None and worker.announced() is None for worker in workers)
     content = snapshot(0)
@@ -121,7 +121,7 @@ def test_every_worker_gets_each_snapshot_once_and_whole(swarm: Swarm) -> None:
 
 
 def test_a_small_step_travels_as_its_change(swarm: Swarm) -> None:
-    learner, worker = swarm.central.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.start("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     before = worker.counters()["chunks_received"]
@@ -137,7 +137,7 @@ def test_a_change_that_is_not_for_what_is_here_is_made_up_for_by_the_whole(swarm
     lonely = SnapshotStore(swarm.folder / "worker", 2)
     manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(99), None, CHUNK)
     lonely.begin(seal_snapshot(LEARNER, manifest), manifest).whole.fill(snapshot(99))
-    learner = swarm.central.learner()
+    learner = swarm.learner()
     learner.publish(1, snapshot(0))
     learner.publish(2, step(snapshot(0)))
     until(lambda: learner.announced() == 2, "both are published")
@@ -148,7 +148,7 @@ def test_a_change_that_is_not_for_what_is_here_is_made_up_for_by_the_whole(swarm
 
 
 def test_late_joiners_find_holders_when_the_learner_is_gone(swarm: Swarm) -> None:
-    learner, worker = swarm.central.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.start("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     swarm.kill(learner)
@@ -156,11 +156,11 @@ def test_late_joiners_find_holders_when_the_learner_is_gone(swarm: Swarm) -> Non
 
 
 def test_a_learner_that_restarts_goes_on_above_what_it_published(swarm: Swarm) -> None:
-    learner, worker = swarm.central.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.start("worker")
     learner.publish(5, snapshot(0))
     arrives(worker, 5, snapshot(0))
     swarm.kill(learner)
-    learner = swarm.central.learner()
+    learner = swarm.learner()
     assert learner.announced() == 5
     with pytest.raises(SnapshotError, match="rise"):
         learner.publish(5, snapshot(1))
@@ -232,7 +232,7 @@ class Slow(Hooked):
 def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked], num_workers: int) -> None:
     # With these limits the learner feeds one, and everybody the next: one chain.
     limits = {"upload_bytes_per_s": 2**20, "download_bytes_per_s": 2**20}
-    learner = swarm.central.learner(**limits)
+    learner = swarm.learner(**limits)
     rogue = swarm.start("rogue", transport=bad, **limits)
     until(lambda: LEARNER.peer_id in rogue._place.sources and rogue._place.bytes_per_s, "the rogue has its place")
     workers = [swarm.start(f"worker-{i}", **limits) for i in range(num_workers)]
@@ -276,7 +276,7 @@ def test_who_waits_in_a_chain_behind_another_stays_there(swarm: Swarm) -> None:
 
 
 def test_a_torn_download_goes_on_from_what_it_has(swarm: Swarm) -> None:
-    learner, worker = swarm.central.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.start("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     swarm.kill(worker)
@@ -299,7 +299,7 @@ def test_a_torn_download_goes_on_from_what_it_has(swarm: Swarm) -> None:
 
 
 def test_a_full_disk_stops_neither_the_node_nor_what_it_gives(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, worker = swarm.central.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.start("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     real, full = os.pwrite, [True]
@@ -318,7 +318,7 @@ def test_a_full_disk_stops_neither_the_node_nor_what_it_gives(swarm: Swarm, monk
 
 
 def test_old_snapshots_are_removed(swarm: Swarm) -> None:
-    learner, worker = swarm.central.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.start("worker")
     for version in range(5):
         learner.publish(version, snapshot(version))
         arrives(worker, version, snapshot(version))
@@ -355,7 +355,7 @@ def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> N
     gone, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(1), None, CHUNK)
     worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
     until(lambda: worker._fetching, "it looks for the first")
-    learner = swarm.central.learner()
+    learner = swarm.learner()
     learner.publish(2, snapshot(2))
     arrives(worker, 2, snapshot(2))
     assert worker.newest() is None
@@ -415,7 +415,7 @@ def test_manifests_against_the_limits_are_refused(change: dict[str, object]) -> 
 
 
 def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
-    learner = swarm.central.learner()
+    learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
     want = msgspec.msgpack.encode(Want(1, "whole", 0))
@@ -434,7 +434,7 @@ def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
 
 
 def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
-    learner = swarm.central.learner()
+    learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
     worker = swarm.start("worker")
@@ -451,7 +451,7 @@ def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
 
 
 def test_whom_the_plan_does_not_name_makes_room_and_so_does_who_takes_nothing(swarm: Swarm) -> None:
-    learner = swarm.central.learner()
+    learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
     kitchen, want = learner._kitchen, msgspec.msgpack.encode(Want(1, "whole", 0))
@@ -471,7 +471,7 @@ def test_whom_the_plan_does_not_name_makes_room_and_so_does_who_takes_nothing(sw
 
 
 def test_nobody_gets_the_same_part_for_ever(swarm: Swarm) -> None:
-    learner = swarm.central.learner()
+    learner = swarm.learner()
     learner.publish(1, snapshot(0))
     want = msgspec.msgpack.encode(Want(1, "whole", 0))
     until(lambda: (stored := learner._store.get(1)) and stored.complete, "it is written")
@@ -492,7 +492,7 @@ def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
 
 def test_an_error_of_the_relay_ends_it_only_when_it_stays(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "RETRY_S", 0.01)
-    learner, worker = swarm.central.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.start("worker")
     problems = [ValueError(), OverflowError(), KeyError(), RecursionError()]
     real = worker._fetch
 
