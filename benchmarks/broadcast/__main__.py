@@ -242,11 +242,11 @@ def _disturbed(
 def _a_relay(nodes: Swarm, after_s: float) -> Child:
     """One that the learner feeds and that feeds another, some way into the broadcast."""
     time.sleep(after_s)
-    feeds = nodes.roles.learner.ask("status")["feeds"]
+    feeds = nodes.learner.ask("status")["feeds"]
     assert isinstance(feeds, list)
     for peer_id in feeds:
-        if nodes.commands.peers[peer_id].ask("status")["feeds"]:
-            return nodes.commands.peers[peer_id]
+        if nodes.peers[peer_id].ask("status")["feeds"]:
+            return nodes.peers[peer_id]
     raise ChildFailed("nobody hands anything on")
 
 

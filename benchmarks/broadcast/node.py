@@ -17,11 +17,11 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import swarm.net.snapshots.relay as relay_module
+import swarm.net.snapshots.placement as placement_module
 from benchmarks.common.children import Json, commands, emit
 from benchmarks.common.groups import benchmark_manifest
 from swarm.net.config import NetworkSettings
@@ -31,7 +31,8 @@ from swarm.net.records.identity import Identity
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest
 from swarm.net.snapshots.plan import Limits, Place, Plan
-from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.net.snapshots.publish import Publisher
+from swarm.net.snapshots.subscribe import Subscriber
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
 """The latter where links are limited: many nodes that look all the time would leave no processor to the rest."""
@@ -40,12 +41,20 @@ LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
 class Star(Plan):
     """What is compared with: the learner gives to everybody itself."""
 
-    def __init__(self, learner: str, limits: Limits, workers: Mapping[str, Limits], fan_out: int) -> None:
+    def __init__(
+        self,
+        learner: str,
+        limits: Limits,
+        workers: Mapping[str, Limits],
+        fan_out: int,
+        *,
+        tried: Collection[str] = (),
+        idle: Collection[str] = (),
+    ) -> None:
         """Everybody's place is at the learner."""
         share = limits.up / max(1, len(workers)) if limits.up else None
         self.bytes_per_s = share
-        # One place less than none: not even who finds the learner silent is taken on.
-        self.places = {worker: Place((learner,), -1, share) for worker in workers}
+        self.places = {worker: Place((learner,), 0, share) for worker in workers}
         self.places[learner] = Place((), len(workers), None)
 
 
@@ -76,7 +85,8 @@ class Node:
         self._identity = Identity.load_or_create(self._folder / "identity.key")
         self._settings = NetworkSettings()
         self._transport: HivemindTransport | None = None
-        self._relay: SnapshotRelay | None = None
+        self._publisher: Publisher | None = None
+        self._subscriber: Subscriber | None = None
 
     def start(self, bootstrap: list[str], listen: str = "/ip4/127.0.0.1/tcp/0") -> None:
         """Join the swarm."""
@@ -95,52 +105,59 @@ class Node:
         emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
 
     def follow(self, learner: str, star: bool) -> None:
-        """Begin to relay, with nothing on disk."""
+        """Begin as the learner, or as a worker that relays, with nothing on disk."""
         assert self._transport is not None
-        relay_module.Plan = Star if star else Plan  # type: ignore[misc]
+        placement_module.Plan = Star if star else Plan  # type: ignore[misc]
         while self._transport.manifest() is None:
             time.sleep(LOOK_EVERY_S)
-        self._relay = SnapshotRelay(
-            self._transport, self._identity, learner, self._folder / "snapshots", self._settings
-        )
-        self._relay.start()
+        folder = self._folder / "snapshots"
+        if learner == self._identity.peer_id:
+            self._publisher = Publisher(self._transport, self._identity, folder, self._settings)
+            self._publisher.start()
+        else:
+            self._subscriber = Subscriber(self._transport, learner, folder, self._settings)
+            if star:
+                _feed_nobody(self._subscriber)
+            self._subscriber.start()
         emit("following")
 
     def leave(self) -> None:
         """Relay no more, and forget what was relayed."""
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
+        for part in (self._publisher, self._subscriber):
+            if part is not None:
+                part.close()
+        self._publisher = self._subscriber = None
         shutil.rmtree(self._folder / "snapshots", ignore_errors=True)
         emit("left")
 
     def publish(self, version: int, num_bytes: int) -> None:
         """As the learner."""
-        assert self._relay is not None
+        assert self._publisher is not None
         snapshot = random.Random(version).randbytes(num_bytes)
         emit("published", version=version, at=time.time(), digest=digest(snapshot).hex())
-        self._relay.publish(version, snapshot)
+        self._publisher.publish(version, snapshot)
 
     def look(self) -> None:
         """Whether there is a snapshot."""
-        if self._relay is not None and (found := self._relay.newest()) is not None:
+        if self._subscriber is not None and (found := self._subscriber.newest()) is not None:
             at = time.time()
             version, snapshot = found
             emit("installed", version=version, at=at, digest=digest(snapshot).hex())
 
     def status(self) -> None:
         """Say how it is."""
-        relay = self._relay
-        progress = relay.progress() if relay else None
+        publisher, subscriber = self._publisher, self._subscriber
+        following = publisher or subscriber
+        progress = following.progress() if following else None
         emit(
             "status",
             connected=len(self._transport.status().connected) if self._transport else 0,
-            placed=len(relay._plan.places) - 1 if relay else 0,
-            rate=relay._place.bytes_per_s if relay else None,
+            placed=len(publisher._placement.plan.places) - 1 if publisher else 0,
+            rate=subscriber._place.bytes_per_s if subscriber else None,
             source=progress.source if progress else None,
             fraction=progress.fraction if progress else 0.0,
             feeds=progress.feeds if progress else (),
-            counters=relay.counters() if relay else {},
+            counters=following.counters() if following else {},
         )
 
     def close(self) -> None:
@@ -148,6 +165,13 @@ class Node:
         self.leave()
         if self._transport is not None:
             self._transport.close()
+
+
+def _feed_nobody(subscriber: Subscriber) -> None:
+    """Not even a worker that finds the learner silent, which is one more than the plan's none."""
+    uploads = subscriber._serving.uploads
+    uploads.follow(Place((), -1, None))
+    uploads.follow = lambda place, second=(): None  # type: ignore[method-assign]
 
 
 def main() -> None:

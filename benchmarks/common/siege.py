@@ -31,8 +31,8 @@ from swarm.net.records.wire import MAX_MULTIADDRS, seal, seal_peer_record
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.snapshots.messages import ASK_PROTOCOL, CHUNKS_PROTOCOL, Ask, Want
 from swarm.net.snapshots.plan import Limits
-from swarm.net.snapshots.serving import ASK_PROTOCOL, CHUNKS_PROTOCOL, Ask, Want
 from swarm.types import (
     Completion,
     Heartbeat,

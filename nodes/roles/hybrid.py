@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nodes.roles.peer import PeerNode
-from nodes.roles.snapshots import open_relay
+from nodes.roles.snapshots import open_subscriber
 from swarm.errors import ConfigError, SnapshotError, WeightsRefused
 from swarm.evaluation import evaluate
-from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.net.snapshots.subscribe import Subscriber
 from swarm.policy.snapshot import most_bytes, unpack
 from swarm.policy.weights import swap_weights, whole_weights
 from swarm.types import HELD_OUT_STREAMS
@@ -18,7 +18,7 @@ COMPARISON_STREAMS = HELD_OUT_STREAMS + 2**40
 class HybridNode(PeerNode):
     """A SAPO peer that looks at every new snapshot of `follow.learner`."""
 
-    _feed: SnapshotRelay | None = None
+    _feed: Subscriber | None = None
 
     def begin(self) -> None:
         """As a peer. Raises `ConfigError`."""
@@ -35,7 +35,7 @@ class HybridNode(PeerNode):
             learner = self._config.follow.learner or ""
             room = most_bytes(self._crew.policy.model)
             self._feed = self._open.enter_context(
-                open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
+                open_subscriber(self._transport, learner, self._config, max_bytes=room)
             )
         self._shell.exchange.judge(self._feed.complaints())
         found = self._feed.newest()

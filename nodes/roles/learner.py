@@ -12,7 +12,7 @@ from rich.console import Console
 
 from nodes.roles.launch import Role, launch
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
-from nodes.roles.snapshots import open_relay
+from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, StepReport
 from swarm.central.workforce import FAREWELL_S, Workforce
 from swarm.config import NodeConfig
@@ -88,7 +88,7 @@ class LearnerNode:
         self._workforce = Workforce(config.learner, time.monotonic)
         serve_heartbeats(transport, self._workforce.beat)
         self._open = contextlib.ExitStack()
-        self._relay = self._open.enter_context(open_relay(transport, identity, identity.peer_id, config))
+        self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
         self._learner = self._make_learner(cancelled)
         self._resumed_from = self._resume(found, restore(found, self._updater)) if found else None
         self._rise()
@@ -157,7 +157,7 @@ class LearnerNode:
 
     def _make_learner(self, cancelled: Callable[[], bool]) -> Learner:
         config = self._config
-        publisher = _Numbered(self._relay, config.out / PUBLISHED_FILE, self._workforce)
+        publisher = _Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce)
         auditor = SnapshotAuditor(
             lambda: load_policy(config.policy),
             config.generation.temperature,

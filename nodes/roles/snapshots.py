@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from swarm.config import NodeConfig
 from swarm.net.records.identity import Identity
-from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.net.snapshots.publish import Publisher
+from swarm.net.snapshots.subscribe import Subscriber
 from swarm.protocols import Transport
 
 FOLDER = "snapshots"
 
 
 @contextmanager
-def open_relay(
-    transport: Transport, identity: Identity, learner: str, config: NodeConfig, *, max_bytes: float = math.inf
-) -> Iterator[SnapshotRelay]:
-    """Publish this node's own snapshots, or fetch those of the peer `learner` and hand them on.
+def open_publisher(transport: Transport, identity: Identity, config: NodeConfig) -> Iterator[Publisher]:
+    """Publish this node's own snapshots. Raises `SnapshotError` when the run is not known or they cannot be kept."""
+    publisher = Publisher(transport, identity, config.out / FOLDER, config.network)
+    publisher.start()
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+@contextmanager
+def open_subscriber(
+    transport: Transport, learner: str, config: NodeConfig, *, max_bytes: float
+) -> Iterator[Subscriber]:
+    """Fetch the snapshots of the peer `learner`, and hand them on.
 
     Larger ones than `max_bytes` are refused before anything of them is fetched.
     Raises `SnapshotError` when the run is not known or they cannot be kept.
     """
-    relay = SnapshotRelay(transport, identity, learner, config.out / FOLDER, config.network, max_bytes=max_bytes)
-    relay.start()
+    subscriber = Subscriber(transport, learner, config.out / FOLDER, config.network, max_bytes=max_bytes)
+    subscriber.start()
     try:
-        yield relay
+        yield subscriber
     finally:
-        relay.close()
+        subscriber.close()

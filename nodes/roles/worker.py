@@ -18,14 +18,14 @@ from rich.console import Console
 
 from nodes.roles.launch import Role, launch
 from nodes.roles.shell import EndReason, Shell, stream_seed
-from nodes.roles.snapshots import open_relay
+from nodes.roles.snapshots import open_subscriber
 from swarm.central.follower import BatchReport, Follower
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import Heartbeats
-from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.net.snapshots.subscribe import Subscriber
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
@@ -84,7 +84,7 @@ class WorkerNode:
         self._paused_s = 0.0
         self._learner_away = False
         """What was last said of it."""
-        self._feed: SnapshotRelay
+        self._feed: Subscriber
         self._follower: Follower
         self._heartbeats: Heartbeats
 
@@ -101,9 +101,7 @@ class WorkerNode:
         self.note(str(self._choice))
         learner = self._learner()
         room = most_bytes(self._policy.model)
-        self._feed = self._open.enter_context(
-            open_relay(self._transport, self._identity, learner, self._config, max_bytes=room)
-        )
+        self._feed = self._open.enter_context(open_subscriber(self._transport, learner, self._config, max_bytes=room))
         self._follower = self._make_follower()
         self._heartbeats = Heartbeats(self._transport, learner, self._report)
         self._open.callback(self._heartbeats.close)

@@ -12,7 +12,7 @@ import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.records.framing import encode_request
-from swarm.net.snapshots.serving import ANNOUNCE_PROTOCOL, ASK_PROTOCOL, CHUNKS_PROTOCOL
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL, CHUNKS_PROTOCOL
 from tests.nodes.processes import Swarm, address_of, until
 
 from .stranger import Stranger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -18,14 +19,17 @@ from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, open_snapshot, seal, seal_snapshot
-from swarm.net.snapshots import relay as relay_module
+from swarm.net.snapshots import thread as thread_module
 from swarm.net.snapshots.chunks import chunk_bytes_for, cut, describe
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, Announcement, Want
 from swarm.net.snapshots.plan import Place
-from swarm.net.snapshots.relay import MAX_FAILURES, SnapshotRelay
-from swarm.net.snapshots.serving import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, MAX_HELPINGS, Announcement, Want
+from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import Part, SnapshotStore
+from swarm.net.snapshots.subscribe import Subscriber
+from swarm.net.snapshots.thread import MAX_FAILURES
+from swarm.net.snapshots.uploads import MAX_REPEATS
 from swarm.protocols import SnapshotFeed, SnapshotPublisher, StreamHandler
 from swarm.types import ChunkList
 
@@ -45,41 +49,49 @@ class Swarm:
         self.hub = MemoryHub()
         self.folder = folder
         self.settings = FAST
-        self.transports: list[MemoryTransport] = []
-        self.relays: list[SnapshotRelay] = []
+        self.nodes: list[Publisher | Subscriber] = []
 
-    def start(
+    def learner(self, transport: type[MemoryTransport] = MemoryTransport, **network: object) -> Publisher:
+        node = self._enter(LEARNER, transport)
+        publisher = Publisher(node, LEARNER, self.folder / "learner", self._network(**network))
+        publisher.start()
+        self.nodes.append(publisher)
+        return publisher
+
+    def worker(
         self,
         name: str,
-        identity: Identity | None = None,
         transport: type[MemoryTransport] = MemoryTransport,
+        max_bytes: float = math.inf,
         **network: object,
-    ) -> SnapshotRelay:
-        identity = identity or Identity.generate()
+    ) -> Subscriber:
+        node = self._enter(Identity.generate(), transport)
+        settings = self._network(**network)
+        subscriber = Subscriber(node, LEARNER.peer_id, self.folder / name, settings, max_bytes=max_bytes)
+        subscriber.start()
+        self.nodes.append(subscriber)
+        return subscriber
+
+    def kill(self, node: Publisher | Subscriber) -> None:
+        self.nodes.remove(node)
+        node._transport.close()
+        node.close()
+
+    def _enter(self, identity: Identity, transport: type[MemoryTransport]) -> MemoryTransport:
         node = transport(self.hub, identity.peer_id, sealed_manifest(LEARNER))
         node.start()
-        settings = NetworkSettings(snapshots=self.settings).model_copy(update=network)
-        relay = SnapshotRelay(node, identity, LEARNER.peer_id, self.folder / name, settings)
-        relay.start()
-        self.transports.append(node)
-        self.relays.append(relay)
-        return relay
+        return node
 
-    def learner(self, **network: object) -> SnapshotRelay:
-        return self.start("learner", LEARNER, **network)  # type: ignore[arg-type]
-
-    def kill(self, relay: SnapshotRelay) -> None:
-        at = self.relays.index(relay)
-        self.transports.pop(at).close()
-        self.relays.pop(at).close()
+    def _network(self, **network: object) -> NetworkSettings:
+        return NetworkSettings(snapshots=self.settings).model_copy(update=network)
 
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[Swarm]:
     swarm = Swarm(tmp_path)
     yield swarm
-    for relay in swarm.relays:
-        relay.close()
+    for node in swarm.nodes:
+        node.close()
 
 
 def snapshot(seed: int, num_bytes: int = (NUM_CHUNKS - 1) * CHUNK + 7) -> bytes:
@@ -100,7 +112,7 @@ def arrives(feed: SnapshotFeed, version: int, content: bytes) -> None:
 
 def test_every_worker_gets_each_snapshot_once_and_whole(swarm: Swarm) -> None:
     learner: SnapshotPublisher = swarm.learner()
-    workers = [swarm.start(f"worker-{i}") for i in range(5)]
+    workers = [swarm.worker(f"worker-{i}") for i in range(5)]
     assert all(worker.newest() is None and worker.announced() is None for worker in workers)
     content = snapshot(0)
     for version in (3, 4):
@@ -113,22 +125,20 @@ def test_every_worker_gets_each_snapshot_once_and_whole(swarm: Swarm) -> None:
         content = step(content)
     with pytest.raises(SnapshotError, match="rise"):
         learner.publish(4, content)
-    with pytest.raises(SnapshotError, match="only the learner"):
-        workers[0].publish(9, content)
     # Most of it did not come from the learner: it feeds two at a time.
-    given = [relay.counters().get("chunks_given", 0) for relay in swarm.relays]
+    given = [node.counters().get("chunks_given", 0) for node in swarm.nodes]
     assert sum(given[1:]) > 0
 
 
 def test_a_small_step_travels_as_its_change(swarm: Swarm) -> None:
-    learner, worker = swarm.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.worker("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     before = worker.counters()["chunks_received"]
     learner.publish(2, step(snapshot(0)))
     arrives(worker, 2, step(snapshot(0)))
     assert worker.counters()["chunks_received"] - before < 5
-    late = swarm.start("late")
+    late = swarm.worker("late")
     arrives(late, 2, step(snapshot(0)))
     assert late.counters()["chunks_received"] == NUM_CHUNKS
 
@@ -141,22 +151,22 @@ def test_a_change_that_is_not_for_what_is_here_is_made_up_for_by_the_whole(swarm
     learner.publish(1, snapshot(0))
     learner.publish(2, step(snapshot(0)))
     until(lambda: learner.announced() == 2, "both are published")
-    worker = swarm.start("worker")
+    worker = swarm.worker("worker")
     until(lambda: worker.counters().get("completed"), "it has taken the second")
     arrives(worker, 2, step(snapshot(0)))
     assert worker.counters()["useless_changes"] == 1
 
 
 def test_late_joiners_find_holders_when_the_learner_is_gone(swarm: Swarm) -> None:
-    learner, worker = swarm.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.worker("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     swarm.kill(learner)
-    arrives(swarm.start("late"), 1, snapshot(0))
+    arrives(swarm.worker("late"), 1, snapshot(0))
 
 
 def test_a_learner_that_restarts_goes_on_above_what_it_published(swarm: Swarm) -> None:
-    learner, worker = swarm.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.worker("worker")
     learner.publish(5, snapshot(0))
     arrives(worker, 5, snapshot(0))
     swarm.kill(learner)
@@ -233,9 +243,9 @@ def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked], num_worke
     # With these limits the learner feeds one, and everybody the next: one chain.
     limits = {"upload_bytes_per_s": 2**20, "download_bytes_per_s": 2**20}
     learner = swarm.learner(**limits)
-    rogue = swarm.start("rogue", transport=bad, **limits)
+    rogue = swarm.worker("rogue", transport=bad, **limits)
     until(lambda: LEARNER.peer_id in rogue._place.sources and rogue._place.bytes_per_s, "the rogue has its place")
-    workers = [swarm.start(f"worker-{i}", **limits) for i in range(num_workers)]
+    workers = [swarm.worker(f"worker-{i}", **limits) for i in range(num_workers)]
     for worker in workers:
         until(lambda worker=worker: worker._place.bytes_per_s, "the worker has its place")  # type: ignore[misc]
     learner.publish(1, snapshot(0))
@@ -243,7 +253,7 @@ def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked], num_worke
         arrives(worker, 1, snapshot(0))
     assert any(worker.counters().get("reroutes") for worker in workers)
     complaints = [complaint for worker in workers for complaint in worker.complaints()]
-    expected = [(rogue._identity.peer_id, "corrupt_chunk")] if bad is Liar else []
+    expected = [(rogue._transport.peer_id, "corrupt_chunk")] if bad is Liar else []
     assert [complaint for complaint in complaints if complaint not in expected] == []
     assert bool(complaints) == (bad is Liar)
 
@@ -264,10 +274,10 @@ def test_who_waits_in_a_chain_behind_another_stays_there(swarm: Swarm) -> None:
     limits = {"upload_bytes_per_s": 2**20, "download_bytes_per_s": 2**20}
     # Long enough that no answer is too late on a busy machine.
     swarm.settings = FAST.model_copy(update={"stall_s": 1.0})
-    learner = swarm.start("learner", LEARNER, transport=Late, **limits)
+    learner = swarm.learner(Late, **limits)
     workers = []
     for i in range(4):
-        workers.append(swarm.start(f"worker-{i}", **limits))
+        workers.append(swarm.worker(f"worker-{i}", **limits))
         until(lambda: workers[-1]._place.bytes_per_s, "the worker has its place")
     learner.publish(1, snapshot(0))
     for worker in workers:
@@ -276,7 +286,7 @@ def test_who_waits_in_a_chain_behind_another_stays_there(swarm: Swarm) -> None:
 
 
 def test_a_torn_download_goes_on_from_what_it_has(swarm: Swarm) -> None:
-    learner, worker = swarm.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.worker("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     swarm.kill(worker)
@@ -286,20 +296,20 @@ def test_a_torn_download_goes_on_from_what_it_has(swarm: Swarm) -> None:
     (folder / "whole").write_bytes(content[: 30 * CHUNK + 100])
     (folder / "manifest.partial").write_bytes(b"x")
     (swarm.folder / "worker" / "2").mkdir()
-    worker = swarm.start("worker")
+    worker = swarm.worker("worker")
     arrives(worker, 1, snapshot(0))
     assert worker.counters()["chunks_received"] == NUM_CHUNKS - 30
     assert not (swarm.folder / "worker" / "2").exists()
     swarm.kill(worker)
     # A disk that has rotted.
     (folder / "whole").write_bytes(content[: 20 * CHUNK] + b"rot" + content[20 * CHUNK + 3 :])
-    worker = swarm.start("worker")
+    worker = swarm.worker("worker")
     arrives(worker, 1, snapshot(0))
     assert worker.counters()["chunks_received"] == NUM_CHUNKS - 20
 
 
 def test_a_full_disk_stops_neither_the_node_nor_what_it_gives(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, worker = swarm.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.worker("worker")
     learner.publish(1, snapshot(0))
     arrives(worker, 1, snapshot(0))
     real, full = os.pwrite, [True]
@@ -312,13 +322,13 @@ def test_a_full_disk_stops_neither_the_node_nor_what_it_gives(swarm: Swarm, monk
     monkeypatch.setattr(os, "pwrite", pwrite)
     learner.publish(2, snapshot(1))
     until(lambda: worker.counters().get("disk_errors", 0) > 1, "it tries again")
-    arrives(swarm.start("other"), 2, snapshot(1))
+    arrives(swarm.worker("other"), 2, snapshot(1))
     full.clear()
     arrives(worker, 2, snapshot(1))
 
 
 def test_old_snapshots_are_removed(swarm: Swarm) -> None:
-    learner, worker = swarm.learner(), swarm.start("worker")
+    learner, worker = swarm.learner(), swarm.worker("worker")
     for version in range(5):
         learner.publish(version, snapshot(version))
         arrives(worker, version, snapshot(version))
@@ -338,8 +348,8 @@ class Gated(Hooked):
 
 
 def test_a_snapshot_on_its_way_is_given_up_when_two_behind(swarm: Swarm) -> None:
-    learner = swarm.start("learner", LEARNER, Gated)
-    worker = swarm.start("worker")
+    learner = swarm.learner(Gated)
+    worker = swarm.worker("worker")
     for version in range(3):
         learner.publish(version, snapshot(version))
         until(lambda version=version: worker.announced() == version, "it is announced")  # type: ignore[misc]
@@ -351,7 +361,7 @@ def test_a_snapshot_on_its_way_is_given_up_when_two_behind(swarm: Swarm) -> None
 
 
 def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> None:
-    worker = swarm.start("worker")
+    worker = swarm.worker("worker")
     gone, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(1), None, CHUNK)
     worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
     until(lambda: worker._fetching, "it looks for the first")
@@ -362,7 +372,7 @@ def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> N
 
 
 def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
-    worker = swarm.start("worker")
+    worker = swarm.worker("worker")
     stranger = Identity.generate()
     node = MemoryTransport(swarm.hub, stranger.peer_id, sealed_manifest(LEARNER))
     node.start()
@@ -379,12 +389,12 @@ def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
     for sealed in foreign:
         message = msgspec.msgpack.encode(Announcement(sealed, place))
         with pytest.raises(PeerUnreachable):
-            node.request(worker._identity.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
+            node.request(worker._transport.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
     assert worker.announced() is None and worker.counters()["refused_manifests"] == len(foreign)
-    assert worker._kitchen.num_places != 99
+    assert worker._serving.uploads.num_free != 99
     # A good one may come from anybody; where to get it only the learner says.
     message = msgspec.msgpack.encode(Announcement(seal_snapshot(LEARNER, manifest), place))
-    node.request(worker._identity.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
+    node.request(worker._transport.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
     assert worker.announced() == 1 and worker._place.sources == (LEARNER.peer_id,)
 
 
@@ -419,33 +429,33 @@ def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
     want = msgspec.msgpack.encode(Want(1, "whole", 0))
-    places = learner._kitchen.num_places
-    streams = [learner._kitchen.give(f"peer-{i}", want) for i in range(places + 1)]
+    places = learner._serving.uploads.num_free
+    streams = [learner._serving.uploads.give(f"peer-{i}", want) for i in range(places + 1)]
     assert [next(stream) for stream in streams] == [snapshot(0)[:CHUNK]] * (places + 1)
     with pytest.raises(LookupError, match="busy"):
-        next(learner._kitchen.give("one too many", want))
+        next(learner._serving.uploads.give("one too many", want))
     # The same peer again takes its own place, and who hangs up gives it back.
-    assert next(learner._kitchen.give("peer-0", want))
+    assert next(learner._serving.uploads.give("peer-0", want))
     streams.pop().close()
-    assert next(learner._kitchen.give("another", want))
+    assert next(learner._serving.uploads.give("another", want))
     for bad in (Want(1, "whole", 1_000), Want(1, "whole", -1), Want(1, "change", 0)):
         with pytest.raises((LookupError, msgspec.ValidationError)):
-            next(learner._kitchen.give("peer-0", msgspec.msgpack.encode(bad)))
+            next(learner._serving.uploads.give("peer-0", msgspec.msgpack.encode(bad)))
 
 
 def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
-    worker = swarm.start("worker")
+    worker = swarm.worker("worker")
     arrives(worker, 1, snapshot(0))
-    for relay, version in ((learner, 2), (learner, 2**62), (worker, 2**62)):
+    for node, version in ((learner, 2), (learner, 2**62), (worker, 2**62)):
         with pytest.raises(LookupError, match="nothing is known"):
-            next(relay._kitchen.give("stranger", msgspec.msgpack.encode(Want(version, "whole", 0))))
-    kitchen, want = worker._kitchen, msgspec.msgpack.encode(Want(2, "whole", 0))
-    waiting = [kitchen.give(f"stranger-{i}", want) for i in range(20)]
-    assert [next(stream) for stream in waiting] == [None] * 20 and kitchen.fed() == ()
-    kitchen._clock = lambda: time.monotonic() + 60
+            next(node._serving.uploads.give("stranger", msgspec.msgpack.encode(Want(version, "whole", 0))))
+    uploads, want = worker._serving.uploads, msgspec.msgpack.encode(Want(2, "whole", 0))
+    waiting = [uploads.give(f"stranger-{i}", want) for i in range(20)]
+    assert [next(stream) for stream in waiting] == [None] * 20 and uploads.fed() == ()
+    uploads._clock = lambda: time.monotonic() + 60
     with pytest.raises(LookupError, match="nothing is known"):
         next(waiting[0])
 
@@ -454,36 +464,34 @@ def test_whom_the_plan_does_not_name_makes_room_and_so_does_who_takes_nothing(sw
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
-    kitchen, want = learner._kitchen, msgspec.msgpack.encode(Want(1, "whole", 0))
+    uploads, want = learner._serving.uploads, msgspec.msgpack.encode(Want(1, "whole", 0))
     now = 0.0
-    kitchen._clock = lambda: now
-    kitchen.num_places = 1
-    kitchen.rank = lambda peer: {"child": 2, "worker": 1, "other": 1}.get(peer, 0)
-    strangers = [kitchen.give(f"stranger-{i}", want) for i in range(2)]
-    child, worker, other = (kitchen.give(name, want) for name in ("child", "worker", "other"))
-    assert all(map(next, (*strangers, worker, child))) and set(kitchen.fed()) == {"worker", "child"}
+    uploads._clock = lambda: now
+    uploads.follow(Place((), 1, None, feeds=("child",)), {"child", "worker", "other"})
+    strangers = [uploads.give(f"stranger-{i}", want) for i in range(2)]
+    child, worker, other = (uploads.give(name, want) for name in ("child", "worker", "other"))
+    assert all(map(next, (*strangers, worker, child))) and set(uploads.fed()) == {"worker", "child"}
     assert [list(stream) for stream in strangers] == [[], []], "they are hung up on"
     with pytest.raises(LookupError, match="busy"):
         next(other)
     # The worker takes nothing any more; the child goes on.
     now = 60.0
-    assert next(child) and next(kitchen.give("other", want)) and set(kitchen.fed()) == {"child"} | {"other"}
+    assert next(child) and next(uploads.give("other", want)) and set(uploads.fed()) == {"child"} | {"other"}
 
 
 def test_nobody_gets_the_same_part_for_ever(swarm: Swarm) -> None:
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     want = msgspec.msgpack.encode(Want(1, "whole", 0))
-    until(lambda: (stored := learner._store.get(1)) and stored.complete, "it is written")
-    for _ in range(MAX_HELPINGS):
-        assert sum(map(len, filter(None, learner._kitchen.give("stranger", want)))) == len(snapshot(0))
+    until(lambda: (stored := learner._serving.store.get(1)) and stored.complete, "it is written")
+    for _ in range(MAX_REPEATS):
+        assert sum(map(len, filter(None, learner._serving.uploads.give("stranger", want)))) == len(snapshot(0))
     with pytest.raises(LookupError, match="given to you before"):
-        list(learner._kitchen.give("stranger", want))
+        list(learner._serving.uploads.give("stranger", want))
 
 
 def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
-    worker = swarm.start("worker")
-    worker._max_bytes = CHUNK
+    worker = swarm.worker("worker", max_bytes=CHUNK)
     manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
     with pytest.raises(RejectedGroup, match="oversized"):
         worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
@@ -491,8 +499,8 @@ def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
 
 
 def test_an_error_of_the_relay_ends_it_only_when_it_stays(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "RETRY_S", 0.01)
-    learner, worker = swarm.learner(), swarm.start("worker")
+    monkeypatch.setattr(thread_module, "RETRY_S", 0.01)
+    learner, worker = swarm.learner(), swarm.worker("worker")
     problems = [ValueError(), OverflowError(), KeyError(), RecursionError()]
     real = worker._fetch
 
@@ -507,7 +515,7 @@ def test_an_error_of_the_relay_ends_it_only_when_it_stays(swarm: Swarm, monkeypa
     assert worker.counters()["relay_errors"] == 4
     problems += [MemoryError()] * MAX_FAILURES
     learner.publish(2, snapshot(1))
-    until(lambda: worker._failure, "the node hears of it")
+    until(lambda: worker._thread.failure, "the node hears of it")
     with pytest.raises(SnapshotError, match="MemoryError"):
         worker.newest()
 

@@ -10,7 +10,8 @@ import pytest
 
 from swarm.net.backends import NetworkTransport
 from swarm.net.snapshots.config import SnapshotSettings
-from swarm.net.snapshots.relay import SnapshotRelay
+from swarm.net.snapshots.publish import Publisher
+from swarm.net.snapshots.subscribe import Subscriber
 
 from .records import IDENTITIES, fast_settings, until
 
@@ -25,18 +26,17 @@ def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
     founder = start("founder", **limits)
     nodes = [founder, *(start(f"worker-{i}", founder.multiaddrs(), **limits) for i in range(3))]
     settings = fast_settings().model_copy(update={**limits, "snapshots": SnapshotSettings(poll_s=0.5)})
-    relays: list[SnapshotRelay] = []
     for node in nodes:
         until(node.manifest, "the run is known")
-        folder = tmp_path / node.peer_id
-        relays.append(SnapshotRelay(node, IDENTITIES[node.peer_id], founder.peer_id, folder, settings))
-        relays[-1].start()
-    learner, *workers = relays
+    learner = Publisher(founder, IDENTITIES[founder.peer_id], tmp_path / "learner", settings)
+    workers = [Subscriber(node, founder.peer_id, tmp_path / node.peer_id, settings) for node in nodes[1:]]
+    for each in (learner, *workers):
+        each.start()
     try:
-        until(lambda: len(learner._plan.places) == 4, "all have their places")
+        until(lambda: len(learner._placement.plan.places) == 4, "all have their places")
         snapshot = random.Random(0).randbytes(3 * RATE)
         learner.publish(1, snapshot)
-        by_peer = {worker._identity.peer_id: worker for worker in workers}
+        by_peer = {worker._transport.peer_id: worker for worker in workers}
 
         def head() -> str | None:
             """The one that the learner feeds, once it feeds another."""
@@ -53,5 +53,5 @@ def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
         received = [worker.counters()["chunks_received"] for peer_id, worker in by_peer.items() if peer_id != gone]
         assert received == [96, 96], "nothing was sent twice"
     finally:
-        for relay in relays:
-            relay.close()
+        for each in (learner, *workers):
+            each.close()

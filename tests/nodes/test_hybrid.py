@@ -55,13 +55,11 @@ def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkey
     feed = FakeFeed((3, good), (4, silent), (5, b"garbage"))
 
     @contextlib.contextmanager
-    def open_relay(
-        transport: object, identity: object, learner: str, config: object, *, max_bytes: float
-    ) -> Iterator[FakeFeed]:
+    def open_subscriber(transport: object, learner: str, config: object, *, max_bytes: float) -> Iterator[FakeFeed]:
         assert learner == "somebody" and len(good) <= max_bytes
         yield feed
 
-    monkeypatch.setattr(hybrid, "open_relay", open_relay)
+    monkeypatch.setattr(hybrid, "open_subscriber", open_subscriber)
     node.begin()
     for _ in range(3):
         node.step()

@@ -21,7 +21,7 @@ from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, Rates
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
-from swarm.net.snapshots.serving import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
 
 VITAL = frozenset({MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL})
 """Short questions and short answers, without which nobody gets into a run or stays in it."""

@@ -1,4 +1,5 @@
-"""A learner's snapshots on their way through a tree of relays: chunks, deltas, plan, publisher, subscribers.
+"""A learner's snapshots on their way to those who follow it: `publish.Publisher` and `subscribe.Subscriber`.
 
-What is in a snapshot is `policy/snapshot.py`'s; when a new one is wanted is `central/`'s.
+Both answer others by `serving.Serving`. What is in a snapshot is `policy/snapshot.py`'s; when a new one is wanted is
+`central/`'s.
 """

@@ -1,35 +1,32 @@
-"""One part of a snapshot, from whoever has it: the source that the plan says, and others when that one fails.
+"""One part of a snapshot, from the peers that have it: the source that the plan says, and others when that one fails.
 
-One source at a time gives chunk after chunk from the first missing one on. It is left for another holder when it hangs
-up or is silent for `stall_s` and then does not answer, or gave less than half of what the plan promises though it had
-more to give; when it gives less than that while somebody else is well ahead and has a place free; and when it gives a
-wrong chunk, after which it is not asked again for this part. Whoever else is turned to holds more than this node: so
-two that wait never wait for each other. A source that has no more itself is waited with: whoever is next to the one
-that fails finds another, and all behind it get theirs as before. On a machine that is too busy all are late, and others
-are asked ever more seldom, so that looking for better sources does not make it worse.
+One source at a time gives chunk after chunk from the first missing one on. It is left for another when
+
+* it hangs up, or is silent for `stall_s`, and then does not answer; or it gave less than half of what the plan promises
+  though it had more to give;
+* it gives less than that while another peer is well ahead and has a place free;
+* it gives a wrong chunk, after which it is not asked again for this part.
+
+A source that holds no more itself is waited for: the first node behind the one that fails finds another source, and all
+behind it get their chunks as before. On a machine that is too busy all sources are late, and others are asked more and
+more seldom, so that looking for better sources does not make it worse.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, as_completed
+from collections import deque
+from collections.abc import Callable
 from contextlib import closing
 
 import msgspec
 
-from swarm.errors import CorruptChunk, PeerUnreachable, RejectedGroup, TransportError
-from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
-from swarm.net.counters import Counters
-from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.errors import CorruptChunk, PeerUnreachable
+from swarm.net.snapshots.messages import CHUNKS_PROTOCOL, Want
 from swarm.net.snapshots.plan import Place
-from swarm.net.snapshots.serving import ASK_PROTOCOL, CHUNKS_PROTOCOL, Ask, News, Want
+from swarm.net.snapshots.sources import Downloads, Sources
 from swarm.net.snapshots.store import PartName, Stored
-from swarm.protocols import Transport
 
-MAX_ASKED = 8
 STUCK_AFTER_STALLS = 3
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 STALLS_IN_WINDOW = 2
@@ -38,9 +35,6 @@ MAX_WINDOWS = 4
 """Of slowness, from one search that found nothing better to the next."""
 MARKS = 16
 """Of bytes over a window: old ones are dropped one at a time."""
-FED_LITTLE = 1 / 8
-MAX_POOR_TURNS = 3
-"""So often in a row a source may say that it has no more itself."""
 
 
 class Fetching:
@@ -48,117 +42,109 @@ class Fetching:
 
     def __init__(
         self,
-        transport: Transport,
+        downloads: Downloads,
         stored: Stored,
         name: PartName,
         place: Place,
-        *,
-        stall_s: float,
-        bucket: TokenBucket,
-        askers: Executor,
-        counters: Counters,
-        complain: Callable[[str], None],
-        stopped: Callable[[], bool],
-        pause: Callable[[float], object] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        is_wanted: Callable[[Fetching], bool],
     ) -> None:
-        """`stopped` says when to give up; `complain` hears of a peer that gave a wrong chunk."""
+        """Of a version's part `name`; `place` is this node's place in the plan.
+
+        `is_wanted` is asked after every piece whether the version is still the one to fetch.
+        """
         part = stored.part(name)
         assert part is not None
-        self._transport = transport
+        self.version = stored.manifest.version
+        self._downloads = downloads
         self._part = part
-        self._version = stored.manifest.version
         self._name: PartName = name
-        self._place = place
-        self._stall_s = stall_s
-        self._bucket = bucket
-        self._askers = askers
-        self._counters = counters
-        self._complain = complain
-        self._stopped = stopped
-        self._pause = pause
-        self._clock = clock
+        self._is_wanted = is_wanted
+        self._sources = Sources(downloads, stored, name, place)
         self._pending = bytearray()
         """Of the next chunk."""
-        self._liars: set[str] = set()
-        self._poor_turns: Counter[str] = Counter()
-        """By source: how often in a row it failed after having given too little."""
-        self._moved_at = clock()
-        self._num_from: Counter[str] = Counter()
-        """Chunks that each source gave."""
-        self.source: str | None = None
-        """Who gives just now."""
+        self._moved_at = time.monotonic()
+
+    @property
+    def source(self) -> str | None:
+        """The peer that gives just now."""
+        return self._sources.current
 
     @property
     def stuck(self) -> bool:
         """Whether no chunk has come for long: it may be that nobody has this version any more."""
-        return self._clock() - self._moved_at > STUCK_AFTER_STALLS * self._silence_s()
+        return time.monotonic() - self._moved_at > STUCK_AFTER_STALLS * self._sources.pace.silence_s
 
     @property
     def failed(self) -> tuple[str, ...]:
         """The source that the plan said, when nearly all of what came had to come from others."""
-        source, num_chunks = self._place.sources[0], self._num_from.total()
-        return (source,) if self._num_from[source] < FED_LITTLE * num_chunks else ()
+        return self._sources.failed
 
     def run(self) -> bool:
-        """Fetch until the part is complete, or until stopped; whether it is. Raises `OSError`, `TransportError`."""
-        source: str | None = self._place.sources[0]
+        """Fetch until the part is complete or no longer wanted; whether it is complete.
+
+        Raises `OSError`, `TransportError`.
+        """
+        source = self._sources.planned
         pause_s = FIRST_PAUSE_S
-        while not self._part.complete and not self._stopped():
-            before, began = self._part.num_held, self._clock()
-            better = self._take_from(source) if source is not None else None
-            if source is not None:
-                self._num_from[source] += self._part.num_held - before
-            if self._part.complete:
-                break
-            if source is not None:
-                poor = self._gave_little(before, began)
-                self._poor_turns[source] = self._poor_turns[source] + 1 if poor else 0
-            source = better or self._find(1, keep=source)
-            if source is None and self._place.sources[0] not in self._liars:
-                source = self._place.sources[0]
-            if self._part.num_held > before or self._clock() - began >= self._stall_s:
+        while not self._part.complete and self._goes_on():
+            before, began = self._part.num_held, time.monotonic()
+            source = self._turn(source)
+            if self._part.num_held > before or time.monotonic() - began >= self._downloads.stall_s:
                 pause_s = FIRST_PAUSE_S
             else:
-                self._pause(pause_s)
+                self._downloads.closing.wait(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        self.source = None
         return self._part.complete
 
+    def _goes_on(self) -> bool:
+        return not self._downloads.closing.is_set() and self._is_wanted(self)
+
+    def _turn(self, source: str | None) -> str | None:
+        """Take what a source gives; the source of the next turn."""
+        better = None
+        if source is not None:
+            before, began = self._part.num_held, time.monotonic()
+            better = self._take_from(source)
+            num_chunks = self._part.num_held - before
+            self._sources.gave(source, num_chunks, self._is_little(num_chunks, time.monotonic() - began))
+        if self._part.complete:
+            return None
+        return better or self._sources.after(source) or self._sources.planned
+
     def _take_from(self, peer_id: str) -> str | None:
-        """Take chunks until complete, stopped, failed (None) or until there is a better source (which)."""
-        if self.source not in (None, peer_id):
-            self._counters.add("reroutes")
-        self.source = peer_id
+        """Take chunks until complete, unwanted, failed (None) or until there is a better source (which)."""
+        if self._sources.current not in (None, peer_id):
+            self._downloads.counters.add("reroutes")
+        self._sources.current = peer_id
         try:
             return self._take(peer_id)
         except CorruptChunk:
-            self._counters.add("corrupt_chunks")
-            self._liars.add(peer_id)
-            self._complain(peer_id)
+            self._downloads.counters.add("corrupt_chunks")
+            self._downloads.complaints.append((peer_id, "corrupt_chunk"))
+            self._sources.lied(peer_id)
         except PeerUnreachable:
-            self._counters.add("source_failures")
+            self._downloads.counters.add("source_failures")
         return None
 
     def _take(self, peer_id: str) -> str | None:
-        part = self._part
+        part, pace = self._part, self._sources.pace
         room = part.chunks.num_bytes - part.num_bytes_held
-        want = msgspec.msgpack.encode(Want(self._version, self._name, part.num_held))
-        window_s = STALLS_IN_WINDOW * self._stall_s
-        window = _Window(self._clock, window_s)
+        want = msgspec.msgpack.encode(Want(self.version, self._name, part.num_held))
+        window_s = STALLS_IN_WINDOW * self._downloads.stall_s
+        window = _Window(window_s)
         self._pending.clear()
         # Where nothing has come yet, a connection may have to be made first.
-        patience_s = self._silence_s() * (1 if part.num_held else 2)
-        pieces = self._transport.stream(peer_id, CHUNKS_PROTOCOL, want, patience_s, room)
+        patience_s = pace.silence_s * (1 if part.num_held else 2)
+        pieces = self._downloads.transport.stream(peer_id, CHUNKS_PROTOCOL, want, patience_s, room)
         with closing(pieces):
             for piece in pieces:
-                self._pause(self._bucket.spend(len(piece)))
+                self._downloads.closing.wait(self._downloads.bucket.spend(len(piece)))
                 self._take_in(piece)
-                if self._stopped():
+                if not self._goes_on():
                     return None
-                if window.is_slow(len(piece), self._expected() / 2):
+                if window.is_slow(len(piece), pace.bytes_per_s / 2, time.monotonic()):
                     window.length_s = min(2 * window.length_s, MAX_WINDOWS * window_s)
-                    better = self._find(self._lead(), but=peer_id)
+                    better = self._sources.better_than(peer_id)
                     if better is not None:
                         return better
         if not part.complete:
@@ -173,106 +159,28 @@ class Fetching:
             chunk = bytes(memoryview(pending)[:size])
             del pending[:size]
             part.add(chunk)
-            self._moved_at = self._clock()
-            self._counters.add("chunks_received")
+            self._moved_at = time.monotonic()
+            self._downloads.counters.add("chunks_received")
 
-    def _gave_little(self, before: int, began: float) -> bool:
-        """Whether fewer bytes than half of what the plan promises have come since there were `before` chunks."""
-        num_bytes = (self._part.num_held - before) * self._part.chunks.chunk_bytes
-        return num_bytes < self._expected() / 2 * (self._clock() - began)
-
-    def _expected(self) -> float:
-        return self._place.bytes_per_s or MIN_RATE_BYTES_PER_S
-
-    def _silence_s(self) -> float:
-        """As long as a link may need for a few pieces at its usual rate."""
-        piece_bytes = min(self._part.chunks.chunk_bytes, MAX_CHUNK_BYTES)
-        return max(self._stall_s, 4 * piece_bytes / self._expected())
-
-    def _lead(self) -> int:
-        """Chunks that another must be ahead to be worth changing to: what the link should bring in `stall_s`."""
-        return max(2, int(self._expected() * self._stall_s / self._part.chunks.chunk_bytes))
-
-    def _find(self, lead: int, *, but: str | None = None, keep: str | None = None) -> str | None:
-        """A peer that holds so many chunks more than this node and takes on others: the best, None if there is none.
-
-        Instead of `but`, which is slow, only one with a free place will do: one more at a full node would make all that
-        it feeds slow. And none at all if it has no more to give: then it waits itself, for one further up.
-
-        `keep`, which has given until now, is the best one if it still answers, unless it is to blame. Who has given too
-        little is turned to again after all others.
-        """
-        found: list[tuple[bool, int, bool, int, int, str]] = []
-        for peer, news in self._answers():
-            held = news.whole if self._name == "whole" else news.change
-            ahead = held >= self._part.num_held + lead
-            if peer == but:
-                if not ahead:
-                    return None
-                continue
-            kept = peer == keep and not self._is_to_blame(peer, held)
-            if (kept or ahead) and news.num_free >= (1 if but else 0):
-                poor = self._poor_turns[peer]
-                found.append((not kept, poor, news.num_free == 0, self._distance(peer), -held, peer))
-                if kept:
-                    break
-        return min(found)[-1] if found else None
-
-    def _answers(self) -> Iterator[tuple[str, News]]:
-        """What those say who could be a source, for as long as is worth waiting: who is slower is no good source."""
-        asked = [peer for peer in self._candidates() if peer not in self._liars][:MAX_ASKED]
-        answers = {self._askers.submit(self._ask, peer): peer for peer in asked}
-        try:
-            for answer in as_completed(answers, timeout=self._stall_s / 2):
-                if (news := answer.result()) is not None:
-                    yield answers[answer], news
-        except TimeoutError:
-            return
-        finally:
-            for answer in answers:
-                answer.cancel()
-
-    def _is_to_blame(self, source: str, held: int) -> bool:
-        """Whether it gave too little although it had more; or says that it has no more, turn after turn.
-
-        Who gives from a chain that is cut further up has nothing more just now: only the chain's head has to move.
-        """
-        poor = self._poor_turns[source]
-        return poor > (0 if held >= self._part.num_held + self._lead() else MAX_POOR_TURNS)
-
-    def _distance(self, peer: str) -> int:
-        sources = self._place.sources
-        return sources.index(peer) if peer in sources else len(sources) - 1
-
-    def _candidates(self) -> list[str]:
-        others = {*self._transport.status().connected, *(peer.peer_id for peer in self._transport.peers())}
-        strangers = sorted(others - {*self._place.sources, self._transport.peer_id})
-        random.shuffle(strangers)
-        return list(dict.fromkeys([*filter(None, [self.source]), *self._place.sources, *strangers]))
-
-    def _ask(self, peer_id: str) -> News | None:
-        try:
-            return ask(self._transport, peer_id, Ask(self._version), self._stall_s / 2)
-        except (TransportError, RejectedGroup):
-            return None
+    def _is_little(self, num_chunks: int, seconds: float) -> bool:
+        """Whether these are fewer bytes than half of what the plan promises for this time."""
+        return num_chunks * self._part.chunks.chunk_bytes < self._sources.pace.bytes_per_s / 2 * seconds
 
 
 class _Window:
     """Bytes over the last while, which slides."""
 
-    def __init__(self, clock: Callable[[], float], length_s: float) -> None:
-        self._clock = clock
+    def __init__(self, length_s: float) -> None:
         self.length_s = length_s
         self._num_bytes = 0
         self._marks: deque[tuple[float, int]] = deque()
         """(when, bytes until then), one in a `MARKS`th of the window; the first is as old as the window, or older."""
 
-    def is_slow(self, num_bytes: int, rate: float) -> bool:
+    def is_slow(self, num_bytes: int, rate: float, now: float) -> bool:
         """Add bytes; whether fewer came than at this rate. It begins anew when they did.
 
         The first begins with the first bytes: whoever gives them may have had to wait for them, too.
         """
-        now = self._clock()
         self._num_bytes += num_bytes
         marks = self._marks
         if not marks or now - marks[-1][0] >= self.length_s / MARKS:
@@ -285,12 +193,3 @@ class _Window:
             return False
         marks.clear()
         return True
-
-
-def ask(transport: Transport, peer_id: str, question: Ask, timeout_s: float) -> News:
-    """A peer's answer. Raises `PeerUnreachable`, `RejectedGroup` when it cannot be read."""
-    answer = transport.request(peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(question), timeout_s)
-    try:
-        return msgspec.msgpack.decode(answer, type=News)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RejectedGroup("malformed", str(error)) from error

@@ -121,6 +121,12 @@ class Stored:
         """Whether the whole is here, and is what the learner signed for."""
         return self.whole.complete and self.whole.has(self.manifest.digest)
 
+    @property
+    def fraction(self) -> float:
+        """How far it has come, from 0 to 1."""
+        part = self.part(self.taking)
+        return 1.0 if self.complete else part.num_held / len(part.chunks.chunk_ids) if part else 0.0
+
     def part(self, name: PartName) -> Part | None:
         """One of the files."""
         return self.whole if name == "whole" else self.change

@@ -1,0 +1,105 @@
+"""What a learner has signed, as far as it is known here, and which version of it is fetched next."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from swarm.errors import RejectedGroup
+from swarm.net.records.wire import open_snapshot
+from swarm.types import SnapshotManifest
+
+
+class Signed(NamedTuple):
+    """A manifest, and the bytes by which others can check it."""
+
+    sealed: bytes
+    manifest: SnapshotManifest
+
+
+class Manifests:
+    """Manifests of the versions from the one being fetched on. Thread-safe."""
+
+    def __init__(self, run_id: str, learner: str, max_bytes: float = math.inf) -> None:
+        """Snapshots with more than `max_bytes` are refused: a learner may sign what fills any disk."""
+        self._run_id = run_id
+        self._learner = learner
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._known: dict[int, Signed] = {}
+        """By version, oldest first."""
+        self._newest: int | None = None
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version that the learner has signed."""
+        return self._newest
+
+    def open(self, sealed: bytes) -> SnapshotManifest:
+        """The manifest, its signature verified. Raises `RejectedGroup`."""
+        manifest = open_snapshot(sealed, self._run_id, self._learner)
+        num_bytes = max(part.num_bytes for part in (manifest.whole, manifest.change) if part is not None)
+        if num_bytes > self._max_bytes:
+            raise RejectedGroup("oversized", f"this model has at most {self._max_bytes:.0f} bytes, got {num_bytes}")
+        return manifest
+
+    def add(self, signed: Signed) -> bool:
+        """Take in an opened manifest if it is newer than all others; whether it is."""
+        version = signed.manifest.version
+        with self._lock:
+            if self._newest is not None and version <= self._newest:
+                return False
+            self._known[version] = signed
+            self._newest = version
+            return True
+
+    def replace_all(self, signed: Signed) -> None:
+        """Know this manifest only: its learner says that it is the newest."""
+        with self._lock:
+            self._known = {signed.manifest.version: signed}
+            self._newest = signed.manifest.version
+
+    def forget_before(self, version: int) -> None:
+        """Drop the manifests of older versions."""
+        with self._lock:
+            self._known = {each: self._known[each] for each in self._known if each >= version}
+
+    def known(self) -> dict[int, Signed]:
+        """By version, oldest first."""
+        with self._lock:
+            return dict(self._known)
+
+    def sealed_after(self, version: int) -> bytes:
+        """The newest manifest as it was signed if its version is above this one, else nothing."""
+        with self._lock:
+            newest = self._newest
+            return self._known[newest].sealed if newest is not None and newest > version else b""
+
+
+def next_version(
+    known: Mapping[int, SnapshotManifest], have: int, current: int | None, finish_behind: int
+) -> int | None:
+    """The version to fetch, of those known; None when the newest is here.
+
+    `have` is the newest complete version. `current`, which is on its way, is finished first unless `finish_behind`
+    newer ones are known. Otherwise it is the newest, or the first step to it when the changes from what is here take
+    fewer bytes than the whole.
+    """
+    missing = [version for version in known if version > have]
+    if not missing:
+        return None
+    if current in missing and sum(version > current for version in missing) < finish_behind:
+        return current
+    newest = step = max(missing)
+    num_bytes = 0
+    while (change := known[step].change) is not None:
+        num_bytes += change.num_bytes
+        parent = known[step].parent
+        if parent == have and num_bytes < known[newest].whole.num_bytes:
+            return step
+        if parent not in missing:
+            break
+        step = parent
+    return newest

@@ -1,0 +1,154 @@
+"""The learner's part: snapshots are cut, signed, stored and announced.
+
+    publish ─▶ cut, sign, store ─▶ plan ─▶ announce: manifest and place, to every worker
+                                       └─▶ the workers that the plan feeds from here, chunk by chunk
+
+Workers ask the learner now and then for news, and tell it their limits: that is how they come into its plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from swarm.errors import SnapshotError, TransportError
+from swarm.net.config import NetworkSettings
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import seal_snapshot
+from swarm.net.snapshots.chunks import describe
+from swarm.net.snapshots.manifests import Signed
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, Announcement, Ask
+from swarm.net.snapshots.placement import Placement
+from swarm.net.snapshots.plan import Limits, Place
+from swarm.net.snapshots.serving import Progress, Serving
+from swarm.net.snapshots.store import Stored
+from swarm.net.snapshots.thread import SnapshotThread
+from swarm.protocols import Transport
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_TIMEOUT_S = 5.0
+NUM_ANNOUNCERS = 8
+"""Workers told at a time."""
+
+
+class Publisher:
+    """`SnapshotPublisher` of a learner, with what an earlier process of it published."""
+
+    def __init__(self, transport: Transport, identity: Identity, folder: Path, settings: NetworkSettings) -> None:
+        """Snapshots that `identity` signs, kept in `folder`. Raises `SnapshotError` when the run is not known."""
+        self._transport = transport
+        self._identity = identity
+        self._settings = settings.snapshots
+        self._serving = Serving(transport, identity.peer_id, folder, settings)
+        self._serving.uploads.reach = 0  # nobody has heard of a version before the learner
+        limits = Limits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
+        self._placement = Placement(identity.peer_id, limits, settings.snapshots, self._serving.counters)
+        self._lock = threading.Lock()
+        """Of the placement, and of what waits to be published."""
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._announcers = ThreadPoolExecutor(NUM_ANNOUNCERS, "swarm-snapshots-announce")
+        self._thread = SnapshotThread(self._serving, self._serving.verify, self._work)
+
+    def start(self) -> None:
+        """Begin to answer workers and to publish. Raises `SnapshotError` when snapshots cannot be kept."""
+        self._serving.start(self._place_for, self._hear)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish and answer no more; what is here stays for the next process."""
+        self._serving.close()
+        self._thread.close()
+        self._announcers.shutdown(wait=False, cancel_futures=True)
+
+    def publish(self, version: int, snapshot: bytes) -> None:
+        """Make a snapshot known to the run and serve it; returns at once. Raises `SnapshotError`."""
+        self._thread.require_running()
+        with self._lock:
+            newest = self._waiting[-1][0] if self._waiting else self.announced()
+            if newest is not None and version <= newest:
+                raise SnapshotError(f"versions must rise: {newest} has been published, got {version}")
+            self._waiting.append((version, snapshot))
+        self._thread.wake()
+
+    def announced(self) -> int | None:
+        """The newest version that is signed."""
+        return self._serving.manifests.newest
+
+    def progress(self) -> Progress | None:
+        """How far the newest snapshot is written, and which workers it goes to; None when there is none."""
+        return self._serving.progress()
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts: snapshots published, chunks given, workers that fed nobody."""
+        return self._serving.counters.snapshot()
+
+    # -- on the network thread
+
+    def _place_for(self, worker: str, question: Ask) -> Place | None:
+        if question.limits is None:
+            return None
+        with self._lock:
+            place = self._placement.place_for(worker, question.limits, question.failed)
+            self._follow_plan()
+            return place
+
+    def _follow_plan(self) -> None:
+        # Other workers of the plan come before strangers.
+        self._serving.uploads.follow(self._placement.root, self._placement.plan.places.keys())
+
+    def _hear(self, remote: str, announcement: Announcement) -> None:
+        """Take in what an earlier process of this learner published, when others have it and this node does not."""
+        if announcement.sealed:
+            self._serving.learn(announcement.sealed)
+
+    # -- on the thread of snapshots
+
+    def _work(self) -> float:
+        if not self._waiting:
+            return self._settings.poll_s
+        self._publish(*self._waiting[0])
+        with self._lock:
+            self._waiting.popleft()
+        return 0.0
+
+    def _publish(self, version: int, snapshot: bytes) -> None:
+        stored = self._store(version, snapshot)
+        with self._lock:
+            self._serving.manifests.replace_all(Signed(stored.sealed, stored.manifest))
+            places = self._placement.begin_broadcast()
+            self._follow_plan()
+        told = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
+        # Nobody waits for the disk: chunks go out as they are written.
+        stored.whole.fill(snapshot)
+        self._serving.counters.add("published")
+        self._serving.store.collect()
+        for each in told:
+            each.result()
+
+    def _store(self, version: int, snapshot: bytes) -> Stored:
+        """Sign a snapshot and store its manifest and its change; the whole is still to be written."""
+        parent = self._serving.store.newest_complete() if self._settings.delta else None
+        before = (parent.manifest.version, parent.whole.content()) if parent else None
+        manifest, change = describe(
+            self._serving.run_id, self._identity.peer_id, version, snapshot, before, self._settings.chunk_bytes
+        )
+        stored = self._serving.store.begin(seal_snapshot(self._identity, manifest), manifest)
+        if stored.change is not None and change is not None:
+            stored.change.fill(change)
+        return stored
+
+    def _announce(self, worker: str, place: Place, sealed: bytes) -> None:
+        message = msgspec.msgpack.encode(Announcement(sealed, place))
+        try:
+            self._transport.request(worker, ANNOUNCE_PROTOCOL, message, ANNOUNCE_TIMEOUT_S)
+        except TransportError as error:
+            self._serving.counters.add("unheard_announcements")
+            logger.debug("%s was not told of a snapshot: %s", worker, error)
+            with self._lock:
+                self._placement.forget(worker)

@@ -1,0 +1,170 @@
+"""Chunks for other nodes: how many are given them at a time, who comes first, and when a stream is ended.
+
+All of it runs on the network thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+
+import msgspec
+
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
+from swarm.net.counters import Counters
+from swarm.net.snapshots.messages import Want
+from swarm.net.snapshots.plan import Place
+from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
+
+SPARE = 1
+"""This many more than planned may be fed: a node that has lost its source is better served slowly than not."""
+PATIENCE_S = 5.0
+"""A stream is ended when nothing has come for it for this time: nobody may be listening any more. A peer that has taken
+no chunk for this time, beside the time that the chunk may need, makes room for another."""
+MAX_REPEATS = 3
+"""How often one peer may have a part: connections break, but one that takes it again and again keeps others from it."""
+MAX_COUNTED = 4_096
+REACH = 1_024
+
+
+class _Upload:
+    """One stream that has a place."""
+
+    def __init__(self) -> None:
+        self.give_up_at = math.inf
+        """When its peer should have taken the chunk that it was given last."""
+
+
+class Uploads:
+    """Feeds others with chunks, no more of them at a time than planned.
+
+    When all places are taken, a peer that ranks below the newcomer makes room for it, and so does one that takes
+    nothing of what it is given.
+    """
+
+    def __init__(
+        self, store: SnapshotStore, counters: Counters, num_places: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`num_places` holds until a plan says otherwise."""
+        self._store = store
+        self._counters = counters
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._fed: dict[str, _Upload] = {}
+        """By peer: the stream that feeds it; a newer stream of the same peer takes its place."""
+        self._given: Counter[tuple[str, int, PartName]] = Counter()
+        """Chunks given of each part, by peer."""
+        self._num_places = num_places
+        self._first: Collection[str] = ()
+        self._second: Collection[str] = ()
+        self.reach = REACH
+        """A peer may wait for a version that is this much newer than those here: it may have heard of it first."""
+
+    def follow(self, place: Place, second: Collection[str] = ()) -> None:
+        """Feed as many as a plan says: those that it names come first, then `second`, then all others."""
+        self._num_places = place.num_children
+        self._first, self._second = place.feeds, second
+
+    def _rank(self, peer: str) -> int:
+        """A peer makes room for those that rank above it."""
+        return 2 if peer in self._first else 1 if peer in self._second else 0
+
+    @property
+    def num_free(self) -> int:
+        """How many more could be fed as planned; below 0 when more are fed than planned."""
+        return self._num_places - len(self._fed)
+
+    def fed(self) -> tuple[str, ...]:
+        """Who is being fed."""
+        with self._lock:
+            return tuple(self._fed)
+
+    def give(self, remote: str, request: bytes) -> Iterator[bytes | None]:
+        """Chunks as they become available. Raises `LookupError`, `msgspec.MsgspecError`."""
+        want = msgspec.msgpack.decode(request, type=Want)
+        # A peer that waits for a version that is not known here takes nobody's place.
+        yield from self._wait_for(want)
+        upload = self._admit(remote)
+        try:
+            yield from self._chunks(remote, want, upload)
+        finally:
+            with self._lock:
+                if self._fed.get(remote) is upload:
+                    del self._fed[remote]
+
+    def _wait_for(self, want: Want) -> Iterator[None]:
+        began = self._clock()
+        while self._part(want) is None:
+            newest = max(self._store.versions(), default=want.version)
+            if self._clock() - began > PATIENCE_S or not 0 <= want.version - newest <= self.reach:
+                raise LookupError(f"nothing is known of {want.version} here")
+            yield None
+
+    def _admit(self, remote: str) -> _Upload:
+        """A place for a peer. Raises `LookupError` when nobody has to make room for it."""
+        with self._lock:
+            if remote not in self._fed and self.num_free <= -SPARE:
+                now, rank = self._clock(), self._rank(remote)
+                last = min(self._fed, key=lambda peer: (self._rank(peer), self._fed[peer].give_up_at), default=None)
+                stalled = min(self._fed, key=lambda peer: self._fed[peer].give_up_at, default=None)
+                if last is not None and self._rank(last) < rank:
+                    del self._fed[last]
+                elif stalled is not None and self._fed[stalled].give_up_at < now:
+                    del self._fed[stalled]
+                else:
+                    raise LookupError("busy, ask others")
+                self._counters.add("places_taken_back")
+            upload = self._fed[remote] = _Upload()
+            return upload
+
+    def _chunks(self, remote: str, want: Want, upload: _Upload) -> Iterator[bytes | None]:
+        index = want.start
+        moved_at = self._clock()
+        while self._fed.get(remote) is upload:
+            part = self._part(want)
+            if part is None:
+                raise LookupError(f"{want.version} is here no more")
+            if index > len(part.chunks.chunk_ids):
+                raise LookupError(f"there is no chunk {index}")
+            if index == len(part.chunks.chunk_ids):
+                return
+            if index < part.num_held:
+                self._count_chunk(remote, want, part)
+                chunk = part.read(index)
+                upload.give_up_at = self._clock() + PATIENCE_S + len(chunk) / MIN_RATE_BYTES_PER_S
+                yield chunk
+                upload.give_up_at = math.inf
+                self._counters.add("chunks_given")
+                index += 1
+                moved_at = self._clock()
+            elif self._clock() - moved_at > PATIENCE_S:
+                raise LookupError("nothing comes here either")
+            else:
+                yield None
+
+    def _count_chunk(self, remote: str, want: Want, part: Part) -> None:
+        """Count a chunk. Raises `LookupError` for a peer that has had this part too often."""
+        self._given[remote, want.version, want.part] += 1
+        if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
+            raise LookupError("it was given to you before")
+        if len(self._given) > MAX_COUNTED:
+            here = set(self._store.versions())
+            counts = {key: count for key, count in self._given.items() if key[1] in here}
+            self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
+
+    def _part(self, want: Want) -> Part | None:
+        """The file that is wanted; None while its version is not known here. Raises `LookupError` if it never will."""
+        stored = self._store.get(want.version)
+        if stored is None:
+            return None
+        part = stored.part(want.part)
+        if part is None or not (part.complete or _is_coming(stored, want.part)):
+            raise LookupError(f"the {want.part} of {want.version} is not to be had here")
+        return part
+
+
+def _is_coming(stored: Stored, name: PartName) -> bool:
+    return stored.taking == name and not stored.complete
