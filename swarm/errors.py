@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.foreign import clean
+from swarm.reasons import Reason
 
 
 class SwarmError(Exception):
@@ -17,14 +18,14 @@ class TaskError(SwarmError):
     """A task that cannot be set up: unknown name, bad option, missing column."""
 
 
-class RejectedGroup(SwarmError):
-    """A group that was refused; `reason` is the key it is counted under.
+class Refusal(SwarmError):
+    """Something of another peer that was refused: a record, its sender, the question of a group.
 
     Bad rollouts are data: every refusal becomes a count, none of them stops a node.
     """
 
-    def __init__(self, reason: str, detail: str = "", peer_id: str | None = None) -> None:
-        """`reason` is a short stable key, `detail` for people, `peer_id` whom a good signature holds responsible.
+    def __init__(self, reason: Reason, detail: str = "", peer_id: str | None = None) -> None:
+        """`reason` is what it is counted under, `detail` for people, `peer_id` whom a good signature holds responsible.
 
         A detail quotes what was refused, so it is cleaned here, for every log and view.
         """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
+from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Answers,
     Grade,
@@ -44,7 +45,7 @@ class TaskSource(Protocol):
         ...
 
     def recall(self, ref: TaskRef) -> Question:
-        """The question behind a reference. Raises `RejectedGroup` when it cannot be had here or its text differs."""
+        """The question behind a reference. Raises `Refusal` when it cannot be had here or its text differs."""
         ...
 
     def score(self, ref: TaskRef, completion: str) -> float:
@@ -153,12 +154,8 @@ class Updater(Protocol):
 class StreamingUpdater(Updater, Protocol):
     """Also takes an update's groups as they come, sampled by other nodes with this very policy's snapshots."""
 
-    def refusal(self, group: GradedGroup) -> str | None:
-        """Why this policy cannot have sampled the group as it says; None when it can.
-
-        `other_policy`, `no_tokens`, `hidden_tokens` (the text does not show them all), `wrong_tokens` (they do not mean
-        the text that was graded) or `too_long`.
-        """
+    def refusal(self, group: GradedGroup) -> Reason | None:
+        """Why this policy cannot have sampled the group as it says; None when it can."""
         ...
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
@@ -185,7 +182,7 @@ class Auditor(Protocol):
         """Remember a published snapshot, and forget those that no admissible group can name any more."""
         ...
 
-    def verdict(self, group: GradedGroup) -> str | None:
+    def verdict(self, group: GradedGroup) -> Reason | None:
         """`wrong_logprobs` when the snapshots a group names did not give them, `wrong_version` when there are none."""
         ...
 
@@ -226,12 +223,8 @@ class RecordTransport(Protocol):
         """Take in what these peers sign at a member's rate, and others' at a newcomer's; each call replaces the set."""
         ...
 
-    def complaints(self) -> list[tuple[str, str]]:
-        """(peer id, reason) of what peers did that speaks against them, since the last call.
-
-        `slow_holder`: it gave a large record more slowly than a holder must. `bad_gift`: it gave a record that nobody
-        holds who has looked into it.
-        """
+    def complaints(self) -> list[tuple[str, Reason]]:
+        """(peer id, reason) of what peers did that speaks against them, since the last call."""
         ...
 
 
@@ -318,7 +311,7 @@ class GroupExchange(Protocol):
         """Stamp with the run id, sign, publish; the group as published, or None when there is no run to publish to."""
         ...
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
         ...
 
@@ -330,8 +323,8 @@ class GroupExchange(Protocol):
         """On whose account a peer's groups take up room: its own once it was of use, all newcomers' before."""
         ...
 
-    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
-        """Tell what became of a received group: `informative`, `used`, or the reason it was dropped for.
+    def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
+        """Tell what became of a received group.
 
         `verify_s`: seconds its verification took.
         """

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from swarm.reasons import Reason
+
 SCHEMA_VERSION = 1
 
 MAX_INTEGER = 2**63 - 1
@@ -186,7 +188,7 @@ class Grade(Struct, frozen=True):
 class Rejection(Struct, frozen=True):
     """Why a question was not answered, or a group not graded."""
 
-    reason: str
+    reason: Reason
     detail: str = ""
     seconds: float = 0.0
     """As in `Grade`."""

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "swarm.types",
     "swarm.errors",
+    "swarm.reasons",
     "swarm.foreign",
     "swarm.protocols",
     "swarm.settings",
@@ -28,12 +29,13 @@ RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"sw
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
 ALLOWED = {
-    "swarm/types.py": set(),
+    "swarm/reasons.py": set(),
+    "swarm/types.py": {"swarm.reasons"},
     "swarm/foreign.py": set(),
-    "swarm/errors.py": {"swarm.foreign"},
+    "swarm/errors.py": {"swarm.foreign", "swarm.reasons"},
     "swarm/settings.py": set(),
     "swarm/stopwatch.py": set(),
-    "swarm/protocols.py": {"swarm.types"},
+    "swarm/protocols.py": {"swarm.reasons", "swarm.types"},
     "swarm/evaluation.py": PURE,
     "swarm/algorithms": {"swarm.algorithms"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},

@@ -16,7 +16,7 @@ from nodes.commands.doctor import Finding, check_nat, check_reachable
 from nodes.commands.doctor import _line as finding_line
 from nodes.commands.peers import Listing, render
 from nodes.roles.run import warn
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
 from swarm.net.services.diagnosis import DialBackReply
 from swarm.net.trust.roster import PeerRow, Roster
@@ -73,7 +73,7 @@ def test_a_name_needs_no_cleaning(text: str) -> None:
 
 @given(words)
 def test_refusals_and_logs_are_clean(text: str) -> None:
-    refusal = RejectedGroup("limits", text)
+    refusal = Refusal("limits", text)
     assert str(refusal).isprintable() and len(str(refusal)) <= MAX_CLEAN_CHARS + 10
     record = logging.LogRecord("x", logging.WARNING, "f", 1, "a peer sent %s", (text,), None)
     assert harmless(CleanFormatter().format(record))

@@ -26,6 +26,7 @@ from swarm.net.membership.state import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
+from swarm.reasons import Outcome
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
@@ -66,7 +67,7 @@ class Witness:
         """Pass it on."""
         return self._exchange.account(peer_id)
 
-    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+    def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Pass it on."""
         self._exchange.report(peer_id, outcome, verify_s)
 

@@ -28,7 +28,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
 from swarm.engines.config import GenerationSettings
 from swarm.environments.sandbox.confinement import in_words
-from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import by_peer, unreachable
@@ -37,6 +37,7 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.wire import open_manifest
 from swarm.net.services.diagnosis import FIRST_PORT, MAX_PORTS, ClockReading, DialBackReply, ask_dial_back, read_clock
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.reasons import Reason
 from swarm.types import SCHEMA_VERSION, RunManifest
 
 GIB = 2**30
@@ -168,7 +169,7 @@ def _run(transport: HivemindTransport, peer_id: str, wanted: str | None) -> Find
         return check_run(None, "", wanted)
     try:
         manifest = open_manifest(sealed)
-    except RejectedGroup as refusal:
+    except Refusal as refusal:
         return check_run(refusal, "", wanted)
     return check_run(manifest, _version_of(transport, peer_id), wanted)
 
@@ -382,12 +383,12 @@ def check_clock(reading: ClockReading) -> Finding:
     return Finding("clock", "ok", seen)
 
 
-def check_run(answer: RunManifest | RejectedGroup | None, their_version: str, wanted: str | None) -> Finding:
+def check_run(answer: RunManifest | Refusal | None, their_version: str, wanted: str | None) -> Finding:
     """Whether the bootstrap's run is one we can take part in."""
     if answer is None:
         return Finding("run", "warn", "the bootstrap does not know its run yet", "wait until it has joined one")
-    if isinstance(answer, RejectedGroup):
-        if answer.reason == "schema_version":
+    if isinstance(answer, Refusal):
+        if answer.reason == Reason.SCHEMA_VERSION:
             seen = f"the run speaks another version of the protocol than ours ({SCHEMA_VERSION}): {answer.detail}"
             return Finding("run", "fail", seen, "update swarm, here or there, so that both are the same")
         return Finding("run", "fail", f"its manifest was refused: {answer}", "do not join it; ask who founded it")

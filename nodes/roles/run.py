@@ -15,7 +15,7 @@ from rich.text import Text
 from swarm.config import NodeConfig, Values
 from swarm.engines.config import GenerationSettings
 from swarm.environments.specs import from_specs, is_founders_own, to_specs
-from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup, TaskError
+from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.nat import to_tell
@@ -54,7 +54,7 @@ def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None)
     sealed = seal_manifest(identity, manifest)
     try:
         open_manifest(sealed)
-    except RejectedGroup as refusal:
+    except Refusal as refusal:
         raise ConfigError(f"members would refuse this run: {refusal.detail}") from refusal
     return sealed
 
@@ -113,7 +113,7 @@ def remembered(out: Path) -> bytes | None:
     try:
         sealed = (out / MANIFEST_FILE).read_bytes()
         reopen(sealed)
-    except (FileNotFoundError, RejectedGroup):
+    except (FileNotFoundError, Refusal):
         return None
     return sealed
 

@@ -19,6 +19,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange
 from swarm.protocols import RolloutEngine, Transport, Verifier
+from swarm.reasons import Reason
 from swarm.sapo.pool import PooledGroup
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import (
@@ -150,7 +151,7 @@ class Shell:
         ledger.restore(state.ledger)
         self.exchange.book.restore(state.sequences)
         # What was being regraded when the checkpoint was written is not in it.
-        ledger.dropped("lost_in_restart", ledger.unaccounted(held.num_unused(), 0))
+        ledger.dropped(Reason.LOST_IN_RESTART, ledger.unaccounted(held.num_unused(), 0))
 
     def end(
         self,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from swarm.groups.versions import oldest_version
+from swarm.reasons import Reason
 from swarm.sapo.pool import PooledGroup
 from swarm.types import GradedGroup
 
@@ -33,7 +34,7 @@ class ReplayBuffer:
         """Whether a group is held or in the open update."""
         return content_id in self._held or content_id in self._taken
 
-    def add(self, content_id: str, graded: GradedGroup, version: int, now: float) -> Counter[str]:
+    def add(self, content_id: str, graded: GradedGroup, version: int, now: float) -> Counter[Reason]:
         """Add a group while the policy is at `version`. Returns what had to leave, or did not enter: `stale_version`,
         `buffer_full`.
 
@@ -45,15 +46,15 @@ class ReplayBuffer:
         left = self.advance(version)
         while len(self._held) > self._max_groups:
             del self._held[min(self._held, key=self._age)]
-            left["buffer_full"] += 1
+            left[Reason.BUFFER_FULL] += 1
         return left
 
-    def advance(self, version: int) -> Counter[str]:
+    def advance(self, version: int) -> Counter[Reason]:
         """Discard what is too old now that the policy is at `version`; returns `stale_version` and how many."""
         stale = [key for key, held in self._held.items() if not self._admissible(held, version)]
         for key in stale:
             del self._held[key]
-        return Counter(stale_version=len(stale)) if stale else Counter()
+        return Counter({Reason.STALE_VERSION: len(stale)}) if stale else Counter()
 
     def take(self, version: int, num_rollouts: int) -> list[GradedGroup]:
         """Groups of `num_rollouts` completions for the open update, or all there are; the last group may exceed it.

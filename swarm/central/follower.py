@@ -27,6 +27,7 @@ from swarm.groups.building import OwnGroups
 from swarm.groups.signal import has_signal
 from swarm.groups.versions import oldest_version
 from swarm.protocols import GroupExchange, SnapshotFeed, StreamingEngine, Verifier
+from swarm.reasons import Reason
 from swarm.settings import Settings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Completion, PolicyId, Question, Rejection, RolloutGroup, Sampling
@@ -163,7 +164,7 @@ class Follower:
                 if isinstance(answers, Rejection):
                     self.ledger.local(answers.reason)
                 elif any(self._hides(completion.token_ids) for completion in answers):
-                    self.ledger.local("hidden_tokens")
+                    self.ledger.local(Reason.HIDDEN_TOKENS)
                 else:
                     tokens += sum(len(completion.token_ids) for completion in answers)
                     self._has_generated(answers)
@@ -175,7 +176,7 @@ class Follower:
             if not self._take_back():
                 raise
         self.ledger.generated(len(questions))
-        self.ledger.local("not_finished", len(questions) - groups)
+        self.ledger.local(Reason.NOT_FINISHED, len(questions) - groups)
         self.send()
         graded = self.num_completions - completions
         return BatchReport(
@@ -203,9 +204,9 @@ class Follower:
     def _share(self, group: RolloutGroup) -> None:
         """What has no signal, or is too old by now, would only be dropped by the learner."""
         if not has_signal(group.rewards):
-            self.ledger.local("zero_advantage")
+            self.ledger.local(Reason.ZERO_ADVANTAGE)
         elif self._is_stale(oldest_version(group)):
-            self.ledger.local("stale_version")
+            self.ledger.local(Reason.STALE_VERSION)
         elif self._own.share(group) is not None:
             self.ledger.shared(1)
 

@@ -27,6 +27,7 @@ from swarm.errors import Interrupted
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.versions import newest_version, oldest_version
 from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
+from swarm.reasons import Reason
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
@@ -163,16 +164,16 @@ class Learner:
             for reason, count in self.buffer.add(content_id, graded, self._updater.version, self._clock()).items():
                 self.ledger.dropped(reason, count)
 
-    def _hopeless(self, group: RolloutGroup) -> str | None:
+    def _hopeless(self, group: RolloutGroup) -> Reason | None:
         """What a group's versions and lengths alone say against it."""
         if cannot_fit(group, self._updater.max_chars):
-            return "too_long"
+            return Reason.TOO_LONG
         if newest_version(group) > self._updater.version:
-            return "wrong_version"
+            return Reason.WRONG_VERSION
         too_old = self._updater.version - oldest_version(group) > self._settings.max_staleness
-        return "stale_version" if too_old else None
+        return Reason.STALE_VERSION if too_old else None
 
-    def _unfit(self, graded: GradedGroup) -> str | None:
+    def _unfit(self, graded: GradedGroup) -> Reason | None:
         return self._updater.refusal(graded) or self._auditor.verdict(graded)
 
     def _wait(self) -> None:

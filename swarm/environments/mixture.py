@@ -10,8 +10,9 @@ from itertools import accumulate
 from swarm.environments.config import ReasoningGymTask, TaskConfig
 from swarm.environments.digests import draw
 from swarm.environments.sources.stored import StoredRows
-from swarm.errors import RejectedGroup, TaskError
+from swarm.errors import Refusal, TaskError
 from swarm.protocols import TaskSource
+from swarm.reasons import Reason
 from swarm.types import Grade, Question, Rejection, TaskRef
 
 _RESOLUTION = 2**53
@@ -84,7 +85,7 @@ class TaskMixture:
         )
 
     def recall(self, ref: TaskRef) -> Question:
-        """The question behind a reference. Raises `RejectedGroup`, with `unknown_task` for a task not listed here."""
+        """The question behind a reference. Raises `Refusal`, with `unknown_task` for a task not listed here."""
         return self._source(ref).recall(ref)
 
     def grade(self, ref: TaskRef, texts: Sequence[str]) -> Grade | Rejection:
@@ -93,10 +94,10 @@ class TaskMixture:
             prompt = self.recall(ref).prompt
             source = self._source(ref)
             return Grade(prompt, tuple(source.score(ref, text) for text in texts))
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             return Rejection(refusal.reason, refusal.detail)
 
     def _source(self, ref: TaskRef) -> TaskSource:
         if ref.task not in self.sources:
-            raise RejectedGroup("unknown_task", f"{ref.task!r} is not among {', '.join(self._names)}")
+            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} is not among {', '.join(self._names)}")
         return self.sources[ref.task]

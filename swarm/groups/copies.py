@@ -8,6 +8,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
+from swarm.reasons import Reason
 from swarm.types import DatasetRef, RolloutGroup
 
 MAX_REMEMBERED = 131_072
@@ -35,7 +36,7 @@ class Copies:
         self._said: OrderedDict[bytes, _Said] = OrderedDict()
         self._max_remembered = max_remembered
 
-    def judge(self, group: RolloutGroup, now: float) -> str | None:
+    def judge(self, group: RolloutGroup, now: float) -> Reason | None:
         """Why a group says nothing new, or None; what it says is remembered.
 
         `copied`: its author took it from another; `repeated`: the words are its own, nobody can tell whose, or anybody
@@ -54,7 +55,7 @@ class Copies:
             for key, said in known.items()
             if keys[key] and said.author != group.peer_id and now - said.at > GRACE_S
         ]
-        return "copied" if len(of_others) > REPEATED * len(keys) else "repeated"
+        return Reason.COPIED if len(of_others) > REPEATED * len(keys) else Reason.REPEATED
 
 
 def _keys(group: RolloutGroup) -> dict[bytes, bool]:

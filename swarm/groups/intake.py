@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, Verifier
+from swarm.reasons import Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
 
@@ -44,8 +45,8 @@ class Intake:
         verifier: Verifier,
         ledger: Ledger,
         max_pending_per_peer: int,
-        needless: Callable[[RolloutGroup], str | None] = lambda group: None,
-        unfit: Callable[[GradedGroup], str | None] = lambda graded: None,
+        needless: Callable[[RolloutGroup], Reason | None] = lambda group: None,
+        unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
     ) -> None:
         """Nothing has arrived yet.
 
@@ -83,16 +84,16 @@ class Intake:
         for graded in groups:
             self._exchange.report(graded.group.peer_id, "used")
         if skipped:
-            self._ledger.dropped("update_skipped", first)
+            self._ledger.dropped(Reason.UPDATE_SKIPPED, first)
         else:
             self._ledger.used_external(first, again=len(groups) - first)
 
     def _begin(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
         # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
         if content_id in self._pending or content_id in held:
-            self._ledger.dropped("duplicate")
+            self._ledger.dropped(Reason.DUPLICATE)
         elif not self._has_room_for(new := self._weighed(group)):
-            self._ledger.dropped("peer_quota")
+            self._ledger.dropped(Reason.PEER_QUOTA)
         elif reason := self._needless(group):
             self._ledger.dropped(reason)
             self._exchange.report(group.peer_id, reason)
@@ -108,19 +109,19 @@ class Intake:
         graded = self._judged(group, verdict)
         # What its texts cost this thread is on their sender's account too.
         spent_s = verdict.seconds + time.perf_counter() - began
-        if isinstance(graded, str):
+        if not isinstance(graded, GradedGroup):
             self._exchange.report(group.peer_id, graded, spent_s)
             self._ledger.dropped(graded)
             return None
         self._exchange.report(group.peer_id, "informative", spent_s)
         return content_id, graded
 
-    def _judged(self, group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | str:
+    def _judged(self, group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | Reason:
         """The group with this node's rewards, or the reason why it cannot teach."""
         if isinstance(verdict, Rejection):
             return verdict.reason
         if not has_signal(verdict.rewards):
-            return "zero_advantage"
+            return Reason.ZERO_ADVANTAGE
         graded = GradedGroup(group, verdict.prompt, verdict.rewards)
         return self._unfit(graded) or graded
 

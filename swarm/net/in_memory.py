@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
 
-from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.records.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
 from swarm.net.records.mailbox import Mailbox
 from swarm.net.records.repair import MAX_LISTED
 from swarm.net.records.shelf import Shelf, record_id
 from swarm.net.records.wire import SignedRecord, check_seal, open_manifest, outside
 from swarm.protocols import RequestHandler, StreamHandler
+from swarm.reasons import Reason
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
 MAX_ANSWER_BYTES = 2 * 2**20
@@ -102,7 +103,7 @@ class MemoryTransport:
         """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
         try:
             manifest = open_manifest(sealed, self._manifest.run_id if self._manifest else None)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             raise TransportError(f"the run's manifest was refused: {refusal}") from refusal
         self._sealed, self._manifest = sealed, manifest
 
@@ -115,7 +116,7 @@ class MemoryTransport:
             return
         self._counts["published"] += 1
         # In one process one look is enough: those who receive it see that it was checked.
-        with suppress(RejectedGroup):
+        with suppress(Refusal):
             record = check_seal(record, run.run_id, len(record))
         self._keep(record)
         for member in self._in_run(run):
@@ -246,7 +247,7 @@ class MemoryTransport:
         """Nobody: peers of one process need not be found."""
         return ()
 
-    def complaints(self) -> list[tuple[str, str]]:
+    def complaints(self) -> list[tuple[str, Reason]]:
         """None: within one process nothing is slow."""
         return []
 

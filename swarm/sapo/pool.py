@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 from pydantic import Field
 
+from swarm.reasons import Reason
 from swarm.settings import Settings
 from swarm.types import GradedGroup
 
@@ -57,7 +58,7 @@ class Pool:
         graded: GradedGroup,
         now: float,
         author_of: Callable[[str], str] = lambda peer_id: peer_id,
-    ) -> Counter[str]:
+    ) -> Counter[Reason]:
         """Add a group that has signal. Returns what had to leave for it: `peer_quota`, `pool_full`.
 
         A full pool gives up the oldest group of whoever has most: nobody's flood washes the others out.
@@ -67,27 +68,27 @@ class Pool:
         if content_id in self._groups:
             raise ValueError(f"group {content_id} is already in the pool")
         self._groups[content_id] = PooledGroup(content_id, graded, now)
-        left: Counter[str] = Counter()
+        left: Counter[Reason] = Counter()
         author = author_of(graded.group.peer_id)
         own = [g for g in self._groups.values() if author_of(g.graded.group.peer_id) == author]
         quota = max(1, int(self._settings.max_groups * self._settings.max_share_per_peer))
         # More than one too many only after a restart with smaller settings.
         for pooled in own[: max(0, len(own) - quota)]:
-            self._drop(pooled, _fate(pooled, "peer_quota"), left)
+            self._drop(pooled, _fate(pooled, Reason.PEER_QUOTA), left)
         while len(self._groups) > self._settings.max_groups:
             authors = {g.content_id: author_of(g.graded.group.peer_id) for g in self._groups.values()}
             ((most, _),) = Counter(authors.values()).most_common(1)
             oldest = next(content_id for content_id, each in authors.items() if each == most)
-            self._drop(self._groups[oldest], _fate(self._groups[oldest], "pool_full"), left)
+            self._drop(self._groups[oldest], _fate(self._groups[oldest], Reason.POOL_FULL), left)
         return left
 
-    def expire(self, now: float) -> Counter[str]:
+    def expire(self, now: float) -> Counter[Reason]:
         """Drop groups past their age; returns `expired` counts of those never used."""
-        left: Counter[str] = Counter()
+        left: Counter[Reason] = Counter()
         for pooled in list(self._groups.values()):
             if now - pooled.arrived_at <= self._settings.max_age_s:
                 break
-            self._drop(pooled, _fate(pooled, "expired"), left)
+            self._drop(pooled, _fate(pooled, Reason.EXPIRED), left)
         return left
 
     def candidates(self) -> list[tuple[str, GradedGroup]]:
@@ -121,12 +122,12 @@ class Pool:
         """What `dump` gave."""
         self._groups = {pooled.content_id: pooled for pooled in groups}
 
-    def _drop(self, pooled: PooledGroup, reason: str | None, left: Counter[str]) -> None:
+    def _drop(self, pooled: PooledGroup, reason: Reason | None, left: Counter[Reason]) -> None:
         del self._groups[pooled.content_id]
         if reason is not None:
             left[reason] += 1
 
 
-def _fate(pooled: PooledGroup, reason: str) -> str | None:
+def _fate(pooled: PooledGroup, reason: Reason) -> Reason | None:
     """A group that taught at least once was used, whatever ends its stay."""
     return reason if pooled.uses == 0 else None

@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from swarm.protocols import RolloutEngine, Verifier
+from swarm.reasons import Reason
 from swarm.stopwatch import Stopwatch
 from swarm.types import Completion, Grade, Rejection, Sampling, TaskRef
 
@@ -37,7 +38,7 @@ class Batch(Struct, frozen=True):
 
     answered: list[Answered]
     """In the order of the questions."""
-    failed: Counter[str]
+    failed: Counter[Reason]
     """Questions without answers or grades, by reason."""
 
 
@@ -93,7 +94,7 @@ class Rollouts:
         prompts = [question.prompt for question in questions]
         seed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
         graded: dict[int, tuple[tuple[Completion, ...], Future[Grade | Rejection]]] = {}
-        failed: Counter[str] = Counter()
+        failed: Counter[Reason] = Counter()
         with (
             stages("generate"),
             closing(self._engine.stream(prompts, self._group_size, self._sampling, seed)) as finished,

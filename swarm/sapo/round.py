@@ -36,6 +36,7 @@ from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
+from swarm.reasons import Reason
 from swarm.sapo.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, mix
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import Batch, Rollouts
@@ -182,14 +183,14 @@ class SapoNode:
         for reason, count in self.pool.expire(self._clock()).items():
             self.ledger.dropped(reason, count)
 
-    def _needless(self, group: RolloutGroup) -> str | None:
+    def _needless(self, group: RolloutGroup) -> Reason | None:
         """Why a group need not be graded: this policy's tokens cannot cover it, or it was said before."""
         if cannot_fit(group, self._updater.max_chars):
-            return "too_long"
+            return Reason.TOO_LONG
         return self._copies.judge(group, self._clock())
 
-    def _unfit(self, graded: GradedGroup) -> str | None:
-        return None if self._updater.fits(graded) else "too_long"
+    def _unfit(self, graded: GradedGroup) -> Reason | None:
+        return None if self._updater.fits(graded) else Reason.TOO_LONG
 
     def _author_of(self) -> AuthorOf:
         established = self._exchange.established()
@@ -223,11 +224,13 @@ class SapoNode:
         alarm = self._watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
         if alarm is not None:
             for peer_id in alarm.senders:
-                self._exchange.report(peer_id, "harmful")
-            self.ledger.dropped("harmful", self.pool.refuse([content_id for content_id, _ in self.pool.candidates()]))
+                self._exchange.report(peer_id, Reason.HARMFUL)
+            self.ledger.dropped(
+                Reason.HARMFUL, self.pool.refuse([content_id for content_id, _ in self.pool.candidates()])
+            )
         return alarm
 
-    def _graded(self, batch: Batch) -> tuple[list[GradedGroup], Counter[str]]:
+    def _graded(self, batch: Batch) -> tuple[list[GradedGroup], Counter[Reason]]:
         """Own groups that may be trained on, and how many questions did not come to one, by reason."""
         groups = []
         failed = Counter(batch.failed)
@@ -237,7 +240,7 @@ class SapoNode:
             )
             lag = self._updater.version - group.policy.version
             if self._max_staleness and lag > self._max_staleness:  # at 0 nothing is generated ahead
-                failed["stale"] += 1
+                failed[Reason.STALE] += 1
             else:
                 groups.append(GradedGroup(group, answered.grade.prompt, answered.grade.rewards))
         return groups, failed
@@ -254,18 +257,18 @@ class SapoNode:
                 self.ledger.shared(1)
 
     def _settle(
-        self, num_zero_advantage: int, num_informative: int, failed: Counter[str], mixed: Mix, skipped: bool
+        self, num_zero_advantage: int, num_informative: int, failed: Counter[Reason], mixed: Mix, skipped: bool
     ) -> None:
         """Book the round at once and at its end: a round that fails in the middle leaves no half entry."""
         self.ledger.generated(num_zero_advantage + num_informative + failed.total())
         for reason, count in failed.items():
             self.ledger.local(reason, count)
-        self.ledger.local("zero_advantage", num_zero_advantage)
-        self.ledger.local("not_sampled", num_informative - len(mixed.local))
-        self.ledger.dropped("improbable", self.pool.refuse(mixed.refused_ids))
+        self.ledger.local(Reason.ZERO_ADVANTAGE, num_zero_advantage)
+        self.ledger.local(Reason.NOT_SAMPLED, num_informative - len(mixed.local))
+        self.ledger.dropped(Reason.IMPROBABLE, self.pool.refuse(mixed.refused_ids))
         self._intake.settle(mixed.external, self.pool.use(mixed.external_ids), skipped)
         if skipped:
-            self.ledger.local("update_skipped", len(mixed.local))
+            self.ledger.local(Reason.UPDATE_SKIPPED, len(mixed.local))
         else:
             self.ledger.used_local(len(mixed.local))
 

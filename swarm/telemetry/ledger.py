@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from swarm.reasons import Reason
 from swarm.telemetry.records import GroupCounts
 
 
@@ -41,15 +42,15 @@ class Ledger:
         """Count groups of others as arrived; refused ones too, each of which is then also `dropped`."""
         self._received += _count(n)
 
-    def dropped(self, reason: str, n: int = 1) -> None:
+    def dropped(self, reason: Reason, n: int = 1) -> None:
         """Count received groups as given up. One that an update has used is not dropped when it leaves the pool."""
         if _count(n):
             self._dropped[reason] += n
 
-    def local(self, outcome: str, n: int = 1) -> None:
-        """Count own groups as not trained on: `zero_advantage`, `not_sampled`, a verifier's reason, and the like."""
+    def local(self, reason: Reason, n: int = 1) -> None:
+        """Count own groups as not trained on."""
         if _count(n):
-            self._local[outcome] += n
+            self._local[reason] += n
 
     def used_local(self, n: int) -> None:
         """Count own groups as trained on."""

@@ -12,6 +12,7 @@ from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
+from swarm.reasons import Reason
 from swarm.types import GradedGroup, RolloutGroup, VersionSpan
 
 MAX_REMEMBERED = 1_024
@@ -58,12 +59,12 @@ class SnapshotAuditor:
         while len(self._snapshots) > self._num_kept:
             self._snapshots.popitem(last=False)
 
-    def verdict(self, group: GradedGroup) -> str | None:
+    def verdict(self, group: GradedGroup) -> Reason | None:
         """What speaks against a group. See `Auditor`."""
         missing = {span.version for spans in _spans(group.group) for span in spans} - self._snapshots.keys()
         if missing:
             # Of those published before the ones kept nothing is known; of later ones, that they were never published.
-            return "wrong_version" if max(missing) > min(self._snapshots, default=max(missing)) else None
+            return Reason.WRONG_VERSION if max(missing) > min(self._snapshots, default=max(missing)) else None
         peer_id = group.group.peer_id
         if self._fraction == 0:
             return None
@@ -73,7 +74,7 @@ class SnapshotAuditor:
         if len(self._truthful) >= MAX_REMEMBERED:
             self._truthful.clear()
         self._truthful[peer_id] = self._difference(group) <= self._tolerance
-        return None if self._truthful[peer_id] else "wrong_logprobs"
+        return None if self._truthful[peer_id] else Reason.WRONG_LOGPROBS
 
     @torch.no_grad()
     def _difference(self, graded: GradedGroup) -> float:

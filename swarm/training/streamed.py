@@ -16,6 +16,7 @@ from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import Precision, pack
 from swarm.policy.weights import whole_weights
+from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.training.figures import StepTotals, merge, summarise
 from swarm.training.rows import Row
@@ -50,19 +51,19 @@ class StreamedUpdater(PolicyUpdater):
         """Of them the first so many are in the gradient; None when it has to be begun."""
         self._totals = StepTotals(0, 0)
 
-    def refusal(self, group: GradedGroup) -> str | None:
+    def refusal(self, group: GradedGroup) -> Reason | None:
         """Why this policy cannot have sampled the group as it says. See `StreamingUpdater`."""
         if group.group.policy.tokenizer_hash != self._policy.tokenizer_hash:
-            return "other_policy"
+            return Reason.OTHER_POLICY
         if group.group.sampling.temperature != self._temperature:
-            return "other_sampling"
+            return Reason.OTHER_SAMPLING
         if any(not (c.token_ids and c.logprobs) for c in group.group.completions):
-            return "no_tokens"
+            return Reason.NO_TOKENS
         if any(self._policy.hides(completion.token_ids) for completion in group.group.completions):
-            return "hidden_tokens"
+            return Reason.HIDDEN_TOKENS
         if not all(self._reader.same_tokens(completion) for completion in group.group.completions):
-            return "wrong_tokens"
-        return None if self.fits(group) else "too_long"
+            return Reason.WRONG_TOKENS
+        return None if self.fits(group) else Reason.TOO_LONG
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         """Add the gradient of further groups. Raises `PolicyError` for an objective that cannot be streamed."""

@@ -9,8 +9,19 @@ from collections.abc import Callable
 import swarm.environments.verification.worker as worker
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.verification.channel import write_message
-from swarm.environments.verification.messages import Drawn, Failed, Graded, GradeGroup, Ready, Reply, Request, encode
-from swarm.types import Grade, Question
+from swarm.environments.verification.messages import (
+    Drawn,
+    Failed,
+    Graded,
+    GradeGroup,
+    Ready,
+    Refused,
+    Reply,
+    Request,
+    encode,
+)
+from swarm.reasons import Reason
+from swarm.types import Grade, Question, Rejection
 
 honest = worker._answer
 
@@ -31,6 +42,10 @@ RUBBISH: dict[str, Callable[[int, GradeGroup], object]] = {
     "endless time": lambda fd, request: write_message(fd, graded(1, 1, seconds=float("inf"))),
     "an endless question": lambda fd, request: write_message(fd, graded(1, 1, prompt="?" * 2**21)),
     "an answer to something else": lambda fd, request: write_message(fd, encode(Drawn(Question(request.ref, "?"), {}))),
+    "a reason that does not exist": lambda fd, request: write_message(fd, encode(Refused(Rejection("invented")))),
+    "an endless explanation": lambda fd, request: write_message(
+        fd, encode(Refused(Rejection(Reason.VERIFIER_CRASH, "x" * 2_001)))
+    ),
     "failure of everything": lambda fd, request: write_message(fd, encode(Failed("give up"))),
     "that it is ready": lambda fd, request: write_message(fd, encode(Ready())),
     "counts of the pool's own": lambda fd, request: write_message(fd, graded(1, 1, restarts=1)),

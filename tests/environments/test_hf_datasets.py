@@ -13,7 +13,7 @@ import pytest
 
 from swarm.environments.config import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource, _row, store
-from swarm.errors import RejectedGroup, TaskError
+from swarm.errors import Refusal, TaskError
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, ProceduralRef
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": f"adding gives #### {2 * n}", "n": n} for n in range(200)]
@@ -148,7 +148,7 @@ def test_malformed_rows_are_passed_over_and_counted(tmp_path: Path) -> None:
     assert source.counts["malformed_rows"] > 30
     ref = source.question(1, 1).ref
     for row in (1, 2, 3):
-        with pytest.raises(RejectedGroup, match="question_mismatch"):
+        with pytest.raises(Refusal, match="question_mismatch"):
             source.recall(msgspec.structs.replace(ref, row=row))
     useless = DatasetSource(task(write(tmp_path, ".jsonl", broken)))
     with pytest.raises(TaskError, match="64 rows drawn .* were malformed"):
@@ -171,13 +171,13 @@ def test_tampered_references_are_refused_with_their_reason(
     source = DatasetSource(task(write(tmp_path, ".jsonl")))
     ref = msgspec.structs.replace(source.question(1, 1).ref, **changes)
     for use in (lambda: source.recall(ref), lambda: source.score(ref, "1")):
-        with pytest.raises(RejectedGroup) as refusal:
+        with pytest.raises(Refusal) as refusal:
             use()
         assert refusal.value.reason == reason
 
 
 def test_a_generated_reference_is_no_row(tmp_path: Path) -> None:
-    with pytest.raises(RejectedGroup, match="unknown_task"):
+    with pytest.raises(Refusal, match="unknown_task"):
         DatasetSource(task(write(tmp_path, ".jsonl"))).recall(ProceduralRef("sums", "", "", 0, 0, ""))
 
 

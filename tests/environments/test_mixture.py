@@ -14,7 +14,7 @@ from swarm.environments.config import DatasetTask, ReasoningGymTask, RewardSetti
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
-from swarm.errors import RejectedGroup, TaskError
+from swarm.errors import Refusal, TaskError
 from swarm.types import Question, TaskRef, TaskSpec
 
 
@@ -80,7 +80,7 @@ def test_lists_that_make_no_mixture() -> None:
 def test_a_task_not_listed_is_unknown() -> None:
     mixture = TaskMixture(TINY_TASKS[:2])
     ref = msgspec.structs.replace(mixture.question(1, 1).ref, task="poker")
-    with pytest.raises(RejectedGroup, match="unknown_task"):
+    with pytest.raises(Refusal, match="unknown_task"):
         mixture.recall(ref)
 
 

@@ -19,7 +19,7 @@ from swarm.environments.config import ReasoningGymTask, RewardSettings, Verifica
 from swarm.environments.sources.reasoning_gym import ITEMS_PER_DATASET, ReasoningGymSource, last_answer
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
-from swarm.errors import RejectedGroup, TaskError
+from swarm.errors import Refusal, TaskError
 from swarm.types import DatasetRef, Grade, ProceduralRef
 
 EVERY_DATASET = sorted(set(DATASETS) - {"composite"})
@@ -90,13 +90,13 @@ def test_tampered_references_are_refused_with_their_reason(changes: dict[str, ob
     source = gcd()
     ref = msgspec.structs.replace(source.question(7, 3).ref, **changes)
     for use in (lambda: source.recall(ref), lambda: source.score(ref, "<answer>1</answer>")):
-        with pytest.raises(RejectedGroup) as refusal:
+        with pytest.raises(Refusal) as refusal:
             use()
         assert refusal.value.reason == reason
 
 
 def test_a_dataset_reference_is_not_a_generated_question() -> None:
-    with pytest.raises(RejectedGroup, match="unknown_task"):
+    with pytest.raises(Refusal, match="unknown_task"):
         gcd().recall(DatasetRef("gcd", "local", "", "", 0, ""))
 
 
@@ -131,7 +131,7 @@ def test_one_dataset_under_two_names() -> None:
     hard = ReasoningGymSource(ReasoningGymTask(name="gcd-hard", dataset="gcd", options={"max_value": 10**6}))
     question = hard.question(1, 0)
     assert question.ref.task == "gcd-hard"
-    with pytest.raises(RejectedGroup, match="unknown_task"):
+    with pytest.raises(Refusal, match="unknown_task"):
         gcd().recall(question.ref)
 
 
@@ -174,7 +174,7 @@ def test_a_generator_that_raises_is_a_task_error_here_and_a_mismatch_for_strange
     monkeypatch.setattr(DATASETS["gcd"][0], "__getitem__", fail)
     with pytest.raises(TaskError, match="out of words"):
         source.question(1, 2)
-    with pytest.raises(RejectedGroup, match="question_mismatch"):
+    with pytest.raises(Refusal, match="question_mismatch"):
         source.recall(msgspec.structs.replace(ref, index=2))
     assert source.recall(ref).ref == ref, "a fresh question is remembered, not generated again"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.trust.accounts import (
     MAX_GAP_S,
     MAX_RETIRED_PEERS,
@@ -40,7 +40,7 @@ def _book(clock: Clock, **settings: float) -> PeerBook:
 def _refused(book: PeerBook, peer: str, sequence: int, num_bytes: int = 100) -> str | None:
     try:
         book.admit(peer, sequence, num_bytes)
-    except RejectedGroup as refusal:
+    except Refusal as refusal:
         return refusal.reason
     return None
 
@@ -184,11 +184,11 @@ def test_single_use_names_do_not_make_old_records_new(clock: Clock) -> None:
         clock.now += 0.01
         book.admit(f"sybil-{n}", 1, 1, clock.now)
         if n % 4_000 == 0:
-            with pytest.raises(RejectedGroup, match="replayed"):
+            with pytest.raises(Refusal, match="replayed"):
                 book.admit("old", 5, 1, made_at)
-    with pytest.raises(RejectedGroup, match="replayed"):
+    with pytest.raises(Refusal, match="replayed"):
         book.admit("old", 5, 1, made_at)
-    with pytest.raises(RejectedGroup, match="replayed"):
+    with pytest.raises(Refusal, match="replayed"):
         book.admit("sybil-1", 1, 1, made_at + 0.02)
     book.admit("honest newcomer", 1, 1, clock.now)
     assert len(book.stats()) == MAX_TRACKED_PEERS and len(book.highest_sequences()) < 20_000
@@ -247,10 +247,10 @@ def test_who_would_be_refused_is_not_opened(clock: Clock) -> None:
     for n in range(2):
         book.knock("fast", 100)
         book.admit("fast", n, 100)
-    with pytest.raises(RejectedGroup, match="rate"):
+    with pytest.raises(Refusal, match="rate"):
         book.knock("fast", 100)
     book.report("bad", "verifier_timeout")
-    with pytest.raises(RejectedGroup, match="quarantined"):
+    with pytest.raises(Refusal, match="quarantined"):
         book.knock("bad", 100)
     assert book.stats()["fast"].received == 3 and book.stats()["bad"].received == 1
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import DirectoryLost, RejectedGroup
+from swarm.errors import DirectoryLost, Refusal
 from swarm.net.hivemind.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, Gate, part_of
 from swarm.net.hivemind.directory import Directory
 from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES, receive
@@ -88,7 +88,7 @@ def test_bad_entries_of_a_part_are_left_out_and_void_no_other() -> None:
     ],
 )
 def test_what_is_no_part_is_refused_before_it_is_decoded(bad: bytes) -> None:
-    with pytest.raises(RejectedGroup):
+    with pytest.raises(Refusal):
         gate().open_part(key(3), bad, 10_000)
 
 
@@ -99,14 +99,14 @@ def test_any_bytes_are_refused_and_do_no_more(subkey: bytes, value: bytes, expir
         lambda: gate().open_part(key(1), value, 10_000),
         lambda: gate().open(value, subkey, value, expires_at),
     ):
-        with pytest.raises(RejectedGroup):
+        with pytest.raises(Refusal):
             attempt()
 
 
 def test_only_a_runs_own_keys_are_there() -> None:
     one = entry()
     for other in (b"", bytes([99]) * 20, key((one.part + 1) % PARTS)):
-        with pytest.raises(RejectedGroup):
+        with pytest.raises(Refusal):
             gate().open(other, msgpack.packb(one.peer_id), one.packed, one.expires_at)
 
 

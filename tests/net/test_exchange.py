@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records import wire as wire_module
 from swarm.net.records.identity import Identity
@@ -98,7 +98,7 @@ def test_memory_of_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_was_refused_on_arrival_is_counted_and_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
-    refusal = RejectedGroup("malformed", "noise", pair.alice.peer_id)
+    refusal = Refusal("malformed", "noise", pair.alice.peer_id)
     monkeypatch.setattr(pair.far, "drain", lambda: [RefusedRecord.of(b"noise", refusal)] * 3)
     assert pair.receiver.receive() == ([], {"malformed": 3})
     assert pair.receiver.book.stats()[pair.alice.peer_id].dropped == {"malformed": 3}

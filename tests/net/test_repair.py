@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import PeerUnreachable, RejectedGroup
+from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.records import large as large_module
 from swarm.net.records import repair as repair_module
 from swarm.net.records.framing import MAX_CHUNK_BYTES
@@ -285,10 +285,10 @@ def test_announcements_that_cannot_be_are_refused() -> None:
     }.items():
         forged = msgspec.structs.replace(good, **changes)
         sealed = seal_announcement(ALICE, forged)
-        with pytest.raises(RejectedGroup) as refusal:
+        with pytest.raises(Refusal) as refusal:
             opened(sealed)
         assert refusal.value.reason == name
-    with pytest.raises(RejectedGroup):
+    with pytest.raises(Refusal):
         opened(seal_announcement(ALICE, msgspec.structs.replace(good, record_id=b"short")))
     sealed = announce(ALICE, RUN, LARGE)
     assert outside(sealed) == ("large", ALICE.peer_id) and outside(b"junk") is None and outside(b"") is None
@@ -297,7 +297,7 @@ def test_announcements_that_cannot_be_are_refused() -> None:
 @given(st.binary(max_size=200))
 def test_junk_is_no_announcement(junk: bytes) -> None:
     outside(junk)
-    with pytest.raises(RejectedGroup):
+    with pytest.raises(Refusal):
         opened(junk)
 
 

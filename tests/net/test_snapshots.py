@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from swarm.errors import CorruptChunk, PeerUnreachable, RejectedGroup, SnapshotError
+from swarm.errors import CorruptChunk, PeerUnreachable, Refusal, SnapshotError
 from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
@@ -420,7 +420,7 @@ def test_manifests_against_the_limits_are_refused(change: dict[str, object]) -> 
         sealed = seal_snapshot(LEARNER, replace(manifest, **change))
     except OverflowError:
         return
-    with pytest.raises(RejectedGroup, match="limits|malformed"):
+    with pytest.raises(Refusal, match="limits|malformed"):
         open_snapshot(sealed, RUN_ID, LEARNER.peer_id)
 
 
@@ -493,7 +493,7 @@ def test_nobody_gets_the_same_part_for_ever(swarm: Swarm) -> None:
 def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
     worker = swarm.worker("worker", max_bytes=CHUNK)
     manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
-    with pytest.raises(RejectedGroup, match="oversized"):
+    with pytest.raises(Refusal, match="oversized"):
         worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
     assert worker.announced() is None and worker.counters()["refused_manifests"] == 1
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.records import wire as wire_module
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import (
@@ -39,7 +39,7 @@ NOW = 1_000.0
 
 
 def reason(record: bytes, limits: Limits | None = None) -> str:
-    with pytest.raises(RejectedGroup) as refusal:
+    with pytest.raises(Refusal) as refusal:
         open_group(record, RUN, limits or Limits(), now=NOW)
     return refusal.value.reason
 
@@ -99,7 +99,7 @@ def test_every_field_is_signed(change: dict[str, object]) -> None:
 
 def test_what_is_fit_to_be_handed_on_is_signed_in_this_run_and_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(record: bytes) -> str:
-        with pytest.raises(RejectedGroup) as refusal:
+        with pytest.raises(Refusal) as refusal:
             check_seal(record, RUN, 10_000)
         return refusal.value.reason
 
@@ -268,7 +268,7 @@ def test_mutated_payloads_under_a_good_signature_only_ever_raise_refusals(data: 
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
         open_group(resign(ALICE, zstandard.compress(bytes(payload))), RUN, Limits(), now=NOW)
-    except RejectedGroup as refusal:
+    except Refusal as refusal:
         assert refusal.reason in {"malformed", "schema_version", "wrong_run", "wrong_peer", "clock", "stale", "limits"}
 
 
@@ -282,7 +282,7 @@ def test_run_ids_name_their_owner() -> None:
 
 
 def refused(record: bytes, run_id: str | None = None) -> str:
-    with pytest.raises(RejectedGroup) as refusal:
+    with pytest.raises(Refusal) as refusal:
         open_manifest(record, run_id)
     return refusal.value.reason
 
@@ -341,13 +341,13 @@ def test_manifest_limits() -> None:
         assert refused(seal_manifest(ALICE, bad)) in {"limits", "malformed"}
     try:
         open_manifest(seal_manifest(ALICE, replace(manifest, tasks=(replace(task, settings={"x": deep}),))))
-    except RejectedGroup as refusal:
+    except Refusal as refusal:
         assert refusal.reason in {"limits", "malformed"}
 
 
 def test_a_manifest_from_the_future_outranks_nothing() -> None:
     manifest = replace(make_manifest(ALICE), created_at=NOW + MAX_CLOCK_SKEW_S + 1)
-    with pytest.raises(RejectedGroup) as refusal:
+    with pytest.raises(Refusal) as refusal:
         open_manifest(seal_manifest(ALICE, manifest), now=NOW)
     assert refusal.value.reason == "clock"
     today = replace(manifest, created_at=NOW)
@@ -362,7 +362,7 @@ def test_arbitrary_manifests_and_peer_records_are_refused(record: bytes) -> None
     refused(record)
     refused(resign(ALICE, zstandard.compress(record), kind="manifest"))
     for sealed in (record, resign(ALICE, zstandard.compress(record), kind="peer")):
-        with pytest.raises(RejectedGroup):
+        with pytest.raises(Refusal):
             open_peer_record(sealed, RUN, now=NOW)
 
 
@@ -370,7 +370,7 @@ def test_peer_record() -> None:
     record = PeerRecord(RUN, ALICE.peer_id, ("/ip4/1.2.3.4/tcp/1/p2p/x",), "tiny", ("gcd",), "peer", "0", NOW + 60)
     sealed = seal_peer_record(ALICE, record)
     assert open_peer_record(sealed, RUN, now=NOW) == record
-    with pytest.raises(RejectedGroup) as refusal:
+    with pytest.raises(Refusal) as refusal:
         open_peer_record(sealed, RUN, now=NOW + 61)  # verified before, and expired since
     assert refusal.value.reason == "clock"
     bad: list[tuple[Identity, PeerRecord, str]] = [
@@ -388,7 +388,7 @@ def test_peer_record() -> None:
         (Identity.generate(), record, "wrong_peer"),
     ]
     for identity, forged, expected in bad:
-        with pytest.raises(RejectedGroup) as refusal:
+        with pytest.raises(Refusal) as refusal:
             open_peer_record(seal_peer_record(identity, forged), RUN, now=NOW)
         assert refusal.value.reason == expected
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 import zstandard
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import (
     Announcement,
@@ -113,7 +113,7 @@ def test_no_record_raises_anything_else_or_takes_much_memory_or_time() -> None:
             began = time.thread_time()
             try:
                 opener(record)
-            except RejectedGroup as refusal:
+            except Refusal as refusal:
                 reasons[refusal.reason] += 1
             slowest_s = max(slowest_s, time.thread_time() - began)
     peak_bytes = tracemalloc.get_traced_memory()[1]

@@ -27,7 +27,7 @@ from nodes.commands.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.state import Profile
 from swarm.net.records.identity import Identity
@@ -129,8 +129,8 @@ OUTCOMES = {
     "run without version": (check_run(MANIFEST, "", MANIFEST.run_id), "ok", "a version it does not tell"),
     "no run": (check_run(None, "", None), "warn", "does not know its run"),
     "other run": (check_run(MANIFEST, "", "other-1"), "fail", "not in other-1"),
-    "other schema": (check_run(RejectedGroup("schema_version", "2"), "", None), "fail", "another version"),
-    "forged run": (check_run(RejectedGroup("bad_signature"), "", None), "fail", "was refused: bad_signature"),
+    "other schema": (check_run(Refusal("schema_version", "2"), "", None), "fail", "another version"),
+    "forged run": (check_run(Refusal("bad_signature"), "", None), "fail", "was refused: bad_signature"),
     "reachable": (check_reachable(reply("8.8.4.4", True), [4000]), "ok", "at 8.8.4.4, port 4000"),
     "unreachable": (check_reachable(reply("8.8.8.8", False), [4000]), "warn", "cannot reach this machine"),
     "no dial-back": (check_reachable(REFUSED, [4000]), "warn", "not checked: busy with others; ask again later"),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nodes.roles.home import claim_home
 from nodes.roles.run import best_address, found_run, left_out, manifest_values, remember, remembered
 from swarm.config import load_config
-from swarm.errors import ConfigError, IdentityInUse, RejectedGroup, TaskError
+from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
 from swarm.net.membership.state import NodeState, Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
@@ -124,7 +124,7 @@ def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
     newer = found_run(_config(tmp_path, ("mix.local", "2")), founder, older)
     state = NodeState(_config(tmp_path).network, Identity.generate(), Profile(), older)
     state.adopt(newer)
-    with pytest.raises(RejectedGroup, match="stale"):
+    with pytest.raises(Refusal, match="stale"):
         state.adopt(older)
     assert state.sealed == newer
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from swarm.errors import EngineError, Interrupted
+from swarm.reasons import Reason
 from swarm.sapo.rollouts import Rollouts
 from swarm.sapo.round import SapoNode
 from swarm.stopwatch import Stopwatch
@@ -104,7 +105,7 @@ def test_groups_keep_the_order_of_their_questions_and_what_failed_is_counted() -
             self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
         ) -> Generator[tuple[int, Answers]]:
             for index, answers in reversed(list(super().stream(prompts, num_completions, sampling, seed))):
-                yield index, Rejection("prompt_too_long") if index == 3 else answers
+                yield index, Rejection(Reason.PROMPT_TOO_LONG) if index == 3 else answers
 
     verifier = FakeVerifier(refused=frozenset({1001}))
     batch = Rollouts(Backwards(), verifier, 1, 6, 4, Sampling(), 0).take(0, Stopwatch())

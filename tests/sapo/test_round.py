@@ -15,6 +15,7 @@ from swarm.net.records import wire
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
+from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
@@ -51,7 +52,7 @@ class FakeVerifier:
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
         return [
-            Rejection("verifier_timeout")
+            Rejection(Reason.VERIFIER_TIMEOUT)
             if ref.index in self.refused
             else Grade("prompt", tuple(float(text.startswith("good")) for text in texts))
             for ref, texts in jobs

@@ -21,6 +21,7 @@ from swarm.engines.transformers.scheduler import BLOCK, Draft, Room
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
+from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Rejection, Sampling
 
 
@@ -74,14 +75,16 @@ class TransformersEngine(PolicyEngine):
 
     def _refusal(self, index: int, ids: list[int], sampling: Sampling, room: Room) -> Rejection | None:
         if not ids:
-            return Rejection("prompt_empty", f"prompt {index} has no tokens")
+            return Rejection(Reason.PROMPT_EMPTY, f"prompt {index} has no tokens")
         needed = len(ids) + sampling.max_new_tokens
         asked = f"prompt {index} has {len(ids)} tokens and may grow by {sampling.max_new_tokens}"
         if needed > self._policy.max_positions:
             limit = f"{self._policy.name} has {self._policy.max_positions} positions"
-            return Rejection("prompt_too_long", f"{asked}, {limit}")
+            return Rejection(Reason.PROMPT_TOO_LONG, f"{asked}, {limit}")
         if not room.fits(needed):
-            return Rejection("prompt_too_long", f"{asked}, there is room for {room.tokens} less a block of {BLOCK}")
+            return Rejection(
+                Reason.PROMPT_TOO_LONG, f"{asked}, there is room for {room.tokens} less a block of {BLOCK}"
+            )
         return None
 
     def _completions(self, group: list[Draft]) -> tuple[Completion, ...]:

@@ -21,6 +21,7 @@ from swarm.engines.vllm.service import VllmService
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
+from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Rejection, Sampling
 
 SEEDS = 2**63
@@ -124,7 +125,7 @@ class VllmEngine(PolicyEngine):
             return
         if isinstance(reply, Unanswered):
             del unfinished[reply.prompt]
-            yield reply.prompt, Rejection("engine_refused", f"prompt {reply.prompt}: {reply.reason}")
+            yield reply.prompt, Rejection(Reason.ENGINE_REFUSED, f"prompt {reply.prompt}: {reply.reason}")
             return
         group[reply.completion] = self._completion(reply, stops)
         if len(group) == num_completions:
@@ -133,13 +134,13 @@ class VllmEngine(PolicyEngine):
 
     def _refusal(self, index: int, ids: list[int], sampling: Sampling, limits: Ready) -> Rejection | None:
         if not ids:
-            return Rejection("prompt_empty", f"prompt {index} has no tokens")
+            return Rejection(Reason.PROMPT_EMPTY, f"prompt {index} has no tokens")
         asked = f"prompt {index} has {len(ids)} tokens and may grow by {sampling.max_new_tokens}"
         if len(ids) + sampling.max_new_tokens > self._policy.max_positions:
             limit = f"{self._policy.name} has {self._policy.max_positions} positions"
-            return Rejection("prompt_too_long", f"{asked}, {limit}")
+            return Rejection(Reason.PROMPT_TOO_LONG, f"{asked}, {limit}")
         if len(ids) + sampling.max_new_tokens > limits.max_positions:
-            return Rejection("prompt_too_long", f"{asked}, vLLM has room for {limits.max_positions}")
+            return Rejection(Reason.PROMPT_TOO_LONG, f"{asked}, vLLM has room for {limits.max_positions}")
         return None
 
     def _completion(self, sampled: Sampled, stops: Stops) -> Completion:

@@ -19,7 +19,8 @@ from swarm.environments.scoring import grading
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.stored import FileRows, StoredRows
 from swarm.environments.specs import FORMATS, LOCAL, is_on_disk
-from swarm.errors import RejectedGroup, TaskError
+from swarm.errors import Refusal, TaskError
+from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
 
 _MAX_ATTEMPTS = 64
@@ -110,7 +111,7 @@ class DatasetSource:
     def recall(self, ref: TaskRef) -> Question:
         """The question behind a reference.
 
-        Raises `RejectedGroup`: `unknown_task`, `options_differ`, or `question_mismatch` when this node's row is
+        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when this node's row is
         missing, malformed or has another text. Another revision or copy of the data is fine while the text agrees.
         """
         return Question(ref, self._recall(ref)[0])
@@ -122,18 +123,18 @@ class DatasetSource:
 
     def _recall(self, ref: TaskRef) -> tuple[str, str]:
         if not isinstance(ref, DatasetRef) or ref.task != self.name:
-            raise RejectedGroup("unknown_task", f"{ref.task!r} as asked is not the data set task {self.name!r}")
+            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the data set task {self.name!r}")
         if ref.options_digest != self._options_digest:
-            raise RejectedGroup("options_differ", f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
+            raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
         here = f"{ref.task} row {ref.row} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
         if not 0 <= ref.row < len(self._rows):
-            raise RejectedGroup("question_mismatch", f"{here} with {len(self._rows)} rows")
+            raise Refusal(Reason.QUESTION_MISMATCH, f"{here} with {len(self._rows)} rows")
         try:
             prompt, reference = self._read(ref.row)
         except _MalformedRow as error:
-            raise RejectedGroup("question_mismatch", f"{here}: {error}") from error
+            raise Refusal(Reason.QUESTION_MISMATCH, f"{here}: {error}") from error
         if question_hash(prompt) != ref.question_hash:
-            raise RejectedGroup("question_mismatch", here)
+            raise Refusal(Reason.QUESTION_MISMATCH, here)
         return prompt, reference
 
     def _read(self, row: int) -> tuple[str, str]:

@@ -24,7 +24,8 @@ from swarm.environments.digests import digest, draw, question_hash
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.lru import LruCache
-from swarm.errors import RejectedGroup, TaskError
+from swarm.errors import Refusal, TaskError
+from swarm.reasons import Reason
 from swarm.types import ProceduralRef, Question, TaskRef
 
 logger = logging.getLogger(__name__)
@@ -129,19 +130,19 @@ class ReasoningGymSource:
     def recall(self, ref: TaskRef) -> Question:
         """Make the question behind a reference again.
 
-        Raises `RejectedGroup`: `unknown_task`, `options_differ`, or `question_mismatch` when the library here makes
+        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when the library here makes
         another text of it. Another library version is fine while the text agrees.
         """
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
-            raise RejectedGroup("unknown_task", f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
+            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
         if ref.options_digest != self._options_digest:
-            raise RejectedGroup("options_differ", f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
+            raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
         try:
             prompt = str(self._entry(ref.seed, ref.index)["question"])
         except TaskError as error:
-            raise RejectedGroup("question_mismatch", str(error)) from error
+            raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
         if question_hash(prompt) != ref.question_hash:
-            raise RejectedGroup("question_mismatch", f"{ref.task} by {ref.library}, here {LIBRARY}")
+            raise Refusal(Reason.QUESTION_MISMATCH, f"{ref.task} by {ref.library}, here {LIBRARY}")
         return Question(ref, prompt)
 
     def score(self, ref: TaskRef, completion: str) -> float:

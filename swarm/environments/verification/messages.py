@@ -136,7 +136,7 @@ def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
             return fair and timed and len(grade.prompt) <= MAX_PROMPT_CHARS and _plausible(counts)
         case ((Draw() | GradeGroup()), Refused(rejection)):
-            return len(rejection.reason) + len(rejection.detail) <= 2 * MAX_DETAIL_CHARS
+            return len(rejection.detail) <= MAX_DETAIL_CHARS
         case ((Setup() | Draw()), Failed()):
             return True
     return False

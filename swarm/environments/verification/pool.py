@@ -58,6 +58,7 @@ from swarm.environments.verification.messages import (
     in_order,
 )
 from swarm.errors import TaskError
+from swarm.reasons import Reason
 from swarm.types import Grade, Question, Rejection, TaskRef
 
 logger = logging.getLogger(__name__)
@@ -250,7 +251,7 @@ class VerificationPool:
             self._raise_failure()
             if (dropped := self._external.put(sender, (key, job))) is not None:
                 self._counters["overflows"] += 1
-                overflow = Rejection("verifier_overflow", f"more than {self._settings.queue_groups}")
+                overflow = Rejection(Reason.VERIFIER_OVERFLOW, f"more than {self._settings.queue_groups}")
                 self._done.append((dropped[0], overflow))
         self._wake()
 
@@ -300,7 +301,7 @@ class VerificationPool:
                 case Failed(error):
                     raise TaskError(error)
             outcome = _outcome(answer)
-            if isinstance(outcome, Rejection) and outcome.reason == "verifier_crash" and not forgiven:
+            if isinstance(outcome, Rejection) and outcome.reason == Reason.VERIFIER_CRASH and not forgiven:
                 forgiven = True  # the worker may have been killed from outside: the task is blamed the second time
             else:
                 skip += 1
@@ -506,7 +507,7 @@ class VerificationPool:
             logger.warning("lost a verification worker on %s: %s", job.what if job is not None else "nothing", detail)
         if job is not None:
             self._note_end(worker)
-            reason = "verifier_timeout" if late else "verifier_crash"
+            reason = Reason.VERIFIER_TIMEOUT if late else Reason.VERIFIER_CRASH
             job.finish(Refused(Rejection(reason, detail)))
         if not worker.ready:
             self._failed_starts += 1

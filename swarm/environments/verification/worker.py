@@ -44,6 +44,7 @@ from swarm.environments.verification.messages import (
 )
 from swarm.errors import TaskError
 from swarm.protocols import TaskSource
+from swarm.reasons import Reason
 from swarm.types import Grade, Rejection
 
 ALARM_GRACE_S = 1.0
@@ -137,7 +138,7 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
 
 
 def _too_long(prompt: str) -> Rejection:
-    return Rejection("question_mismatch", f"a question of {len(prompt)} characters, more than {MAX_PROMPT_CHARS}")
+    return Rejection(Reason.QUESTION_MISMATCH, f"a question of {len(prompt)} characters, more than {MAX_PROMPT_CHARS}")
 
 
 def _cut(error: TaskError) -> str:

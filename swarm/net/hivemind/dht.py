@@ -17,7 +17,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.hivemind.dht_entries import PARTS, Entries, Gate, part_of
 from swarm.net.hivemind.dht_protocol import (
     PARALLEL_RPC,
@@ -99,7 +99,7 @@ class PeerDirectory:
         ):
             try:
                 records.append((open_peer_record(entry.value, self._run_id, now=self._clock()), entry.value))
-            except RejectedGroup:
+            except Refusal:
                 continue
         return records
 

@@ -14,9 +14,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.records.identity import MAX_PEER_ID_CHARS
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_peer_record
+from swarm.reasons import Reason
 
 PARTS = 16
 MAX_ENTRIES = 128
@@ -53,7 +54,7 @@ class Entry(Struct, frozen=True):
 
 
 class Gate:
-    """Opens what claims to be an entry of a run's directory; everything else raises `RejectedGroup`."""
+    """Opens what claims to be an entry of a run's directory; everything else raises `Refusal`."""
 
     def __init__(self, run_id: str, part_of_key: dict[bytes, int], clock: Callable[[], float]) -> None:
         """`part_of_key` holds the run's own keys, the only ones there are."""
@@ -65,7 +66,7 @@ class Gate:
         """The part that a key stands for."""
         part = self._part_of_key.get(key)
         if part is None:
-            raise RejectedGroup("malformed", "no key of this directory")
+            raise Refusal(Reason.MALFORMED, "no key of this directory")
         return part
 
     def open(self, key: bytes, subkey: bytes, value: bytes, expires_at: float) -> Entry:
@@ -75,37 +76,37 @@ class Gate:
         """
         part = self.part(key)
         if len(subkey) > MAX_PEER_ID_CHARS + HEADER_BYTES or len(value) > MAX_PEER_RECORD_BYTES + HEADER_BYTES:
-            raise RejectedGroup("oversized", f"{len(subkey)} bytes of peer id, {len(value)} bytes of record")
+            raise Refusal(Reason.OVERSIZED, f"{len(subkey)} bytes of peer id, {len(value)} bytes of record")
         try:
             peer_id, sealed = _decode_peer_id(subkey), _decode_sealed(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise RejectedGroup("malformed", str(error)) from error
+            raise Refusal(Reason.MALFORMED, str(error)) from error
         return self._check(part, peer_id, sealed, expires_at)
 
     def open_part(self, key: bytes, dictionary: bytes, max_bytes: int) -> list[Entry]:
         """The good entries among those of a part, as hivemind sends a whole one."""
         part = self.part(key)
         if len(dictionary) > max_bytes:
-            raise RejectedGroup("oversized", f"at most {max_bytes} bytes a part, got {len(dictionary)}")
+            raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes a part, got {len(dictionary)}")
         try:
             extension = _decode_ext(dictionary)
             if extension.code != DICTIONARY_CODE:
-                raise RejectedGroup("malformed", f"a part is no extension of type {extension.code}")
+                raise Refusal(Reason.MALFORMED, f"a part is no extension of type {extension.code}")
             _, _, items = _decode_dictionary(extension.data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise RejectedGroup("malformed", str(error)) from error
+            raise Refusal(Reason.MALFORMED, str(error)) from error
         entries = []
         for peer_id, packed, expires_at in items:
             try:
                 entries.append(self._check(part, peer_id, _decode_sealed(packed), expires_at))
-            except (RejectedGroup, msgspec.MsgspecError):
+            except (Refusal, msgspec.MsgspecError):
                 continue
         return entries
 
     def _check(self, part: int, peer_id: str, sealed: bytes, expires_at: float) -> Entry:
         peer = open_peer_record(sealed, self._run_id, now=self._clock() - EXPIRY_GRACE_S)
         if peer.peer_id != peer_id or part != part_of(peer_id) or expires_at != peer.expires_at:
-            raise RejectedGroup("wrong_peer", "an entry must be in its owner's place, for as long as its owner signed")
+            raise Refusal(Reason.WRONG_PEER, "an entry must be in its owner's place, for as long as its owner signed")
         return Entry(part, peer_id, sealed, expires_at)
 
 

@@ -27,7 +27,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.hivemind.dht_entries import MAX_ENTRIES, PARTS, Entries, Entry, Gate
 
 MAX_MESSAGE_BYTES = 2**18
@@ -126,7 +126,7 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
         """Whether the record is its owner's, in the part where it belongs."""
         try:
             self._gate.open(record.key, record.subkey, record.value, record.expiration_time)
-        except RejectedGroup:
+        except Refusal:
             return False
         return True
 
@@ -150,7 +150,7 @@ class EntryStorage:
         packed = DHTProtocol.serializer.dumps(subkey)
         try:
             entry = self._gate.open(key.to_bytes(), packed, value, expiration_time)
-        except RejectedGroup:
+        except Refusal:
             return False
         return self.entries.put(entry, by_owner=entry.peer_id == self._own_id)
 
@@ -295,7 +295,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
                 entries = self.gate.open_part(key, value, MAX_MESSAGE_BYTES)
             else:
                 entries = [self.gate.open(key, subkey, value, expires_at)]
-        except RejectedGroup:
+        except Refusal:
             return False
         # Every one is put, even if another was refused.
         return all([self.storage.entries.put(entry, by_owner=entry.peer_id == sender) for entry in entries])
@@ -303,7 +303,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     def _find(self, key: DHTID, asker: DHTID | None, max_bytes: int) -> dht_pb2.FindResult:
         try:
             part = self.gate.part(key.to_bytes())
-        except RejectedGroup:
+        except Refusal:
             entries = []
         else:
             entries = self.storage.entries.of(part, max_bytes)
@@ -334,7 +334,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
             return None, nearest
         try:
             return as_value(self.gate.open_part(key.to_bytes(), result.value, MAX_MESSAGE_BYTES)), nearest
-        except RejectedGroup:
+        except Refusal:
             return None, nearest
 
     def _has_room(self) -> bool:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from swarm.errors import DirectoryError, DirectoryLost, RejectedGroup
+from swarm.errors import DirectoryError, DirectoryLost, Refusal
 from swarm.net.hivemind.directory_messages import (
     Announce,
     Announced,
@@ -115,7 +115,7 @@ class Directory:
         records = []
         for sealed in (await self._ask(Read(everything), Found)).records:
             # Signatures are checked here too: who opens strangers' bytes may have been taken over by them.
-            with suppress(RejectedGroup):
+            with suppress(Refusal):
                 records.append((open_peer_record(sealed, run_id, now=now), sealed))
             await asyncio.sleep(0)
         return records

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swarm.errors import PeerUnreachable, RejectedGroup
+from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import probe
 from swarm.net.records.wire import open_manifest
 from swarm.net.services.manifest import MANIFEST_PROTOCOL, nobody
@@ -46,7 +46,7 @@ async def _fetch(
                     return open_manifest(sealed, run_id), sealed
                 except PeerUnreachable as error:
                     failures.append(str(error))
-                except RejectedGroup as refusal:
+                except Refusal as refusal:
                     failures.append(f"{', '.join(group)}: its manifest was refused: {refusal}")
     except TimeoutError:
         failures.append(f"no answer within {timeout_s:g} s")

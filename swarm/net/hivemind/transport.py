@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.state import NodeState, Profile
@@ -63,7 +63,7 @@ class HivemindTransport(StateTransport):
         self._identity_path = identity.path
         try:
             self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             raise bad_manifest(refusal) from refusal
         self._listen: tuple[str, ...] = ()
         self._session: Session | None = None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import trio
 
-from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.counters import Counters
 from swarm.net.libp2p.host import Host, open_host
 from swarm.net.records.identity import KEY_BYTES
@@ -34,7 +34,7 @@ def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | 
                         return
                     except PeerUnreachable as error:
                         failures.append(str(error))
-                    except RejectedGroup as refusal:
+                    except Refusal as refusal:
                         failures.append(f"{', '.join(addresses)}: its manifest was refused: {refusal}")
         if limit.cancelled_caught:
             failures.append(f"no answer within {timeout_s:g} s")

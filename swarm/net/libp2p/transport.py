@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from swarm.errors import PeerUnreachable, RejectedGroup, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.state import NodeState, Profile
 from swarm.net.membership.state_transport import StateTransport, bad_manifest
@@ -67,7 +67,7 @@ class Libp2pTransport(StateTransport):
         self._settings = settings
         try:
             self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             raise bad_manifest(refusal) from refusal
         self._listen = settings.listen
         self._session: Session | None = None

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from swarm.errors import PeerUnreachable, RejectedGroup
+from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import Backoff
 from swarm.net.membership.state import NodeState
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
@@ -53,7 +53,7 @@ class Joining:
                 return
         except PeerUnreachable as error:
             logger.debug("no manifest: %s", error)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             self._state.counters.add("refused_manifests")
             logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
         self._asking.failed(peer_id, time.monotonic())

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from swarm.errors import ConfigError, PeerUnreachable, RejectedGroup
+from swarm.errors import ConfigError, PeerUnreachable, Refusal
 from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.addresses.dial import by_peer
 from swarm.net.addresses.nat import candidates, reachability, to_tell
@@ -46,6 +46,7 @@ from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
 from swarm.net.trust.admission import Admission
 from swarm.net.trust.guard import Guard
 from swarm.protocols import StreamHandler
+from swarm.reasons import Reason
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ OUTBOX_BYTES = 16 * 2**20
 """A large record waits as its announcement."""
 MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
-BY_OTHER_RULES = frozenset({"limits", "oversized", "schema_version"})
+BY_OTHER_RULES = frozenset({Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION})
 """What an honest helper may hold whose settings or version are not those of this node."""
 MAX_COMPLAINTS = 256
 """Kept until they are asked for."""
@@ -98,7 +99,7 @@ class NodeState:
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
         self.uploads = TokenBucket(settings.upload_bytes_per_s)
         """What goes out in answers to others."""
-        self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
+        self._complaints: deque[tuple[str, Reason]] = deque(maxlen=MAX_COMPLAINTS)
         self.guard = Guard(self.counters, self.complain)
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
@@ -145,12 +146,12 @@ class NodeState:
         return f"swarm/{self.manifest.run_id}/groups" if self.manifest else None
 
     def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
-        """Take a manifest as the run's. Raises `RejectedGroup` when it is invalid, outdated or of another run."""
+        """Take a manifest as the run's. Raises `Refusal` when it is invalid, outdated or of another run."""
         with self._adopting:
             expected = self.manifest.run_id if self.manifest else self.settings.run_id
             manifest = open_manifest(sealed, expected, now=now)
             if self.manifest is not None and is_outdated(manifest, self.manifest, now=now):
-                raise RejectedGroup("stale", f"a manifest of {self.manifest.created_at}, got {manifest.created_at}")
+                raise Refusal(Reason.STALE, f"a manifest of {self.manifest.created_at}, got {manifest.created_at}")
             if self.manifest is None:
                 self._in_run_since = time.monotonic()
             self.sealed, self.manifest = sealed, manifest
@@ -187,7 +188,7 @@ class NodeState:
         payer = self.admission.payer(sender, self.connected)
         try:
             self._take_in(payer, record, 0.0)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             # For the exchange to count by its reason; but not for others to have from here.
             self.shelf.note(record_id(record))
             self.inbox.put(RefusedRecord.of(record, refusal), payer)
@@ -218,12 +219,12 @@ class NodeState:
             raise PeerUnreachable("it gave more of strangers' than is taken from one peer at a time")
         try:
             self._take_in(helper, record, age_s)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             self.shelf.note(record_id(record))
             self.counters.add("refused_repairs")
             if refusal.reason in BY_OTHER_RULES:
                 return
-            self.complain(helper, "bad_gift")
+            self.complain(helper, Reason.BAD_GIFT)
             raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
         before = age_s > time.monotonic() - self._in_run_since
         self.counters.add("backfilled" if before else "repaired")
@@ -250,7 +251,7 @@ class NodeState:
     def _take_in(self, payer: str, record: bytes, age_s: float) -> None:
         """Open a record, then keep it for others and for this node's own use, on the account of `payer`.
 
-        Raises `RejectedGroup` for one that is not signed, or of no use to anybody.
+        Raises `Refusal` for one that is not signed, or of no use to anybody.
         """
         assert self.manifest is not None
         run_id = self.manifest.run_id
@@ -283,19 +284,19 @@ class NodeState:
         try:
             signed = check_seal(record, self.manifest.run_id, self.settings.max_record_bytes)
             group = read_group(signed, self.manifest.run_id, self._limits)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             self.shelf.note(record_id(record))
             self.inbox.put(RefusedRecord.of(record, refusal), payer)
         else:
             self.shelf.add(signed, listed=False, owner=payer)
             self.inbox.put(signed, payer, group.memory_bytes)
 
-    def complain(self, peer_id: str, reason: str) -> None:
+    def complain(self, peer_id: str, reason: Reason) -> None:
         """Note what speaks against a peer: for the counters, and for whoever keeps its account."""
         self.counters.add(reason)
         self._complaints.append((peer_id, reason))
 
-    def complaints(self) -> list[tuple[str, str]]:
+    def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of what was noted since the last call."""
         return [self._complaints.popleft() for _ in range(len(self._complaints))]
 

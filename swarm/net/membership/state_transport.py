@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 
-from swarm.errors import RejectedGroup, TransportError
+from swarm.errors import Refusal, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.state import NodeState
 from swarm.protocols import RequestHandler, StreamHandler
+from swarm.reasons import Reason
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
 
@@ -30,7 +31,7 @@ class StateTransport(ABC):
         """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
         try:
             self._state.adopt(sealed)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             raise bad_manifest(refusal) from refusal
         self._wake()
 
@@ -63,7 +64,7 @@ class StateTransport(ABC):
         """What others have said about themselves; entries may have expired."""
         return tuple(record for record, _ in self._state.known.values())
 
-    def complaints(self) -> list[tuple[str, str]]:
+    def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of what peers did to this node's network since the last call."""
         return self._state.complaints()
 
@@ -101,6 +102,6 @@ class StateTransport(ABC):
         """Have the network thread look at the state again."""
 
 
-def bad_manifest(refusal: RejectedGroup) -> TransportError:
+def bad_manifest(refusal: Refusal) -> TransportError:
     """The refusal of a manifest as the caller of a transport hears of it."""
     return TransportError(f"the run's manifest was refused: {refusal}")

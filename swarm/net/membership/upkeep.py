@@ -25,6 +25,7 @@ from swarm.net.records.large import Download, holders
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
 from swarm.net.services.peer_exchange import ask_peers
 from swarm.net.waits import Waits
+from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class Upkeep:
             await download.fetch_from(self._fetch_paced, peer_id)
         except SlowHolder as error:
             self._slow.failed(peer_id, time.monotonic())
-            self._state.complain(peer_id, "slow_holder")
+            self._state.complain(peer_id, Reason.SLOW_HOLDER)
             logger.debug("%s", error)
             return False
         except PeerUnreachable as error:

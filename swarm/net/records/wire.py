@@ -1,7 +1,7 @@
 """What travels: signed envelopes, opened with every limit checked before anything is believed.
 
 An envelope is opened in the order of what each step costs and trusts: size, schema, run, signature, bounded
-decompression, decoding, then the limits on the content. Bytes from the network only ever raise `RejectedGroup`.
+decompression, decoding, then the limits on the content. Bytes from the network only ever raise `Refusal`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import msgspec
 import zstandard
 from msgspec import Struct
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.foreign import NAME_CHARS, is_name
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import MAX_PEER_ID_CHARS, Identity, verify
 from swarm.net.records.shelf import RECORD_ID_BYTES
+from swarm.reasons import Reason
 from swarm.types import (
     MAX_COMPLETIONS,
     MAX_NAME_CHARS,
@@ -147,14 +148,14 @@ class SignedRecord(bytes):
 class RefusedRecord(bytes):
     """Bytes that were found bad on arrival: whoever counts refusals need not open them again."""
 
-    refusal: RejectedGroup
+    refusal: Refusal
 
     @classmethod
-    def of(cls, record: bytes, refusal: RejectedGroup) -> RefusedRecord:
+    def of(cls, record: bytes, refusal: Refusal) -> RefusedRecord:
         """The record with what speaks against it."""
         refused = cls(record)
         # Without its traceback, which holds all that was decoded.
-        refused.refusal = RejectedGroup(refusal.reason, refusal.detail, refusal.peer_id)
+        refused.refusal = Refusal(refusal.reason, refusal.detail, refusal.peer_id)
         return refused
 
 
@@ -209,7 +210,7 @@ def seal_snapshot(identity: Identity, manifest: SnapshotManifest) -> bytes:
 def check_seal(record: bytes, run_id: str, max_bytes: int) -> SignedRecord:
     """The record, as one that is fit to be kept and handed on: an envelope of this run, signed, whatever is inside.
 
-    Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run` or `bad_signature`.
+    Raises `Refusal` with reason `oversized`, `malformed`, `schema_version`, `wrong_run` or `bad_signature`.
     """
     envelope = _open_envelope(record, ["group", "large"], max_bytes)
     _check_run(envelope, run_id)
@@ -220,15 +221,15 @@ def check_seal(record: bytes, run_id: str, max_bytes: int) -> SignedRecord:
 def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None = None) -> tuple[str, RolloutGroup]:
     """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
 
-    Raises `RejectedGroup` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
+    Raises `Refusal` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
     `wrong_peer`, `clock`, `stale` or `limits`.
     """
     group = read_group(record, run_id, limits)
     age_s = _now(now) - group.created_at
     if age_s < -MAX_CLOCK_SKEW_S:
-        raise RejectedGroup("clock", f"made {-age_s:.0f} s from now, by this clock", group.peer_id)
+        raise Refusal(Reason.CLOCK, f"made {-age_s:.0f} s from now, by this clock", group.peer_id)
     if age_s > limits.max_age_s:
-        raise RejectedGroup("stale", f"made {age_s:.0f} s ago, at most {limits.max_age_s:g}", group.peer_id)
+        raise Refusal(Reason.STALE, f"made {age_s:.0f} s ago, at most {limits.max_age_s:g}", group.peer_id)
     return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
 
 
@@ -240,23 +241,23 @@ def read_group(record: bytes, run_id: str, limits: Limits) -> RolloutGroup:
     try:
         group = _open_payload(envelope, RolloutGroup, limits.max_payload_bytes)
         _check_group(group, envelope, limits)
-    except RejectedGroup as refusal:
-        raise RejectedGroup(refusal.reason, refusal.detail, envelope.peer_id) from refusal
+    except Refusal as refusal:
+        raise Refusal(refusal.reason, refusal.detail, envelope.peer_id) from refusal
     return group
 
 
 def _check_group(group: RolloutGroup, envelope: Envelope, limits: Limits) -> None:
     _check_schema(group.schema_version)
     if group.run_id != envelope.run_id:
-        raise RejectedGroup("wrong_run", f"the envelope says {envelope.run_id!r}, the group {group.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"the envelope says {envelope.run_id!r}, the group {group.run_id!r}")
     if group.peer_id != envelope.peer_id:
-        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
+        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
     for problem in group_problems(group, limits):
-        raise RejectedGroup("limits", problem)
+        raise Refusal(Reason.LIMITS, problem)
 
 
 def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None = None) -> RunManifest:
-    """The manifest in an envelope: signed by its founder, whose digest its run id ends with. Raises `RejectedGroup`.
+    """The manifest in an envelope: signed by its founder, whose digest its run id ends with. Raises `Refusal`.
 
     With `run_id`, a manifest of any other run is refused; and one from the future, by the clock `now`: it would
     outrank what its founder says later.
@@ -266,19 +267,19 @@ def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None
     manifest = _open_payload(envelope, RunManifest, MAX_EXPANSION * MAX_MANIFEST_BYTES)
     _check_schema(manifest.schema_version)
     if manifest.founder != envelope.peer_id:
-        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but names {manifest.founder!r} as founder")
+        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but names {manifest.founder!r} as founder")
     try:
         owned_run_id = make_run_id(manifest.run_id.rpartition("-")[0], manifest.founder)
     except ValueError as error:
-        raise RejectedGroup("wrong_run", str(error)) from error
+        raise Refusal(Reason.WRONG_RUN, str(error)) from error
     if not manifest.run_id == envelope.run_id == owned_run_id:
-        raise RejectedGroup("wrong_run", f"{manifest.run_id!r} does not belong to {manifest.founder}")
+        raise Refusal(Reason.WRONG_RUN, f"{manifest.run_id!r} does not belong to {manifest.founder}")
     if run_id is not None and manifest.run_id != run_id:
-        raise RejectedGroup("wrong_run", f"expected the run {run_id!r}, got {manifest.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"expected the run {run_id!r}, got {manifest.run_id!r}")
     for problem in _manifest_problems(manifest):
-        raise RejectedGroup("limits", problem)
+        raise Refusal(Reason.LIMITS, problem)
     if manifest.created_at > _now(now) + MAX_CLOCK_SKEW_S:
-        raise RejectedGroup("clock", f"created_at must not be in the future, got {manifest.created_at}")
+        raise Refusal(Reason.CLOCK, f"created_at must not be in the future, got {manifest.created_at}")
     return manifest
 
 
@@ -288,10 +289,10 @@ def is_outdated(manifest: RunManifest, known: RunManifest, *, now: float | None 
 
 
 def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
-    """The peer record in an envelope, signed by the peer it is about and not expired. Raises `RejectedGroup`."""
+    """The peer record in an envelope, signed by the peer it is about and not expired. Raises `Refusal`."""
     peer = _signed_peer_record(record, run_id)
     if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
-        raise RejectedGroup("clock", f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
+        raise Refusal(Reason.CLOCK, f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
     return peer
 
 
@@ -302,49 +303,49 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
     _check_signature(record, envelope)
     peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
     if not peer.run_id == envelope.run_id == run_id:
-        raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {peer.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {peer.run_id!r}")
     if peer.peer_id != envelope.peer_id:
-        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but is about {peer.peer_id!r}")
+        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but is about {peer.peer_id!r}")
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
-        raise RejectedGroup("limits", f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
+        raise Refusal(Reason.LIMITS, f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
     for name in (*filter(None, (peer.model, peer.role, peer.version)), *peer.tasks, *peer.multiaddrs):
         if not is_name(name, MAX_NAME_CHARS):
-            raise RejectedGroup("limits", f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
+            raise Refusal(Reason.LIMITS, f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
     return peer
 
 
 def open_announcement(record: bytes, run_id: str, max_record_bytes: int) -> Announcement:
-    """The announcement of a large record in an envelope, signed by its publisher. Raises `RejectedGroup`."""
+    """The announcement of a large record in an envelope, signed by its publisher. Raises `Refusal`."""
     envelope = _open_envelope(record, ["large"], MAX_ANNOUNCEMENT_BYTES)
     _check_signature(record, envelope)
     announced = _open_payload(envelope, Announcement, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES)
     if not announced.run_id == envelope.run_id == run_id:
-        raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {announced.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {announced.run_id!r}")
     if announced.peer_id != envelope.peer_id:
-        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {announced.peer_id!r}")
+        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but says it is from {announced.peer_id!r}")
     if not 0 < announced.num_bytes <= max_record_bytes:
-        raise RejectedGroup("oversized", f"at most {max_record_bytes} bytes, got {announced.num_bytes}")
+        raise Refusal(Reason.OVERSIZED, f"at most {max_record_bytes} bytes, got {announced.num_bytes}")
     ids = (announced.record_id, *announced.chunk_ids)
     if len(announced.chunk_ids) != -(-announced.num_bytes // MAX_CHUNK_BYTES) or any(
         len(digest) != RECORD_ID_BYTES for digest in ids
     ):
-        raise RejectedGroup("limits", f"the digests do not fit {announced.num_bytes} bytes")
+        raise Refusal(Reason.LIMITS, f"the digests do not fit {announced.num_bytes} bytes")
     return announced
 
 
 def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
-    """The manifest of a snapshot in an envelope, signed by the run's learner. Raises `RejectedGroup`."""
+    """The manifest of a snapshot in an envelope, signed by the run's learner. Raises `Refusal`."""
     envelope = _open_envelope(record, ["snapshot"], MAX_SNAPSHOT_MANIFEST_BYTES)
     if envelope.peer_id != learner:
-        raise RejectedGroup("wrong_peer", f"the learner is {learner}, but it is signed by {envelope.peer_id}")
+        raise Refusal(Reason.WRONG_PEER, f"the learner is {learner}, but it is signed by {envelope.peer_id}")
     _check_signature(record, envelope)
     manifest = _open_payload(envelope, SnapshotManifest, MAX_EXPANSION * MAX_SNAPSHOT_MANIFEST_BYTES)
     if not manifest.run_id == envelope.run_id == run_id:
-        raise RejectedGroup("wrong_run", f"expected {run_id!r}, got {manifest.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {manifest.run_id!r}")
     if manifest.learner != envelope.peer_id:
-        raise RejectedGroup("wrong_peer", f"signed by {envelope.peer_id}, but says it is from {manifest.learner!r}")
+        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but says it is from {manifest.learner!r}")
     for problem in _snapshot_problems(manifest):
-        raise RejectedGroup("limits", problem)
+        raise Refusal(Reason.LIMITS, problem)
     return manifest
 
 
@@ -398,27 +399,27 @@ def _now(now: float | None) -> float:
 
 def _check_schema(version: int) -> None:
     if version != SCHEMA_VERSION:
-        raise RejectedGroup("schema_version", f"this node speaks {SCHEMA_VERSION}, got {version}")
+        raise Refusal(Reason.SCHEMA_VERSION, f"this node speaks {SCHEMA_VERSION}, got {version}")
 
 
 def _check_run(envelope: Envelope, run_id: str) -> None:
     if envelope.run_id != run_id:
-        raise RejectedGroup("wrong_run", f"this node is in {run_id!r}, got {envelope.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"this node is in {run_id!r}, got {envelope.run_id!r}")
 
 
 def _open_envelope(record: bytes, kinds: list[Kind], max_bytes: int) -> Envelope:
     if len(record) > max_bytes:
-        raise RejectedGroup("oversized", f"at most {max_bytes} bytes, got {len(record)}")
+        raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes, got {len(record)}")
     try:
         version = msgspec.msgpack.decode(record, type=_Version).schema_version
         _check_schema(version)
         envelope = msgspec.msgpack.decode(record, type=Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RejectedGroup("malformed", str(error)) from error
+        raise Refusal(Reason.MALFORMED, str(error)) from error
     if envelope.kind not in kinds:
-        raise RejectedGroup("malformed", f"expected a {' or '.join(kinds)}, got a {envelope.kind!r}")
+        raise Refusal(Reason.MALFORMED, f"expected a {' or '.join(kinds)}, got a {envelope.kind!r}")
     if len(envelope.run_id) > MAX_RUN_ID_CHARS or len(envelope.peer_id) > MAX_PEER_ID_CHARS:
-        raise RejectedGroup("malformed", "run id or peer id too long")
+        raise Refusal(Reason.MALFORMED, "run id or peer id too long")
     return envelope
 
 
@@ -426,7 +427,7 @@ def _check_signature(record: bytes, envelope: Envelope) -> None:
     if not isinstance(record, SignedRecord) and not verify(
         envelope.peer_id, envelope.signed_bytes(), envelope.signature
     ):
-        raise RejectedGroup("bad_signature", f"not signed by {envelope.peer_id}")
+        raise Refusal(Reason.BAD_SIGNATURE, f"not signed by {envelope.peer_id}")
 
 
 def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int) -> Record:
@@ -434,16 +435,16 @@ def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int)
         # The decompressor allocates what the frame says it holds: that must be said (-1: it is not) and be small.
         num_bytes = zstandard.frame_content_size(envelope.payload)
         if num_bytes > max_bytes:
-            raise RejectedGroup("oversized", f"at most {max_bytes} bytes decompressed, got {num_bytes}")
+            raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes decompressed, got {num_bytes}")
         if num_bytes < 0:
-            raise RejectedGroup("malformed", "the payload does not state its size")
+            raise Refusal(Reason.MALFORMED, "the payload does not state its size")
         decompressor = zstandard.ZstdDecompressor()
         payload = decompressor.decompress(envelope.payload, max_output_size=max_bytes, allow_extra_data=False)
         return msgspec.msgpack.decode(payload, type=record_type)
     except msgspec.ValidationError as error:
-        raise RejectedGroup("limits" if OUT_OF_BOUNDS.match(str(error)) else "malformed", str(error)) from error
+        raise Refusal(Reason.LIMITS if OUT_OF_BOUNDS.match(str(error)) else Reason.MALFORMED, str(error)) from error
     except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RejectedGroup("malformed", str(error)) from error
+        raise Refusal(Reason.MALFORMED, str(error)) from error
 
 
 def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:

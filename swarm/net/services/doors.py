@@ -22,6 +22,7 @@ from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
+from swarm.reasons import Reason
 
 VITAL = frozenset({MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL})
 """Short questions and short answers, without which nobody gets into a run or stays in it."""
@@ -68,9 +69,11 @@ class Doors:
     """The streams that are open, and how often everybody has asked lately."""
 
     def __init__(
-        self, blame: Callable[[str, str], None] = lambda peer, reason: None, clock: Callable[[], float] = time.monotonic
+        self,
+        blame: Callable[[str, Reason], None] = lambda peer, reason: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blame(peer, "flood")` hears of those who ask too often."""
+        """`blame(peer, reason)` hears of those who ask too often."""
         self._blame = blame
         self._clock = clock
         self._vital: list[Stream] = []
@@ -103,7 +106,7 @@ class Doors:
         now = self._clock()
         if not self._peers.take(stream.remote, now):
             if self._blames.take(stream.remote, now):
-                self._blame(stream.remote, "flood")
+                self._blame(stream.remote, Reason.FLOOD)
             return True
         return not self._hosts.take(stream.host, now)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarm.errors import PeerUnreachable, RejectedGroup
+from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.records.large import Fetch
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_peer_record
 from swarm.types import PeerRecord
@@ -43,6 +43,6 @@ async def ask_peers(fetch: Fetch, peer_id: str, run_id: str, now: float) -> list
     for sealed in sealed_records:
         try:
             found.append((open_peer_record(sealed, run_id, now=now), sealed))
-        except RejectedGroup:
+        except Refusal:
             continue
     return found

@@ -26,6 +26,7 @@ from swarm.net.snapshots.messages import CHUNKS_PROTOCOL, Want
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.sources import Downloads, Sources
 from swarm.net.snapshots.store import PartName, Stored
+from swarm.reasons import Reason
 
 STUCK_AFTER_STALLS = 3
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
@@ -120,7 +121,7 @@ class Fetching:
             return self._take(peer_id)
         except CorruptChunk:
             self._downloads.counters.add("corrupt_chunks")
-            self._downloads.complaints.append((peer_id, "corrupt_chunk"))
+            self._downloads.complaints.append((peer_id, Reason.CORRUPT_CHUNK))
             self._sources.lied(peer_id)
         except PeerUnreachable:
             self._downloads.counters.add("source_failures")

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.records.wire import open_snapshot
+from swarm.reasons import Reason
 from swarm.types import SnapshotManifest
 
 
@@ -38,11 +39,11 @@ class Manifests:
         return self._newest
 
     def open(self, sealed: bytes) -> SnapshotManifest:
-        """The manifest, its signature verified. Raises `RejectedGroup`."""
+        """The manifest, its signature verified. Raises `Refusal`."""
         manifest = open_snapshot(sealed, self._run_id, self._learner)
         num_bytes = max(part.num_bytes for part in (manifest.whole, manifest.change) if part is not None)
         if num_bytes > self._max_bytes:
-            raise RejectedGroup("oversized", f"this model has at most {self._max_bytes:.0f} bytes, got {num_bytes}")
+            raise Refusal(Reason.OVERSIZED, f"this model has at most {self._max_bytes:.0f} bytes, got {num_bytes}")
         return manifest
 
     def add(self, signed: Signed) -> bool:

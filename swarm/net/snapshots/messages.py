@@ -14,11 +14,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.records.wire import MAX_SNAPSHOT_CHUNKS, MAX_SNAPSHOT_MANIFEST_BYTES
 from swarm.net.snapshots.plan import MAX_SOURCES, Limits, PeerId, Place
 from swarm.net.snapshots.store import PartName
 from swarm.protocols import RequestTransport
+from swarm.reasons import Reason
 from swarm.types import MAX_INTEGER
 
 ASK_PROTOCOL = "/swarm/snapshots/ask/1"
@@ -75,9 +76,9 @@ class Want(Struct, frozen=True, array_like=True):
 
 
 def ask(transport: RequestTransport, peer_id: str, question: Ask, timeout_s: float) -> News:
-    """A peer's answer. Raises `PeerUnreachable`, `RejectedGroup` when it cannot be read."""
+    """A peer's answer. Raises `PeerUnreachable`, `Refusal` when it cannot be read."""
     answer = transport.request(peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(question), timeout_s)
     try:
         return msgspec.msgpack.decode(answer, type=News)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RejectedGroup("malformed", str(error)) from error
+        raise Refusal(Reason.MALFORMED, str(error)) from error

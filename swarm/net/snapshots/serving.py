@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from swarm.errors import RejectedGroup, SnapshotError
+from swarm.errors import Refusal, SnapshotError
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.snapshots.manifests import Manifests, Signed
@@ -94,10 +94,10 @@ class Serving:
         self._closed = True
 
     def learn(self, sealed: bytes) -> bool:
-        """Take in a manifest; whether it is newer than all before. Raises `RejectedGroup` for what is not signed."""
+        """Take in a manifest; whether it is newer than all before. Raises `Refusal` for what is not signed."""
         try:
             manifest = self.manifests.open(sealed)
-        except RejectedGroup:
+        except Refusal:
             self.counters.add("refused_manifests")
             raise
         return self.manifests.add(Signed(sealed, manifest))

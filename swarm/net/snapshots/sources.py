@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from swarm.errors import RejectedGroup, TransportError
+from swarm.errors import Refusal, TransportError
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
 from swarm.net.counters import Counters
 from swarm.net.records.framing import MAX_CHUNK_BYTES
@@ -24,6 +24,7 @@ from swarm.net.snapshots.messages import Ask, News, ask
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import PartName, Stored
 from swarm.protocols import Transport
+from swarm.reasons import Reason
 
 MAX_ASKED = 8
 FED_LITTLE = 1 / 8
@@ -41,7 +42,7 @@ class Downloads:
     """What this node takes at most."""
     askers: Executor
     counters: Counters
-    complaints: deque[tuple[str, str]]
+    complaints: deque[tuple[str, Reason]]
     """(peer id, reason) of what peers did that speaks against them."""
     closing: threading.Event
     """Set once the node stops."""
@@ -199,7 +200,7 @@ class Sources:
     def _ask(self, peer_id: str) -> News | None:
         try:
             return ask(self._downloads.transport, peer_id, Ask(self._version), self._downloads.stall_s / 2)
-        except (TransportError, RejectedGroup):
+        except (TransportError, Refusal):
             return None
 
 

@@ -21,7 +21,7 @@ from weakref import finalize
 
 from blake3 import blake3
 
-from swarm.errors import CorruptChunk, RejectedGroup, SnapshotError
+from swarm.errors import CorruptChunk, Refusal, SnapshotError
 from swarm.net.records.shelf import record_id
 from swarm.types import ChunkList, SnapshotManifest
 
@@ -164,7 +164,7 @@ class SnapshotStore:
         try:
             sealed = (folder / MANIFEST).read_bytes()
             manifest = open_manifest(sealed)
-        except (FileNotFoundError, RejectedGroup) as error:
+        except (FileNotFoundError, Refusal) as error:
             logger.warning("removing %s, which is no snapshot of this run: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
             return

@@ -18,7 +18,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from swarm.errors import RejectedGroup, SnapshotError, TransportError
+from swarm.errors import Refusal, SnapshotError, TransportError
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.config import NetworkSettings
 from swarm.net.snapshots.delta import apply_delta, digest
@@ -31,6 +31,7 @@ from swarm.net.snapshots.sources import Downloads
 from swarm.net.snapshots.store import PartName, Stored
 from swarm.net.snapshots.thread import RETRY_S, SnapshotThread
 from swarm.protocols import Transport
+from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Subscriber:
         fetching = self._fetching
         return self._serving.progress(fetching.source if fetching else None)
 
-    def complaints(self) -> list[tuple[str, str]]:
+    def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of what peers did that speaks against them, since the last call."""
         complaints = self._downloads.complaints
         return [complaints.popleft() for _ in range(len(complaints))]
@@ -129,7 +130,7 @@ class Subscriber:
     # -- on any thread
 
     def _learn(self, remote: str, sealed: bytes, place: Place | None) -> None:
-        """Take in what a peer says is new. Raises `RejectedGroup` for what the learner has not signed."""
+        """Take in what a peer says is new. Raises `Refusal` for what the learner has not signed."""
         if place is not None and place.sources and remote == self._learner:
             self._place = place
             self._serving.uploads.follow(place)
@@ -146,7 +147,7 @@ class Subscriber:
                 news = ask(self._transport, peer, question, ASK_TIMEOUT_S)
                 self._learn(peer, news.sealed, news.place)
                 return True
-            except (TransportError, RejectedGroup) as error:
+            except (TransportError, Refusal) as error:
                 logger.debug("no news from %s: %s", peer, error)
         return False
 

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from msgspec import Struct, field
 from pydantic import Field
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.records.wire import MAX_CLOCK_SKEW_S
+from swarm.reasons import Outcome, Reason
 from swarm.settings import Settings
 
 MAX_TRACKED_PEERS = 1_024
@@ -31,27 +32,27 @@ SEQUENCE_WINDOW = 1_024
 """Sequence numbers remembered a peer. Gossip and repair deliver out of order; what lies below all remembered ones is
 taken for a replay."""
 
-OFFENCES: dict[str, float] = {
-    "malformed": 2.0,
-    "oversized": 2.0,
-    "limits": 2.0,
-    "wrong_peer": 2.0,
-    "too_long": 0.02,
-    "hidden_tokens": 0.02,
-    "question_mismatch": 1.0,
-    "verifier_timeout": 4.0,
-    "verifier_crash": 4.0,
-    "rate": 0.05,
-    "slow_holder": 0.2,
-    "bad_gift": 2.0,
-    "copied": 0.5,
-    "corrupt_chunk": 4.0,
-    "flood": 0.5,
-    "bad_request": 0.1,
-    "bad_gossip": 0.5,
-    "wrong_tokens": 2.0,
-    "wrong_version": 5.0,
-    "wrong_logprobs": 5.0,
+OFFENCES: dict[Outcome, float] = {
+    Reason.MALFORMED: 2.0,
+    Reason.OVERSIZED: 2.0,
+    Reason.LIMITS: 2.0,
+    Reason.WRONG_PEER: 2.0,
+    Reason.TOO_LONG: 0.02,
+    Reason.HIDDEN_TOKENS: 0.02,
+    Reason.QUESTION_MISMATCH: 1.0,
+    Reason.VERIFIER_TIMEOUT: 4.0,
+    Reason.VERIFIER_CRASH: 4.0,
+    Reason.RATE: 0.05,
+    Reason.SLOW_HOLDER: 0.2,
+    Reason.BAD_GIFT: 2.0,
+    Reason.COPIED: 0.5,
+    Reason.CORRUPT_CHUNK: 4.0,
+    Reason.FLOOD: 0.5,
+    Reason.BAD_REQUEST: 0.1,
+    Reason.BAD_GOSSIP: 0.5,
+    Reason.WRONG_TOKENS: 2.0,
+    Reason.WRONG_VERSION: 5.0,
+    Reason.WRONG_LOGPROBS: 5.0,
 }
 """Weight of each outcome that speaks against its sender: by what it cost here, and how well it is explained by
 mistakes. A question that does not match may come from another library version; a grading that hangs costs seconds; a
@@ -63,13 +64,13 @@ MISTAKE = 1.0
 """Outcomes up to this weight happen to honest peers in proportion to what they send: merit outweighs them whatever its
 amount. Those beyond cost this node dearly: the little merit that counts against them is soon used up."""
 
-FRAUDS = frozenset({"wrong_version", "wrong_logprobs"})
+FRAUDS = frozenset({Reason.WRONG_VERSION, Reason.WRONG_LOGPROBS})
 """What no mistake explains: with it a peer's merits are forgotten, or a long honest life would pay for many lies."""
 
-FORFEITS = FRAUDS | {"harmful"}
+FORFEITS = FRAUDS | {Reason.HARMFUL}
 """With these a peer's merits and standing are forgotten. `harmful`: this node became worse while it learned from it."""
 
-MERITS: dict[str, float] = {"informative": 1.0, "used": 1.0}
+MERITS: dict[Outcome, float] = {"informative": 1.0, "used": 1.0}
 
 MAX_STANDING_S = 600.0
 MAX_GAP_S = 300.0
@@ -163,20 +164,20 @@ class PeerBook:
     def knock(self, peer_id: str, num_bytes: int) -> None:
         """Before a record is opened whose signature is good: would nothing of its sender be admitted now?
 
-        Raises `RejectedGroup`: `quarantined`, `rate` or `verify_budget`, and books it then.
+        Raises `Refusal`: `quarantined`, `rate` or `verify_budget`, and books it then.
         """
         stats, now = self._of(peer_id), self._clock()
         try:
             self._check_quarantine(stats, now)
             self._check_allowances(stats, num_bytes, now)
-        except RejectedGroup:
+        except Refusal:
             self._note(stats, num_bytes, now)
             raise
 
     def admit(self, peer_id: str, sequence: int, num_bytes: int, created_at: float | None = None) -> None:
         """Book a record whose signature is good; `created_at` is when its group was made, now unless given.
 
-        Raises `RejectedGroup`: `quarantined`, `clock`, `replayed`, `rate` or `verify_budget`.
+        Raises `Refusal`: `quarantined`, `clock`, `replayed`, `rate` or `verify_budget`.
         """
         stats, now = self._of(peer_id), self._clock()
         self._note(stats, num_bytes, now)
@@ -191,8 +192,8 @@ class PeerBook:
         stats = self._peers.get(peer_id)
         return stats is not None and self._is_quarantined(stats, self._clock())
 
-    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
-        """Book what became of a group: `informative`, `used`, or the reason it was dropped for.
+    def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
+        """Book what became of a group, or a complaint of the network.
 
         `verify_s`: seconds its verification took.
         """
@@ -293,17 +294,17 @@ class PeerBook:
 
     def _check_quarantine(self, stats: PeerStats, now: float) -> None:
         if self._is_quarantined(stats, now):
-            raise RejectedGroup("quarantined", f"for another {(stats.quarantined_until or now) - now:.0f} s")
+            raise Refusal(Reason.QUARANTINED, f"for another {(stats.quarantined_until or now) - now:.0f} s")
 
     def _check_sequence(self, stats: PeerStats, sequence: int, created_at: float, now: float) -> None:
         if sequence > (now + MAX_CLOCK_SKEW_S) * 1000:
-            raise RejectedGroup("clock", f"sequence number {sequence} is that of a time to come")
+            raise Refusal(Reason.CLOCK, f"sequence number {sequence} is that of a time to come")
         if created_at <= stats.made_after:
-            raise RejectedGroup("replayed", "made before its sender was forgotten here")
+            raise Refusal(Reason.REPLAYED, "made before its sender was forgotten here")
         recent = stats.recent_sequences
         place = bisect_left(recent, sequence)
         if sequence <= stats.sequence_floor or sequence in recent[place : place + 1]:
-            raise RejectedGroup("replayed", f"sequence number {sequence} was used before")
+            raise Refusal(Reason.REPLAYED, f"sequence number {sequence} was used before")
         recent.insert(place, sequence)
         if len(recent) > SEQUENCE_WINDOW:
             stats.sequence_floor = recent.pop(0)
@@ -317,13 +318,13 @@ class PeerBook:
         stats.verify_allowance = min(rates.verify_s_per_min, stats.verify_allowance + minutes * rates.verify_s_per_min)
         stats.refilled_at = now
         if stats.verify_allowance < 0:
-            raise RejectedGroup("verify_budget", f"more than {rates.verify_s_per_min:g} s of verification a minute")
+            raise Refusal(Reason.VERIFY_BUDGET, f"more than {rates.verify_s_per_min:g} s of verification a minute")
         if stats.group_allowance < 1 or stats.byte_allowance < num_bytes:
-            raise RejectedGroup(
-                "rate", f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes a minute"
+            raise Refusal(
+                Reason.RATE, f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes a minute"
             )
 
-    def _judge(self, stats: PeerStats, outcome: str, now: float) -> None:
+    def _judge(self, stats: PeerStats, outcome: Outcome, now: float) -> None:
         offence = OFFENCES.get(outcome, 0.0)
         stats.offence += offence
         if outcome in FORFEITS:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from swarm.errors import RejectedGroup
+from swarm.errors import Refusal
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, RefusedRecord, SignedRecord, open_group, outside, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.protocols import RecordTransport
+from swarm.reasons import Outcome, Reason
 from swarm.types import NetworkStatus, RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Exchange:
         try:
             # As receivers do: what they would refuse is not sent.
             open_group(SignedRecord(record), run_id, self._limits, now=group.created_at)
-        except RejectedGroup as refusal:
+        except Refusal as refusal:
             logger.warning("group %d not shared, others would refuse it: %s", group.sequence, refusal)
             return None
         self._transport.publish(record)
@@ -76,15 +77,15 @@ class Exchange:
         """Block until records have arrived; whether they have."""
         return self._transport.wait(timeout_s)
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """(content id, group) of what arrived and passed the checks, and refusals by reason, since the last call."""
         groups: list[tuple[str, RolloutGroup]] = []
-        refused: Counter[str] = Counter()
+        refused: Counter[Reason] = Counter()
         run_id = self._transport.status().run_id
         for record in self._transport.drain():
             try:
                 opened = self._open(record, run_id)
-            except RejectedGroup as refusal:
+            except Refusal as refusal:
                 logger.debug("refused a record: %s", refusal)
                 refused[refusal.reason] += 1
                 self._warn_of_clocks(refusal)
@@ -96,7 +97,7 @@ class Exchange:
         self.judge()
         return groups, dict(refused)
 
-    def judge(self, complaints: Iterable[tuple[str, str]] = ()) -> None:
+    def judge(self, complaints: Iterable[tuple[str, Reason]] = ()) -> None:
         """Count complaints, (peer id, reason), those of the transport included, and ban who has earned it.
 
         `receive` does it too: this is for who learns from no groups.
@@ -109,7 +110,7 @@ class Exchange:
         """A peer's own once it was of use here; those of all others are one, whatever their names."""
         return peer_id if peer_id in self._proven else NEWCOMERS
 
-    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+    def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Tell what became of a group of `peer_id`, and what its verification took."""
         self.book.report(peer_id, outcome, verify_s)
 
@@ -129,16 +130,16 @@ class Exchange:
             self._proven = self.book.proven()
             self._transport.trust(self._proven)
 
-    def _warn_of_clocks(self, refusal: RejectedGroup) -> None:
+    def _warn_of_clocks(self, refusal: Refusal) -> None:
         now = self._clock()
-        if refusal.reason == "clock" and now - self._warned_of_clocks_at > WARN_OF_CLOCKS_EVERY_S:
+        if refusal.reason == Reason.CLOCK and now - self._warned_of_clocks_at > WARN_OF_CLOCKS_EVERY_S:
             self._warned_of_clocks_at = now
             logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
 
     def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
-        """A record as (content id, group), or None for one of this node's own. Raises `RejectedGroup`."""
+        """A record as (content id, group), or None for one of this node's own. Raises `Refusal`."""
         if run_id is None:
-            raise RejectedGroup("wrong_run", "no run is known yet")
+            raise Refusal(Reason.WRONG_RUN, "no run is known yet")
         if isinstance(record, RefusedRecord):
             raise record.refusal
         label = outside(record)
@@ -148,7 +149,7 @@ class Exchange:
         if group.peer_id == self._identity.peer_id:
             return None
         if self._seen_before(content_id):
-            raise RejectedGroup("duplicate")
+            raise Refusal(Reason.DUPLICATE)
         self._pinned(
             group.peer_id, lambda author: self.book.admit(author, group.sequence, len(record), group.created_at)
         )
@@ -158,8 +159,8 @@ class Exchange:
         """A check of which the author bears the consequences."""
         try:
             check(author)
-        except RejectedGroup as refusal:
-            raise RejectedGroup(refusal.reason, refusal.detail, author) from refusal
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, refusal.detail, author) from refusal
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""

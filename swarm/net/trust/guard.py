@@ -10,6 +10,7 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import Backoff
 from swarm.net.counters import Counters
 from swarm.net.waits import Waits
+from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ ORDINARY = (LookupError, OSError)
 class Guard:
     """Keeps what runs on the network thread from what others send."""
 
-    def __init__(self, counters: Counters, complain: Callable[[str, str], None]) -> None:
+    def __init__(self, counters: Counters, complain: Callable[[str, Reason], None]) -> None:
         """`complain(peer, reason)` hears of who sent what could not be dealt with."""
         self._counters = counters
         self._complain = complain
@@ -31,7 +32,7 @@ class Guard:
         """A handler raised; its peer is told by whoever called it."""
         self._counters.add("handler_errors")
         if not isinstance(error, ORDINARY):
-            self._complain(remote, "bad_request")
+            self._complain(remote, Reason.BAD_REQUEST)
 
     def hearing(self, deliver: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
         """`deliver(sender, message)`, whatever a message makes of it."""
@@ -40,7 +41,7 @@ class Guard:
             try:
                 deliver(sender, message)
             except Exception:
-                self._complain(sender, "bad_gossip")
+                self._complain(sender, Reason.BAD_GOSSIP)
                 logger.debug("a message of %s was given up", sender, exc_info=True)
 
         return hear
