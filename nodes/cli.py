@@ -338,6 +338,14 @@ def export(
     export_checkpoint(checkpoint, directory, _console())
 
 
+@app.command()
+def reasons() -> None:
+    """Why groups, records and peers are refused, in Markdown."""
+    from swarm.reasons_reference import reference
+
+    print(reference(), end="")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,

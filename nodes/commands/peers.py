@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from swarm.net.addresses.dial import unreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.trust.roster import PeerRow, Roster, encode_roster, read_roster
+from swarm.reasons import sentence
 from swarm.types import PeerRecord
 
 Row = TypeVar("Row")
@@ -36,6 +37,8 @@ SETTLE_S = 2.0
 """A peer's DHT may answer a little after its manifest, and its neighbours later still."""
 MAX_CELL_CHARS = 40
 GAP = 2
+MOSTLY = "mostly"
+"""Title of the column with the reason for which most of a peer's groups were dropped."""
 
 
 class Column(Struct, Generic[Row], frozen=True):
@@ -100,7 +103,8 @@ def render(seen: Roster | Listing, width: int, now: float) -> RenderableType:
         heading = Text(f"{clean(seen.run_id or 'no run')}: {_peers(len(seen.peers))}, {connected} connected")
         if age_s > STALE_AFTER_S:
             heading.append(f"; as of {duration(age_s)} ago: the node is not running", "yellow")
-        return Group(heading, table(_roster_columns(now), by_usefulness(seen.peers), width))
+        drawn = table(_roster_columns(now), by_usefulness(seen.peers), width)
+        return Group(heading, drawn, *(_legend(seen.peers) if any(c.header == MOSTLY for c in drawn.columns) else ()))
     heading = Text(f"{clean(seen.run_id)}: {_peers(len(seen.peers))} in the directory")
     return Group(heading, table(_listing_columns(now), seen.peers, width))
 
@@ -145,7 +149,7 @@ def _roster_columns(now: float) -> list[Column[PeerRow]]:
         Column("used", lambda row: str(row.used), number=True),
         Column("received", lambda row: str(row.received), 1, number=True),
         Column("dropped", lambda row: str(sum(row.dropped.values())), 4, number=True),
-        Column("mostly", _main_reason, 6),
+        Column(MOSTLY, _main_reason, 6),
         Column("sent", lambda row: size(row.bytes), 8, number=True),
         Column("reputation", lambda row: f"{row.reputation:.2f}", 2, number=True),
         Column("seen", _seen(now), 5, number=True),
@@ -204,6 +208,12 @@ def size(num_bytes: int) -> str:
 
 def _main_reason(row: PeerRow) -> str:
     return max(row.dropped, key=lambda reason: row.dropped[reason]) if row.dropped else ""
+
+
+def _legend(peers: Iterable[PeerRow]) -> list[Text]:
+    """What the reasons in the column of that title mean."""
+    shown = sorted({_main_reason(row) for row in peers if row.dropped})
+    return [Text(f"{clean(reason, MAX_CELL_CHARS)}: {sentence(reason)}", "dim") for reason in shown]
 
 
 def _address(record: PeerRecord) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from swarm.foreign import clean, clean_lines
+from swarm.reasons import sentence
 from swarm.telemetry import plots
 from swarm.telemetry.history import (
     REWARD_SHARE,
@@ -234,7 +235,8 @@ def _ledger_table(peers: Sequence[PeerSummary]) -> str:
         "One shared group counts once at its sender and once at every peer it reached. A received group counts once: "
         "as used if any update had it, else under the reason it was given up for, else as still held."
     )
-    return _table(head, rows, text_columns=1, total=len(peers) > 1) + f'<p class="note">{note}</p>'
+    table = _table(head, rows, text_columns=1, total=len(peers) > 1)
+    return table + f'<p class="note">{note}</p>' + _pairs((reason, sentence(reason)) for reason in reasons)
 
 
 def _moments(histories: Sequence[PeerHistory]) -> str:

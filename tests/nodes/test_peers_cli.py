@@ -20,6 +20,7 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.state import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
+from swarm.reasons import Reason
 from tests.net.records import fast_settings, make_identity, sealed_manifest, until
 
 NOW = 1_000_000.0
@@ -77,12 +78,16 @@ def test_any_other_bytes_are_a_typed_error(encoded: bytes) -> None:
 def test_the_most_useful_come_first_with_what_became_of_their_groups() -> None:
     lines = drawn(160).splitlines()
     assert lines[0] == "demo-1234: 3 peers, 2 connected"
-    assert [line.split()[0] for line in lines[2:]] == ["..busy0002", "..evil0003", "..idle0001"]
+    assert [line.split()[0] for line in lines[2:5]] == ["..busy0002", "..evil0003", "..idle0001"]
     busy = " ".join(lines[2].split())
     assert (
         "connected peer Qwen/Qwen2.5-0.5B-Instruct 40 50 10 zero_advantage 3.4 MB 0.90 2 min ago 0.1.0 gcd, lcm" in busy
     )
     assert "quarantined 5 min" in lines[3] and "forged" in lines[3]
+    assert lines[5:] == [
+        "forged: This version of swarm does not know this reason.",
+        f"zero_advantage: {Reason.ZERO_ADVANTAGE.sentence}",
+    ]
 
 
 @pytest.mark.parametrize("width", [18, 24, 30, 42, 60, 80, 95, 120, 140, 155, 200])

@@ -69,7 +69,7 @@ def peer_events(
         zero = int(rng.binomial(graded, 0.4))
         ledger.dropped("zero_advantage", zero)
         refused = int(rng.binomial(graded - zero, 0.05))
-        ledger.dropped("task_unknown", refused)
+        ledger.dropped("unknown_task", refused)
         pool += graded - zero - refused
         external = min(EXTERNAL, pool)
         pool -= external

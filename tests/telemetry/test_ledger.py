@@ -101,7 +101,7 @@ def test_a_snapshot_stays_as_it_was() -> None:
     ledger.dropped("stale")
     before = ledger.snapshot()
     ledger.dropped("stale")
-    ledger.dropped("task_unknown", 0)
+    ledger.dropped("unknown_task", 0)
     assert before["dropped"] == {"stale": 1}
     assert ledger.snapshot()["dropped"] == {"stale": 2}
     other = Ledger()

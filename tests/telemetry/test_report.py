@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarm.reasons import Reason, sentence
 from swarm.telemetry import plots
 from swarm.telemetry.history import PeerHistory, SwarmSummary, swarm_summary
 from swarm.telemetry.ledger import Ledger
@@ -118,6 +119,10 @@ def test_the_ledger_table_adds_up(tmp_path: Path) -> None:
         received, *fates = [int(cell.replace(",", "")) for cell in row[2:]]
         assert received == sum(fates) > 0
     assert [row[0] for row in ledger[1:]] == ["peer-1", "peer-2", "peer-3", "all"]
+    dropped = {heading.removeprefix("+ dropped: ") for heading in ledger[0] if heading.startswith("+ dropped")}
+    assert Reason.ZERO_ADVANTAGE in dropped
+    for reason in dropped:
+        assert sentence(reason) in parsed.text, "the reasons of the table are explained below it"
 
 
 def test_a_group_that_vanished_is_shown(tmp_path: Path) -> None:
