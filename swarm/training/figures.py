@@ -71,6 +71,24 @@ class StepTotals:
         self.squared_sequence_ratios += float(sequence_ratios.square().sum())
         self.per_token = share.per_token
 
+    def rescaled(self, rows: Sequence[Row]) -> tuple[StepTotals, float]:
+        """The totals of a step on all of `rows`, of which only some were known at first, and what scales its gradient.
+
+        Every row is in the sums already; only their divisor was that of the rows known at first.
+        """
+        final = StepTotals.of(rows)
+        scale = self.num_tokens / final.num_tokens if self.per_token else self.num_sequences / final.num_sequences
+        whole = replace(
+            self,
+            num_sequences=final.num_sequences,
+            num_tokens=final.num_tokens,
+            num_own_tokens=final.num_own_tokens,
+            lag=final.lag,
+            max_lag=final.max_lag,
+            loss=self.loss * scale,
+        )
+        return whole, scale
+
     def report(self, grad_norm: float, skipped: bool) -> UpdateReport:
         """The step's figures."""
         tokens = max(1, self.num_tokens)

@@ -265,10 +265,10 @@ def test_half_precision_learns_nearly_the_same(policy: Policy, dtype: torch.dtyp
 def test_a_loss_scale_that_overflows_is_lowered_and_the_batch_not_lost(policy: Policy) -> None:
     policy.dtype = torch.float16
     updater = _updater(policy)
-    updater._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    updater._gradient._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     report = updater.update([_group(policy)], [])
     assert not report.skipped and updater.version == 1
-    assert 1 < updater._scaler.get_scale() < 2.0**40
+    assert 1 < updater._gradient._scaler.get_scale() < 2.0**40
 
 
 def test_the_learning_rate_follows_its_schedule(policy: Policy) -> None:
