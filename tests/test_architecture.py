@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "swarm.types",
     "swarm.errors",
+    "swarm.figures",
     "swarm.foreign",
     "swarm.protocols",
     "swarm.settings",
@@ -30,12 +31,13 @@ BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
 ALLOWED = {
     "swarm/types.py": set(),
     "swarm/foreign.py": set(),
+    "swarm/figures.py": set(),
     "swarm/errors.py": {"swarm.foreign"},
     "swarm/settings.py": set(),
     "swarm/stopwatch.py": set(),
     "swarm/protocols.py": {"swarm.types"},
     "swarm/evaluation.py": PURE,
-    "swarm/algorithms": {"swarm.algorithms"},
+    "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
@@ -44,7 +46,7 @@ ALLOWED = {
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
     "swarm/central/capacity.py": PURE,
     "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool"} | LEDGER,
-    "swarm/policy": PURE | {"swarm.policy", "swarm.algorithms.names", "swarm.environments.tiny"},
+    "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.groups.expectation", "swarm.sapo.mixing"}
     | {"swarm.sapo.pool", "swarm.telemetry.records"},

@@ -40,12 +40,7 @@ class GradientAccumulator:
         self._rows: list[Row] = []
         self._num_done: int | None = None
         """How many of the rows are in the gradient, from the first on; None when it has to be begun."""
-        self._totals = StepTotals(0, 0)
-
-    @property
-    def per_token(self) -> bool:
-        """Whether the loss of the rows so far is divided by their tokens."""
-        return self._totals.per_token
+        self._totals = StepTotals()
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -100,7 +95,7 @@ class GradientAccumulator:
     def _whole(self, totals: StepTotals) -> StepTotals:
         """The gradient and its figures as if all rows had been known when the first of them came."""
         self._scaler.unscale_(self._optimizer)
-        totals, scale = totals.rescaled(self._rows)
+        totals, scale = totals.rescaled(self._rows, self._objective.per_token)
         for parameter in self._policy.trained:
             if parameter.grad is not None and scale != 1:
                 parameter.grad.mul_(scale)

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import torch
 
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, Scores, choose_batching
 from swarm.policy.out_of_memory import TokenBudget
+from swarm.training.config import UpdateSettings
 from swarm.training.layers import TrainingLayers
 from swarm.training.rows import Row
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swarm.errors import PolicyError
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import Precision, pack
 from swarm.policy.weights import whole_weights
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.figures import summarise
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, UpdateReport
@@ -34,6 +34,11 @@ class StreamedUpdater(PolicyUpdater):
                 "a learner takes one optimizer step an update: set update.epochs and update.minibatches to 1, got "
                 f"{settings.epochs} and {settings.minibatches}"
             )
+        if settings.loss.per_token and settings.behaviour_kl > 0:
+            raise PolicyError(
+                f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "
+                "by a number of tokens that is known only in the end: set it to 0"
+            )
         self._precision = precision
 
     def refusal(self, group: GradedGroup) -> str | None:
@@ -49,26 +54,21 @@ class StreamedUpdater(PolicyUpdater):
         return None if self.fits(group) else "too_long"
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Add the gradient of further groups. Raises `PolicyError` for an objective that cannot be streamed."""
+        """Add the gradient of further groups."""
         fresh = [rows for group in groups if (rows := self._reader.local(group, self.version, claimed=True))]
         if not fresh:
             return
         with self._passes.training():
             self._gradient.add([row for rows in self._settled(fresh) for row in rows])
-        if self._gradient.per_token and self._settings.behaviour_kl > 0:
-            raise PolicyError(
-                f"a learner cannot use update.behaviour_kl with objective {self._settings.objective}, whose loss is "
-                "divided by a number of tokens that is known only in the end: set it to 0"
-            )
 
     def apply(self) -> UpdateReport:
         """Take the step that `accumulate` has gathered the gradient of. Raises `NonFiniteUpdates`."""
         if not self._gradient.rows:
-            return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
+            return UpdateReport(skipped=True)
         with self._passes.training():
-            report = self._take_step()
+            report = summarise([self._take_step()])
         self.version += not report.skipped
-        return summarise([report])
+        return report
 
     def abandon(self) -> None:
         """Forget the update that is open."""

@@ -8,21 +8,20 @@ groups ── rows.py ──▶ rows ── behaviour.py: old log-probabilities 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 
 import torch
 
-from swarm.algorithms.advantages import ADVANTAGES
+from swarm.algorithms.own import find_advantage
 from swarm.errors import NonFiniteUpdates, PolicyError
 from swarm.policy.batching import minibatches
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
 from swarm.training.behaviour import needs_receiver, settle
-from swarm.training.figures import summarise
+from swarm.training.config import UpdateSettings
+from swarm.training.figures import Step, summarise
 from swarm.training.gradient import GradientAccumulator
 from swarm.training.objective import Objective
 from swarm.training.passes import Passes
@@ -59,7 +58,7 @@ class PolicyUpdater:
         self._policy = policy
         self._settings = settings
         self._temperature = temperature
-        self._reader = RowReader(policy, mix, ADVANTAGES[settings.advantage])
+        self._reader = RowReader(policy, mix, find_advantage(settings.advantage))
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self._passes = Passes(policy, settings, temperature)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
@@ -116,23 +115,24 @@ class PolicyUpdater:
         groups += [self._reader.external(group) for group in external]
         groups = [rows for rows in groups if rows]
         if not groups:
-            return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=True)
+            return UpdateReport(skipped=True)
         with self._passes.training():
             groups = self._settled(groups)
-            reports = [
+            steps = [
                 self._step(rows)
                 for _ in range(self._settings.epochs)
                 for rows in minibatches(groups, self._settings.minibatches)
             ]
-        self.version += any(not report.skipped for report in reports)
-        return summarise(reports)
+        report = summarise(steps)
+        self.version += not report.skipped
+        return report
 
     def _settled(self, groups: Sequence[list[Row]]) -> list[list[Row]]:
         """The groups with all that log-probabilities from before the first step decide."""
         rows = [row for group in groups for row in group]
         decoupled = self._settings.importance != "none"
         several_steps = self._settings.epochs * self._settings.minibatches > 1
-        whole_groups = self._settings.objective == "gepo"
+        whole_groups = self._settings.loss.needs_group_expectation
         wanted = [needs_receiver(row, decoupled, several_steps, whole_groups) for row in rows]
         known = iter(self._passes.logprobs(list(compress(rows, wanted))))
         receiver = [next(known) if needed else None for needed in wanted]
@@ -146,23 +146,23 @@ class PolicyUpdater:
             settled.append(settle(rows[part], receiver[part], decoupled, whole_groups))
         return settled
 
-    def _step(self, rows: Sequence[Row]) -> UpdateReport:
+    def _step(self, rows: Sequence[Row]) -> Step:
         """One optimizer step."""
         self._gradient.add(rows)
         return self._take_step()
 
-    def _take_step(self) -> UpdateReport:
+    def _take_step(self) -> Step:
         """The optimizer step that the gradient gathered so far is for; `Passes.training` must be in effect."""
+        rate = learning_rate(self._settings, self.num_updates)
         for parameters in self.optimizer.param_groups:
-            parameters["lr"] = learning_rate(self._settings, self.num_updates)
-        totals, grad_norm = self._gradient.close()
-        skipped = not (math.isfinite(totals.loss) and math.isfinite(grad_norm))
-        if not skipped:
+            parameters["lr"] = rate
+        step = Step(*self._gradient.close(), rate)
+        if not step.skipped:
             with self._policy.gate.change():
                 self.optimizer.step()
         self._gradient.clear()
-        self._count(skipped)
-        return totals.report(grad_norm, skipped)
+        self._count(step.skipped)
+        return step
 
     def _count(self, skipped: bool) -> None:
         self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1 if skipped else 0

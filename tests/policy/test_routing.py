@@ -15,12 +15,12 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.net.records.wire import Limits, group_problems
 from swarm.policy.batching import Batching, Packed, Padded
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.policy.routing import Routing
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Sampling, UpdateReport
@@ -30,6 +30,7 @@ from tests.example_groups import rollout_group
 PROMPTS = ["Calculate 12 + 7.", "a longer prompt than the other, in single letters"]
 LAYERS, TOP_K = 2, 2
 REWARDS = (1.0, 0.0, 0.0, 1.0)
+MISMATCH = "sampling/sampling_logp_difference/mean"
 
 
 @dataclass
@@ -156,11 +157,13 @@ def test_groups_that_come_one_by_one_meet_their_experts_as_all_at_once_do() -> N
     for group in groups(followed, answers):
         updater.accumulate([group])
     report = updater.apply()
-    for name in ("grad_norm", "behaviour_kl", "mismatch"):
-        assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-3), name
+    for name in ("grad_norm", "sampling/behaviour_kl", MISMATCH):
+        assert report.figures[name] == pytest.approx(expected.figures[name], rel=1e-3), name
     without = [[replace(c, routing=b"") for c in group] for group in answers]
     free = PolicyUpdater(experts(), UpdateSettings(), MixSettings(), 1.0).update(groups(policy, without), [])
-    assert free.mismatch < expected.mismatch / 2, "the records name other experts than the router would"
+    assert free.figures[MISMATCH] < expected.figures[MISMATCH] / 2, (
+        "the records name other experts than the router would"
+    )
 
 
 def test_replay_brings_engine_and_trainer_together() -> None:
@@ -172,7 +175,7 @@ def test_replay_brings_engine_and_trainer_together() -> None:
 
     answers = sampled(experts(torch.bfloat16))
     without, with_replay = report(False), report(True)
-    assert 0 < with_replay.mismatch < without.mismatch
+    assert 0 < with_replay.figures[MISMATCH] < without.figures[MISMATCH]
 
 
 def test_the_record_stays_at_home() -> None:

@@ -114,7 +114,7 @@ class FakeUpdater:
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         self.version += 1
         self.batches.append((list(local), list(external)))
-        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+        return UpdateReport()
 
 
 class Swarm:
