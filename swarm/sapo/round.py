@@ -33,9 +33,9 @@ from pydantic import Field
 from swarm.figures import values
 from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
-from swarm.groups.figures import rollout_figures
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
+from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.sapo.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, mix

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 
 from swarm.policy.loading import Policy
-from swarm.training.figures import StepTotals, merge
 from swarm.training.objective import Objective
 from swarm.training.passes import Passes
 from swarm.training.rows import Row
+from swarm.training.steps import StepTotals, merge
 
 
 class GradientAccumulator:

@@ -10,7 +10,7 @@ from swarm.policy.snapshot import Precision, pack
 from swarm.policy.weights import whole_weights
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.figures import summarise
+from swarm.training.steps import summarise
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, UpdateReport
 

@@ -21,13 +21,13 @@ from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
 from swarm.training.behaviour import needs_receiver, settle
 from swarm.training.config import UpdateSettings
-from swarm.training.figures import Step, summarise
 from swarm.training.gradient import GradientAccumulator
 from swarm.training.objective import Objective
 from swarm.training.passes import Passes
 from swarm.training.reference import Reference
 from swarm.training.rows import Row, RowReader
 from swarm.training.schedules import learning_rate
+from swarm.training.steps import Step, summarise
 from swarm.types import GradedGroup, UpdateReport
 
 FUSED = ("cpu", "cuda")

@@ -176,6 +176,7 @@ def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
     assert (counts["received"], counts["used_external"], counts["used_local"]) == (3, 2, 2)
     assert counts["local"] == {"zero_advantage": 3, "not_sampled": 1}
     assert report.reward == 3 / 24
+    assert report.figures["frac_reward_zero_std"] == 0.5
     assert _balanced(one) and _balanced(two)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.figures import values
-from swarm.groups.figures import rollout_figures
+from swarm.groups.rollout_figures import rollout_figures
 from swarm.types import Completion, GradedGroup
 from tests.example_groups import rollout_group
 

@@ -1,4 +1,4 @@
-"""The figures of optimizer steps and of the update they make up."""
+"""Optimizer steps, and what an update of several of them reports."""
 
 from __future__ import annotations
 
