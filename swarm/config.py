@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import isabstract
 from pathlib import Path
 from typing import get_origin
 
@@ -22,13 +23,14 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.groups.plausibility import PlausibilitySettings
 from swarm.net.config import NetworkSettings
-from swarm.policy.config import TINY, PolicySettings, UpdateSettings
+from swarm.policy.config import TINY, PolicySettings
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import PoolSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.settings import Settings
 from swarm.telemetry.config import TelemetrySettings
+from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS
 
 ENVIRONMENT_PREFIX = "SWARM_"
@@ -234,6 +236,8 @@ def _check_path(path: str, origin: str) -> bool:
             raise ConfigError(f"{path} (from {origin}): there is no such field{hint}")
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            if isabstract(annotation):
+                return False  # another field decides which fields this one has: they are checked with the values
             model = annotation
         elif depth + 1 < len(parts):
             raise ConfigError(f"{path} (from {origin}): {'.'.join(parts[: depth + 1])} has no fields")

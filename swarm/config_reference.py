@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import isabstract
 from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig
 from swarm.environments.config import DatasetTask, ReasoningGymTask
 
@@ -28,6 +30,8 @@ def reference() -> str:
     for task in (ReasoningGymTask, DatasetTask):
         kind = get_args(task.model_fields["kind"].annotation)[0]
         sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task)}")
+    for name, loss in LOSSES.items():
+        sections.append(f"## `update.loss` with `objective: {name}`\n\n{_table(loss)}")
     return "\n".join(sections)
 
 
@@ -35,6 +39,8 @@ def _groups(model: type[BaseModel], title: str, prefix: str = "") -> Iterator[tu
     yield title, model
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            if isabstract(field.annotation):
+                continue  # a section for each of its kinds
             yield from _groups(field.annotation, f"`{prefix}{name}`", f"{prefix}{name}.")
 
 

@@ -282,34 +282,10 @@ class NetworkStatus(Struct, frozen=True):
 class UpdateReport(Struct, frozen=True):
     """What one policy update did."""
 
-    loss: float
-    grad_norm: float
-    num_sequences: int
-    num_tokens: int
-    clip_fraction: float
+    figures: dict[str, float] = {}
+    """By conventional name; see `swarm/figures.py`. Of the steps taken."""
     skipped: bool = False
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
-    ess: float = 1.0
-    """Effective sample size of the tokens' ratios to the behaviour policy, as a part of their number: 1 on-policy."""
-    sequence_ess: float = 1.0
-    """The same of completions, whose ratio is the product over their tokens."""
-    entropy: float = 0.0
-    """Mean over tokens of the entropy of the distribution each was taken from, in nats."""
-    max_ratio: float = 1.0
-    """The largest of these ratios."""
-    behaviour_kl: float = 0.0
-    """Divergence of the behaviour policy from the trained one, nats a token, whether penalised or not."""
-    reference_kl: float = 0.0
-    """Divergence from the reference policy, nats a token; 0 where there is none."""
-    importance_cap_fraction: float = 0.0
-    """Part of the tokens whose importance weight was truncated or masked."""
-    mismatch: float = 0.0
-    """Mean |log-probability here - the engine's| over own tokens; with a lag of 0, at the first step, that is how far
-    engine and trainer are apart."""
-    lag: float = 0.0
-    """Updates between the policy that sampled a token and the one that trains on it, mean over own groups' tokens."""
-    max_lag: int = 0
-    """The largest of these lags."""
 
 
 class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import random_policy
 from nodes.roles.crew import Crew
 from swarm.config import NodeConfig
+from swarm.figures import LAG_MAX
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import RolloutEngine
 from swarm.sapo.pool import Pool, PoolSettings
@@ -234,7 +235,7 @@ def overlap(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]
                 generate_s.append(alternating.seconds("generate"))
                 update_s.append(alternating.seconds("update"))
                 processor.append(alternating.own_s / max(overlapping.own_s, overlapping.beside_s))
-                lags = [report.update.max_lag for report in overlapping.reports]
+                lags = [report.update.figures[LAG_MAX] for report in overlapping.reports]
                 assert max(lags) == 1, f"lags must be at most 1, got {lags}"
         finally:
             alternating.close()

@@ -11,10 +11,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from benchmarks.common.report import Row, row
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, PolicyId, ProceduralRef, Rejection, RolloutGroup, Sampling
 
@@ -85,7 +85,9 @@ def outcome(replay: bool, seed: int, num_completions: int) -> Outcome:
         if not isinstance(completions, Rejection)
     ]
     report = updater.update(groups, [])
-    return Outcome(report.mismatch, generated - began, time.process_time() - generated)
+    return Outcome(
+        report.figures["sampling/sampling_logp_difference/mean"], generated - began, time.process_time() - generated
+    )
 
 
 def routing(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:

@@ -98,7 +98,7 @@ class Recorder:
         """Whose groups they are, what a hostile one calls itself, and whether its rewards are what they must be."""
         if external:
             emit("trained", groups=[_seen(graded) for graded in external])
-        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+        return UpdateReport()
 
 
 def _seen(graded: GradedGroup) -> tuple[str, int, str, bool]:

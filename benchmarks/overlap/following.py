@@ -23,6 +23,7 @@ from nodes.commands.children import Child, stop_all
 from nodes.roles.run import ADDRESS_FILE
 from swarm.environments.config import ReasoningGymTask
 from swarm.environments.verification.inline import InlineVerifier
+from swarm.figures import LAG_MAX
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
 
@@ -159,10 +160,10 @@ class Cells:
         following = Following(Path(tempfile.mkdtemp(dir=self._folder)), self._model, arm, self._steps)
         with closing(CpuShares()) if self._limited else nullcontext() as shares:
             late = following.run(shares)[self._steps // 4 - 1 :]
-        updates = [event.update for event in late[1:] if event.update]
-        rate = sum(update.num_sequences for update in updates) / (late[-1].wall_s - late[0].wall_s)
+        updates = [event.figures for event in late[1:]]
+        rate = sum(figures.get("train/num_sequences") or 0 for figures in updates) / (late[-1].wall_s - late[0].wall_s)
         self.rates.setdefault(arm, []).append(rate)
-        self.oldest.setdefault(arm, []).append(float(max(update.max_lag or 0 for update in updates)))
+        self.oldest.setdefault(arm, []).append(float(max(figures.get(LAG_MAX) or 0 for figures in updates)))
 
     def rows(self, where: str, target: float | None) -> list[Row]:
         """Of all arms; `target` is for the first against the second."""

@@ -238,7 +238,7 @@ class Virtual:
     def apply(self) -> UpdateReport:
         """One version on."""
         self.version += 1
-        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+        return UpdateReport()
 
     def abandon(self) -> None:
         """Nothing is kept."""

@@ -34,8 +34,8 @@ from swarm.errors import NonFiniteUpdates
 from swarm.evaluation import evaluate
 from swarm.groups.expectation import log_group_expectation
 from swarm.groups.signal import has_signal
-from swarm.policy.config import UpdateSettings
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import HELD_OUT_STREAMS, Grade, GradedGroup, PolicyId, RolloutGroup, Sampling, UpdateReport
 
@@ -47,7 +47,7 @@ ARMS: dict[str, dict[str, object]] = {
     "grpo, token_truncate": {"objective": "grpo", "importance": "token_truncate"},
     "grpo, sequence_mask": {"objective": "grpo", "importance": "sequence_mask"},
     "gepo, behaviour_kl": {"objective": "gepo", "behaviour_kl": 0.005},
-    "gepo, clipped": {"objective": "gepo", "group_clip": True},
+    "gepo, clipped": {"objective": "gepo", "loss": {"group_clip": True}},
 }
 """What is compared: fields of `update` that differ from the common ones."""
 ASKED = ("grpo", "gspo", "gepo", "tis")
@@ -181,11 +181,11 @@ class Bench:
             best=finals[0],
             last=finals[1],
             rewards=rewards,
-            ess=[report.ess for report in reports],
-            sequence_ess=[report.sequence_ess for report in reports],
-            max_ratio=[report.max_ratio for report in reports],
-            behaviour_kl=[report.behaviour_kl for report in reports],
-            clip_fraction=[report.clip_fraction for report in reports],
+            ess=[report.figures["sampling/ess"] for report in reports],
+            sequence_ess=[report.figures["sampling/sequence_ess"] for report in reports],
+            max_ratio=[report.figures["sampling/importance_sampling_ratio/max"] for report in reports],
+            behaviour_kl=[report.figures["sampling/behaviour_kl"] for report in reports],
+            clip_fraction=[report.figures["clip_ratio/region_mean"] for report in reports],
             mean_tokens=sampler.num_tokens / max(1, sampler.num_completions),
             gave_up=gave_up,
             cpu_s=time.process_time() - began,

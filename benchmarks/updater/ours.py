@@ -15,9 +15,10 @@ from benchmarks.common.children import commands, emit
 from benchmarks.updater.spec import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, Spec
 from benchmarks.updater.stopwatch import Stopwatch
 from benchmarks.updater.workload import MODEL, read_batch
-from swarm.policy.config import PolicySettings, UpdateSettings
+from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 
 
@@ -35,8 +36,7 @@ def main(spec: Spec) -> None:
             "advantage": "dr_grpo",
             "learning_rate": LEARNING_RATE,
             "betas": BETAS,
-            "clip_low": CLIP[0],
-            "clip_high": CLIP[1],
+            "loss": {"clip_low": CLIP[0], "clip_high": CLIP[1]},
             "max_grad_norm": MAX_GRAD_NORM,
             **spec.settings,
         }

@@ -18,13 +18,14 @@ from swarm.central.workforce import FAREWELL_S, Workforce
 from swarm.config import NodeConfig
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import ConfigError
+from swarm.figures import finite
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
 from swarm.telemetry.ledger import Ledger
-from swarm.telemetry.records import LearningFigures, RoundEvent, UpdateFigures
+from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, restore, sync
 from swarm.training.streamed import StreamedUpdater
@@ -210,7 +211,7 @@ class LearnerNode:
                 groups=self._learner.ledger.snapshot(),
                 pool=self._learner.buffer.num_unused(),
                 pending=self._learner.num_pending,
-                update=UpdateFigures.of(report.update),
+                figures=finite(report.update.figures),
                 timings=report.timings,
                 learning=LearningFigures(
                     version=report.version,

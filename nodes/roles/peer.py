@@ -12,6 +12,7 @@ from nodes.roles.crew import Crew
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, ConfigError
+from swarm.figures import finite
 from swarm.net.records.identity import Identity
 from swarm.net.trust.census import take_census
 from swarm.net.trust.roster import write_roster
@@ -22,10 +23,7 @@ from swarm.sapo.pool import Pool
 from swarm.sapo.round import RoundReport, SapoNode
 from swarm.sapo.watch import Alarm
 from swarm.telemetry.ledger import Ledger
-from swarm.telemetry.records import (
-    RoundEvent,
-    UpdateFigures,
-)
+from swarm.telemetry.records import RoundEvent
 from swarm.training.checkpoint import CheckpointStore, TrainingState
 from swarm.types import PolicyId
 
@@ -214,7 +212,7 @@ class PeerNode:
                 pending=self._node.num_pending,
                 tokens_generated=self._tokens,
                 tokens_per_s=self._speed,
-                update=UpdateFigures.of(report.update),
+                figures=finite({**report.figures, **report.update.figures}),
                 timings=report.timings,
             )
         )

@@ -23,6 +23,7 @@ from swarm.central.follower import BatchReport, Follower
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.errors import ConfigError, EngineError, Interrupted
+from swarm.figures import finite
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import Heartbeats
 from swarm.net.snapshots.subscribe import Subscriber
@@ -216,6 +217,7 @@ class WorkerNode:
                 groups=self._follower.ledger.snapshot(),
                 tokens_generated=self._tokens,
                 tokens_per_s=report.num_tokens / report.seconds,
+                figures=finite(report.figures),
                 timings={"generate": report.seconds},
                 following=FollowingFigures(
                     version=self._follower.version,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from swarm.algorithms.names import AdvantageName
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EPSILON = 1e-6
 
@@ -20,7 +19,7 @@ def grpo(rewards: Tensor) -> Tensor:
     Source: arXiv:2402.03300, section 4.1.
     """
     if rewards.shape[-1] < 2:
-        return torch.zeros_like(rewards)
+        return rewards.new_zeros(rewards.shape)
     return dr_grpo(rewards) / (rewards.std(dim=-1, correction=1, keepdim=True) + EPSILON)
 
 
@@ -39,8 +38,8 @@ def rloo(rewards: Tensor) -> Tensor:
     """
     group_size = rewards.shape[-1]
     if group_size < 2:
-        return torch.zeros_like(rewards)
+        return rewards.new_zeros(rewards.shape)
     return dr_grpo(rewards) * group_size / (group_size - 1)
 
 
-ADVANTAGES: dict[AdvantageName, Callable[[Tensor], Tensor]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}

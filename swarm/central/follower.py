@@ -23,14 +23,16 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
+from swarm.figures import Figure, joined, values
 from swarm.groups.building import OwnGroups
+from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.groups.versions import oldest_version
 from swarm.protocols import GroupExchange, SnapshotFeed, StreamingEngine, Verifier
 from swarm.reasons import Reason
 from swarm.settings import Settings
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Completion, PolicyId, Question, Rejection, RolloutGroup, Sampling
+from swarm.types import Completion, GradedGroup, PolicyId, Question, Rejection, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +63,8 @@ class BatchReport(Struct, frozen=True):
     """Mean over the completions graded; None when there were none."""
     num_tokens: int
     seconds: float
+    figures: dict[str, float] = {}
+    """Of the groups graded, by conventional name."""
 
 
 class Follower:
@@ -121,6 +125,8 @@ class Follower:
         self._before: tuple[int, bytes] | None = None
         """What was installed before it, until that has generated."""
         self._ungraded: dict[str, RolloutGroup] = {}
+        self._figures: dict[str, Figure] = {}
+        """Of the batch at hand."""
 
     @property
     def version(self) -> int | None:
@@ -154,6 +160,7 @@ class Follower:
     def run_batch(self) -> BatchReport:
         """Answer the next questions of its stream, group by group, unless it lags or is not wanted any more."""
         began, completions, reward, tokens, groups = time.perf_counter(), self.num_completions, self.reward, 0, 0
+        self._figures = {}
         questions = self._verifier.draw(self._seed, self._position, self._settings.questions)
         sampling_seed = int(np.random.SeedSequence([self._seed, self._position]).generate_state(1)[0])
         self._position += len(questions)
@@ -179,9 +186,8 @@ class Follower:
         self.ledger.local(Reason.NOT_FINISHED, len(questions) - groups)
         self.send()
         graded = self.num_completions - completions
-        return BatchReport(
-            groups, (self.reward - reward) / graded if graded else None, tokens, time.perf_counter() - began
-        )
+        mean_reward = (self.reward - reward) / graded if graded else None
+        return BatchReport(groups, mean_reward, tokens, time.perf_counter() - began, values(self._figures))
 
     def send(self) -> None:
         """Give away what has been graded since the last call."""
@@ -192,6 +198,8 @@ class Follower:
                 continue
             self.num_completions += len(verdict.rewards)
             self.reward += sum(verdict.rewards)
+            graded = GradedGroup(group, verdict.prompt, verdict.rewards)
+            self._figures = joined([self._figures, rollout_figures([graded])])
             self._share(replace(group, rewards=verdict.rewards))
 
     def _grade(self, question: Question, completions: Sequence[Completion]) -> None:

@@ -1,4 +1,4 @@
-"""GEPO's expectation of the sampler over a whole group, from its log-probabilities alone: no torch, no model."""
+"""The expectation of the sampler over a whole group, from its log-probabilities alone: no torch, no model."""
 
 from __future__ import annotations
 

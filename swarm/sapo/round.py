@@ -30,10 +30,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
+from swarm.figures import values
 from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
+from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
@@ -70,6 +72,8 @@ class RoundReport(Struct, frozen=True):
     update: UpdateReport
     timings: dict[str, float]
     """Seconds a stage."""
+    figures: dict[str, float] = {}
+    """Of this round's own groups, by conventional name."""
     alarm: Alarm | None = None
     """Learning from others made this node worse: it does not for a while, and its policy should go back."""
 
@@ -157,6 +161,7 @@ class SapoNode:
             mix=mixed,
             update=update,
             timings=stages.seconds,
+            figures=values(rollout_figures(local)),
             alarm=self._look_back(reward, mixed) if rewards else None,
         )
 

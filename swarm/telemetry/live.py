@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from swarm.figures import LAG_MAX
 from swarm.foreign import clean
 from swarm.telemetry.history import Moment, PeerHistory, SwarmSummary, drop_reasons, mean, num_dropped
-from swarm.telemetry.records import LearningFigures, UpdateFigures
+from swarm.telemetry.records import LearningFigures
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -195,19 +196,18 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         if event.tokens_per_s is not None:
             parts.append(f"{_compact(event.tokens_per_s)} tokens/s")
         if event.learning is not None:
-            parts += _learning(event.learning, event.update)
+            parts += _learning(event.learning, event.figures.get(LAG_MAX))
         if event.following is not None:
             parts.append(f"version {event.following.version} of {event.following.announced}")
     return " | ".join(parts)
 
 
-def _learning(figures: LearningFigures, update: UpdateFigures | None) -> list[str]:
+def _learning(figures: LearningFigures, oldest: float | None) -> list[str]:
     """A learner's version and staleness; what is measured of its workers beside what the model says."""
-    oldest = update.max_lag if update else None
     waits = "-" if figures.bubble is None else f"{figures.bubble:.0%}"
     predicted = "-" if figures.predicted_bubble is None else f"{figures.predicted_bubble:.0%}"
     return [
-        f"version {figures.version}, lag {oldest} of {figures.max_staleness}",
+        f"version {figures.version}, lag {'-' if oldest is None else int(oldest)} of {figures.max_staleness}",
         f"{figures.active} of {figures.workers} workers, {figures.rate:.1f} rollouts/s, needed "
         + _figure(figures.required_rate),
         f"waits {waits} (predicted {predicted})",

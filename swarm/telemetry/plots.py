@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from swarm.figures import LAG_MAX, LAG_MEAN
 from swarm.telemetry.history import Mixture, PeerHistory, drop_reasons, mean
 
 if TYPE_CHECKING:
@@ -193,10 +194,12 @@ def draw_versions(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> Non
 
 def draw_staleness(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
     """How old the tokens of each step were, against the budget."""
-    steps = [event for history in histories for event in history.series() if event.learning and event.update]
+    steps = [
+        event for history in histories for event in history.series() if event.learning and LAG_MAX in event.figures
+    ]
     rounds = [event.round for event in steps]
-    oldest = [event.update.max_lag for event in steps if event.update]
-    means = [event.update.lag for event in steps if event.update]
+    oldest = [event.figures[LAG_MAX] for event in steps]
+    means = [event.figures[LAG_MEAN] for event in steps]
     budget = [event.learning.max_staleness for event in steps if event.learning]
     axes.step(rounds, budget, where="mid", color=ink.faint, linewidth=1.2, linestyle="--", label="budget")
     axes.step(rounds, oldest, where="mid", color=VERMILION, linewidth=1.2, label="oldest token")

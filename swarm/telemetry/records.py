@@ -5,13 +5,10 @@ Readers ignore fields and events that they do not know, so a file of a newer ver
 
 from __future__ import annotations
 
-import math
 from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Struct
-
-from swarm.types import UpdateReport
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -37,62 +34,12 @@ class GroupCounts(TypedDict):
     """Further uses of received groups already counted in `used_external`."""
 
 
-class UpdateFigures(Struct, frozen=True):
-    """One policy update. A figure that was not finite is None: JSON has no other word for it."""
-
-    loss: float | None
-    grad_norm: float | None
-    clip_fraction: float | None
-    num_sequences: int
-    num_tokens: int
-    skipped: bool = False
-    ess: float | None = None
-    """Effective sample size of the ratios to the behaviour policy, as a part of the tokens."""
-    sequence_ess: float | None = None
-    """The same of completions."""
-    entropy: float | None = None
-    """Of the policy's distribution at the tokens trained on, mean, in nats."""
-    max_ratio: float | None = None
-    behaviour_kl: float | None = None
-    """Nats a token."""
-    mismatch: float | None = None
-    """Mean |log-probability - the engine's| over own tokens."""
-    reference_kl: float | None = None
-    """Nats a token."""
-    importance_cap_fraction: float | None = None
-    lag: float | None = None
-    """Updates, mean over the tokens of own groups."""
-    max_lag: int | None = None
-
-    @classmethod
-    def of(cls, report: UpdateReport) -> UpdateFigures:
-        """The figures of an updater's report."""
-        return cls(
-            loss=_finite(report.loss),
-            grad_norm=_finite(report.grad_norm),
-            clip_fraction=_finite(report.clip_fraction),
-            num_sequences=report.num_sequences,
-            num_tokens=report.num_tokens,
-            skipped=report.skipped,
-            ess=_finite(report.ess),
-            sequence_ess=_finite(report.sequence_ess),
-            entropy=_finite(report.entropy),
-            max_ratio=_finite(report.max_ratio),
-            behaviour_kl=_finite(report.behaviour_kl),
-            mismatch=_finite(report.mismatch),
-            reference_kl=_finite(report.reference_kl),
-            importance_cap_fraction=_finite(report.importance_cap_fraction),
-            lag=_finite(report.lag),
-            max_lag=report.max_lag,
-        )
-
-
 class LearningFigures(Struct, frozen=True):
     """A learner after a step: what it has, and what the overlap model says beside what is measured."""
 
     version: int
     max_staleness: int
-    """The budget; what was seen is `UpdateFigures.max_lag`."""
+    """The budget; what was seen is the figure `LAG_MAX`."""
     wait_s: float
     """Of this step, for rollouts."""
     train_s: float
@@ -179,7 +126,8 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     tokens_generated: int = 0
     """Cumulative, like `groups`."""
     tokens_per_s: float | None = None
-    update: UpdateFigures | None = None
+    figures: dict[str, float | None] = {}
+    """What the stages report, by conventional name (`swarm/figures.py`); None for a value that was not finite."""
     counters: dict[str, int] = {}
     """Cumulative in this process: what network and verifier did and dropped, e.g. `network/drop_inbox`."""
     timings: dict[str, float] = {}
@@ -232,7 +180,3 @@ def decode(line: bytes) -> Event | None:
         return _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

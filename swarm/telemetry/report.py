@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from swarm.figures import LAG_MAX
 from swarm.foreign import clean, clean_lines
 from swarm.reasons import sentence
 from swarm.telemetry import plots
@@ -181,7 +182,7 @@ def _following(histories: Sequence[PeerHistory]) -> str:
         if not steps or steps[-1].learning is None:
             continue
         last = steps[-1].learning
-        oldest = max((event.update.max_lag or 0 for event in steps if event.update), default=0)
+        oldest = max(int(event.figures.get(LAG_MAX) or 0) for event in steps)
         rows += [
             ("staleness, versions", str(oldest), f"at most {last.max_staleness}"),
             ("learner waited", _percent(last.bubble), _percent(last.predicted_bubble)),

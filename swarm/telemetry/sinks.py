@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from msgspec import structs
 
 from swarm.errors import ConfigError
+from swarm.figures import REWARD_MEAN
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, Event, RoundEvent, StartEvent, encode
 
@@ -178,7 +179,6 @@ class PrometheusSink:
             yield GaugeMetricFamily("swarm_accuracy", "Accuracy on held-out questions.", value=evaluation.accuracy)
         if event is None:
             return
-        update = event.update
         gauges: list[tuple[str, str, float | None]] = [
             ("swarm_round", "Rounds trained.", event.round),
             ("swarm_reward", "Mean reward of the last round's own completions.", event.reward),
@@ -188,16 +188,16 @@ class PrometheusSink:
             ("swarm_alone_since_seconds", "Unix time since when no peer is connected.", event.alone_since or 0),
             ("swarm_tokens_per_second", "Tokens generated per second, recently.", event.tokens_per_s),
             ("swarm_last_round_time_seconds", "Unix time of the last round's end.", event.time),
-            ("swarm_update_loss", "Loss of the last update.", update.loss if update else None),
-            ("swarm_update_grad_norm", "Gradient norm of the last update.", update.grad_norm if update else None),
-            ("swarm_update_clip_fraction", "Clipped share of tokens.", update.clip_fraction if update else None),
-            ("swarm_update_ess", "Effective sample size, share of tokens.", update.ess if update else None),
-            ("swarm_update_lag", "Updates since own tokens were sampled, mean.", update.lag if update else None),
         ]
         for name, help_text, value in gauges:
             if value is not None:
                 yield GaugeMetricFamily(name, help_text, value=value)
 
+        figures = GaugeMetricFamily("swarm_figure", "Figures of the last round, by name.", labels=["name"])
+        for name, value in event.figures.items():
+            if value is not None:
+                figures.add_metric([name], value)
+        yield figures
         groups = event.groups
         counts = CounterMetricFamily("swarm_groups", "Rollout groups by what was done with them.", labels=["kind"])
         counts.add_metric(["generated"], groups["generated"])
@@ -318,7 +318,7 @@ class WandbSink:
 
 
 def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
-    """The event's figures by metric name, named after the stages of the round; unknown ones are left out."""
+    """All numbers of an event by name; unknown ones are left out."""
     figures: dict[str, float | None]
     if isinstance(event, EvaluationEvent):
         figures = {"evaluate/accuracy": event.accuracy}
@@ -327,7 +327,7 @@ def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
     else:
         groups = event.groups
         figures = {
-            "generate/reward": event.reward,
+            REWARD_MEAN: event.reward,
             "generate/groups": groups["generated"],
             "generate/tokens": event.tokens_generated,
             "generate/tokens_per_s": event.tokens_per_s,
@@ -345,25 +345,7 @@ def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
         figures |= {f"filter/{outcome}": n for outcome, n in groups.get("local", {}).items()}
         figures |= {f"drop/{reason}": n for reason, n in groups["dropped"].items()}
         figures |= {f"time/{stage}_s": seconds for stage, seconds in event.timings.items()}
-        if event.update is not None:
-            figures |= {
-                "update/loss": event.update.loss,
-                "update/grad_norm": event.update.grad_norm,
-                "update/clip_fraction": event.update.clip_fraction,
-                "update/importance_cap_fraction": event.update.importance_cap_fraction,
-                "update/ess": event.update.ess,
-                "update/sequence_ess": event.update.sequence_ess,
-                "update/entropy": event.update.entropy,
-                "update/max_ratio": event.update.max_ratio,
-                "update/behaviour_kl": event.update.behaviour_kl,
-                "update/mismatch": event.update.mismatch,
-                "update/reference_kl": event.update.reference_kl,
-                "update/lag": event.update.lag,
-                "update/max_lag": event.update.max_lag,
-                "update/num_sequences": event.update.num_sequences,
-                "update/num_tokens": event.update.num_tokens,
-                "update/skipped": event.update.skipped,
-            }
+        figures |= event.figures
         if event.learning is not None:
             figures |= {f"learn/{name}": value for name, value in structs.asdict(event.learning).items()}
         if event.following is not None:

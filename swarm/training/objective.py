@@ -10,11 +10,13 @@ from torch import Tensor
 
 from swarm.algorithms.importance import TREATMENTS
 from swarm.algorithms.kl import KL_ESTIMATORS, cppo_kl, k3
-from swarm.algorithms.losses import LOSSES, Groups, LossConfig
+from swarm.algorithms.losses import LossBatch
 from swarm.algorithms.losses.base import log_ratio
-from swarm.policy.config import UpdateSettings
+from swarm.algorithms.reductions import ess, largest, token_mean
+from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.logprobs import Scores
 from swarm.training.behaviour import LOG_MAX_CLAIMED_RATIO
+from swarm.training.config import UpdateSettings
 from swarm.training.rows import Row
 
 
@@ -24,43 +26,22 @@ class Share:
 
     loss: Tensor
     """Scalar; the gradient of the sum is the step's."""
-    clipped: Tensor
-    """Tokens on which a clip or cap of the objective decided."""
-    capped: Tensor
-    """Tokens whose importance weight was truncated or masked."""
-    behaviour_kl: Tensor
-    """Divergence of the behaviour policy from the trained one, summed over tokens."""
-    mismatch: Tensor
-    """|Log-probability - the engine's|, summed over own tokens."""
-    reference_kl: Tensor
-    """Divergence from the reference policy, summed over tokens; 0 without one."""
-    entropy: Tensor
-    """Of the distributions that the tokens were taken from, summed over tokens."""
-    ratios: Tensor
-    """[N] ratios to the behaviour policy of the N tokens."""
-    sequence_ratios: Tensor
-    """[B] of whole completions: the product over their tokens."""
-    per_token: bool
-    """Whether the step's number of tokens divides the loss, or else that of its rows."""
+    figures: Figures
 
 
 class Objective:
-    """A loss by name, with importance weights and penalties as configured."""
+    """A loss with its settings, importance weights and penalties as configured."""
 
     def __init__(self, settings: UpdateSettings) -> None:
         """The objective that `settings` name."""
         self._settings = settings
-        self._loss = LOSSES[settings.objective]
         self._treatment = TREATMENTS[settings.importance]
         self._estimate = KL_ESTIMATORS[settings.kl_estimator]
-        self._config = LossConfig(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            max_completion_tokens=settings.max_completion_tokens,
-            ratio_cap=settings.ratio_cap,
-            group_epsilon=settings.group_epsilon,
-            group_clip=settings.group_clip,
-        )
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the step's number of tokens divides the loss, or else that of its rows."""
+        return self._settings.loss.per_token
 
     def share(self, scores: Scores, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> Share:
         """The share of B `rows` in a step of `num_sequences` rows and `num_tokens` completion tokens.
@@ -71,33 +52,56 @@ class Objective:
         current = new.detach()
         old = _bounded(_filled(current, [row.old for row in rows], scores.mask), current, rows)
         behaviour = _bounded(_filled(old, [row.behaviour for row in rows], scores.mask), current, rows)
+        reference = _filled(current, [row.reference for row in rows], scores.mask)
         weights, capped = self._treatment(old, behaviour, mask, self._settings.importance_cap)
         advantages = _column([row.advantage for row in rows], new) * weights  # [B, T]
-        groups = Groups(
-            ids=torch.zeros(len(rows), device=new.device, dtype=torch.long),
-            log_expectation=_column([row.log_expectation for row in rows], new)[:, 0],
-        )
-        output = self._loss(new, old, advantages, mask, self._config, groups)
+        output = self._settings.loss(LossBatch(new, old, advantages, mask, _expectation(rows, new)))
         sequences = len(rows) / num_sequences
-        share = output.denominator / num_tokens if output.per_token else sequences
+        share = sum(len(row.completion) for row in rows) / num_tokens if self.per_token else sequences
         loss = output.loss * share
         if self._settings.behaviour_kl > 0:
             loss = loss + self._settings.behaviour_kl * sequences * cppo_kl(new, behaviour, mask)
-        reference = _filled(current, [row.reference for row in rows], scores.mask)
         if self._settings.reference_kl > 0:
             loss = loss + self._settings.reference_kl * share * (self._estimate(new, reference) * output.shares).sum()
-        return Share(
-            loss=loss,
-            clipped=output.metrics["clipped"],
-            capped=(capped * mask).sum(),
-            behaviour_kl=(k3(behaviour, current) * mask).sum(),  # its tokens: this way round the mean has small spread
-            mismatch=((current - behaviour).abs() * mask * _column([not row.external for row in rows], new)).sum(),
-            reference_kl=(k3(current, reference) * mask).sum(),
-            entropy=scores.entropies.sum(),
-            ratios=log_ratio(current, behaviour).exp()[scores.mask],
-            sequence_ratios=log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp(),
-            per_token=output.per_token,
-        )
+        figures = {
+            **output.figures,
+            **_distances(current, behaviour, mask, rows),
+            **_ages(rows),
+            "entropy": token_mean(scores.entropies, mask),
+            "sampling/importance_capped_ratio": token_mean(capped, mask),
+        }
+        if self._settings.reference_kl > 0:
+            figures["kl"] = token_mean(k3(current, reference), mask)
+        return Share(loss, figures)
+
+
+def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[Row]) -> dict[str, Figure]:
+    """How far the policy that sampled is from the one that is trained."""
+    own = mask * _column([not row.external for row in rows], mask)
+    ratios = log_ratio(current, behaviour).exp()[mask.bool()]
+    sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()
+    return {
+        # Its tokens: this way round the mean has small spread.
+        "sampling/behaviour_kl": token_mean(k3(behaviour, current), mask),
+        "sampling/sampling_logp_difference/mean": token_mean((current - behaviour).abs(), own),
+        "sampling/importance_sampling_ratio/max": largest(ratios.double()),
+        "sampling/ess": ess(ratios),
+        "sampling/sequence_ess": ess(sequence_ratios),
+    }
+
+
+def _ages(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Updates since own tokens were sampled."""
+    lags = [part for row in rows for part in row.lags]
+    return {
+        LAG_MEAN: Figure("token_mean", sum(lag * tokens for lag, tokens in lags), sum(tokens for _, tokens in lags)),
+        LAG_MAX: Figure("max", max((lag for lag, _ in lags), default=0)),
+    }
+
+
+def _expectation(rows: Sequence[Row], like: Tensor) -> Tensor:
+    """[B] log of the sampler's expectation over each row's group; NaN where no loss needs it."""
+    return _column([row.log_expectation for row in rows], like)[:, 0]
 
 
 def _bounded(logprobs: Tensor, current: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -16,7 +16,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.types import Completion, GradedGroup, RolloutGroup, VersionSpan
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Row:
     """One completion to train on."""
 
@@ -38,8 +38,6 @@ class Row:
     """(updates since sampled, number of tokens) of its parts; none for another node, which counts its own updates."""
     routing: Routing | None = None
     """The experts that its tokens met at generation, where they are to meet them again."""
-    receiver: Sequence[float] | None = None
-    """This node's log-probabilities at batch time, where something needs them."""
     reference: Sequence[float] | None = None
     """The reference policy's log-probabilities, where there is one."""
     old: Sequence[float] | None = None
@@ -60,8 +58,11 @@ class RowReader:
         self._mix = mix
         self._advantages = advantages
 
-    def local(self, group: GradedGroup, version: int) -> list[Row]:
-        """Rows of a group this policy sampled; `version` is how many updates it has had by now."""
+    def local(self, group: GradedGroup, version: int, claimed: bool = False) -> list[Row]:
+        """Rows of a group this policy sampled; `version` is how many updates it has had by now.
+
+        `claimed`: a follower sampled it with this policy's snapshots.
+        """
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group)
         return [
@@ -70,6 +71,7 @@ class RowReader:
                 completion.token_ids,
                 advantage,
                 completion.logprobs,
+                claimed=claimed,
                 log_expectation=expectation,
                 lags=_lags(completion, group.group.policy.version, version),
                 routing=self._routing(prompt, completion),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from swarm.policy.config import UpdateSettings
+from swarm.training.config import UpdateSettings
 
 
 def learning_rate(settings: UpdateSettings, update: int) -> float:

@@ -10,15 +10,25 @@ import torch
 from torch import Tensor
 
 from swarm.algorithms import kl
-from swarm.algorithms.diagnostics import ess
 from swarm.algorithms.importance import TREATMENTS
 from swarm.algorithms.kl import KL_ESTIMATORS
-from swarm.algorithms.losses import LOSSES, Groups, LossConfig, LossOutput
-from swarm.algorithms.losses.gepo import log_group_expectation
+from swarm.algorithms.losses import LOSSES, LossBatch, LossOutput
+from swarm.algorithms.losses.base import CLIPPED
 from swarm.algorithms.names import ImportanceName, KlEstimatorName
+from swarm.algorithms.reductions import ess
+from swarm.figures import joined
+from swarm.groups.expectation import log_expectation
 from tests.algorithms import loops
 
-CONFIG = LossConfig(clip_low=0.2, clip_high=0.28, max_completion_tokens=20, ratio_cap=1.5, group_epsilon=0.3)
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+SETTINGS = {
+    "grpo": CLIP,
+    "dapo": CLIP,
+    "dr_grpo": {**CLIP, "max_completion_tokens": 20},
+    "gspo": CLIP,
+    "gepo": {**CLIP, "group_epsilon": 0.3},
+    "tis": {"ratio_cap": 1.5},
+}
 CONSTANTS = loops.Constants(low=0.2, high=0.28, longest=20, cap=1.5, epsilon=0.3)
 CAP = 1.7
 
@@ -37,13 +47,22 @@ class Batch:
         self.advantages = normal(rows)
         lengths = torch.randint(1, width + 1, (rows,), generator=generator)
         self.mask = (torch.arange(width)[None] < lengths[:, None]).double()
-        self.groups = Groups(torch.arange(rows) // 4)
         self.behaviour = self.old + spread * normal(rows, width)
         self.reference = self.new + spread * normal(rows, width)
 
-    def loss(self, name: str, new: Tensor | None = None, config: LossConfig = CONFIG) -> LossOutput:
-        given = self.new if new is None else new
-        return LOSSES[name](given, self.old, self.advantages, self.mask, config, self.groups)
+    def loss(self, name: str, new: Tensor | None = None, **settings: object) -> LossOutput:
+        return LOSSES[name](**{**SETTINGS[name], **settings})(self.given(self.new if new is None else new))
+
+    def given(self, new: Tensor, advantages: Tensor | None = None, rows: slice = slice(None)) -> LossBatch:
+        """What a loss takes of some of the rows."""
+        weighed = self.advantages if advantages is None else advantages
+        return LossBatch(new[rows], self.old[rows], weighed[rows], self.mask[rows], self.expectation()[rows])
+
+    def expectation(self) -> Tensor:
+        """[B] of each row's group."""
+        log_q = [sum(row) / len(row) if row else -1.0 for row in self.rows(self.old)]
+        groups = [log_expectation(log_q[k : k + 4]) for k in range(0, len(log_q), 4)]
+        return torch.tensor(groups, dtype=torch.float64).repeat_interleave(4)
 
     def rows(self, values: Tensor) -> list[list[float]]:
         return [
@@ -74,7 +93,7 @@ def test_value_and_gradient_agree_with_loops(name: str, treatment: ImportanceNam
     new = batch.new.clone().requires_grad_(True)
     weights, _ = TREATMENTS[treatment](batch.old, batch.behaviour, batch.mask, CAP)
     advantages = batch.advantages[:, None] * weights
-    output = LOSSES[name](new, batch.old, advantages, batch.mask, CONFIG, batch.groups)
+    output = LOSSES[name](**SETTINGS[name])(batch.given(new, advantages))
     output.loss.backward()
     for row, column in batch.mask.nonzero().tolist():
         expected = loops.loss(name, _loops(batch, treatment, (row, column)), CONSTANTS)
@@ -89,7 +108,7 @@ def test_clipped_gepo_agrees_with_loops(treatment: ImportanceName, seed: int) ->
     new = batch.new.clone().requires_grad_(True)
     weights, _ = TREATMENTS[treatment](batch.old, batch.behaviour, batch.mask, CAP)
     advantages = batch.advantages[:, None] * weights
-    output = LOSSES["gepo"](new, batch.old, advantages, batch.mask, replace(CONFIG, group_clip=True), batch.groups)
+    output = LOSSES["gepo"](**SETTINGS["gepo"], group_clip=True)(batch.given(new, advantages))
     output.loss.backward()
     for row, column in batch.mask.nonzero().tolist():
         looped = _loops(batch, treatment, (row, column))
@@ -97,7 +116,7 @@ def test_clipped_gepo_agrees_with_loops(treatment: ImportanceName, seed: int) ->
         assert output.loss.item() == pytest.approx(expected.value, abs=1e-10)
         assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-10)
     stopped = (new.grad == 0) & (batch.mask > 0) & (advantages != 0)
-    assert output.metrics["clipped"] == stopped.sum() > 0, "the clip decided somewhere, and there alone"
+    assert output.figures[CLIPPED].total == stopped.sum() > 0, "the clip decided somewhere, and there alone"
 
 
 @pytest.mark.parametrize("estimator", KL_ESTIMATORS)
@@ -126,23 +145,25 @@ def test_a_weight_a_completion_is_a_weight_of_each_of_its_tokens(name: str) -> N
     plain = batch.loss(name)
     batch.advantages = batch.advantages[:, None].expand_as(batch.mask)
     assert batch.loss(name).loss.item() == pytest.approx(plain.loss.item(), abs=1e-12)
-    assert batch.loss(name).metrics["clipped"] == plain.metrics["clipped"]
+    assert {n: f.value for n, f in batch.loss(name).figures.items()} == {n: f.value for n, f in plain.figures.items()}
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_micro_batches_of_whole_groups_combine_exactly(name: str) -> None:
+def test_micro_batches_and_their_figures_combine_exactly(name: str) -> None:
     batch = Batch(2)
     whole = batch.new.clone().requires_grad_(True)
     output = batch.loss(name, whole)
     output.loss.backward()
     parts = batch.new.clone().requires_grad_(True)
-    total = 0.0
-    for rows in (slice(0, 4), slice(4, 8)):
-        groups = Groups(batch.groups.ids[rows])
-        part = LOSSES[name](parts[rows], batch.old[rows], batch.advantages[rows], batch.mask[rows], CONFIG, groups)
-        (part.loss * part.denominator / output.denominator).backward()
-        total += part.denominator
-    assert total == pytest.approx(output.denominator)
+    figures = []
+    for rows in (slice(0, 3), slice(3, 8)):
+        loss = LOSSES[name](**SETTINGS[name])
+        part = loss(batch.given(parts, rows=rows))
+        share = batch.mask[rows].sum() / batch.mask.sum() if loss.per_token else len(batch.mask[rows]) / 8
+        (part.loss * share).backward()
+        figures.append(part.figures)
+    together = {name: figure.value for name, figure in joined(figures).items()}
+    assert together == pytest.approx({name: figure.value for name, figure in output.figures.items()})
     torch.testing.assert_close(parts.grad, whole.grad, atol=1e-12, rtol=0)
 
 
@@ -185,11 +206,12 @@ def test_clipping_is_asymmetric_and_stops_the_gradient() -> None:
     # ratio 1.25 lies within 1 + 0.28 but its mirror image 0.75 beyond 1 - 0.2
     old = torch.zeros(2, 1)
     new = torch.tensor([[math.log(1.25)], [math.log(0.75)]], requires_grad=True)
-    output = LOSSES["grpo"](new, old, torch.tensor([1.0, -1.0]), torch.ones(2, 1), CONFIG)
+    output = LOSSES["grpo"](**CLIP)(LossBatch(new, old, torch.tensor([1.0, -1.0]), torch.ones(2, 1)))
     output.loss.backward()
     assert new.grad[0, 0] != 0
     assert new.grad[1, 0] == 0
-    assert output.metrics["clipped"] == 1
+    values = {name: figure.value for name, figure in output.figures.items()}
+    assert values == {CLIPPED: 0.5, "clip_ratio/low_mean": 0.5, "clip_ratio/high_mean": 0.0}
 
 
 def test_gepo_at_epsilon_one_is_the_policy_gradient_and_at_zero_the_plain_group_expectation() -> None:
@@ -197,38 +219,23 @@ def test_gepo_at_epsilon_one_is_the_policy_gradient_and_at_zero_the_plain_group_
     lengths = batch.mask.sum(-1)
     for epsilon in (0.0, 1.0):
         new = batch.new.clone().requires_grad_(True)
-        batch.loss("gepo", new, LossConfig(group_epsilon=epsilon)).loss.backward()
+        batch.loss("gepo", new, group_epsilon=epsilon).loss.backward()
         weight = torch.ones(8, dtype=torch.float64)
         if epsilon == 0:
             p = ((batch.new * batch.mask).sum(-1) / lengths).exp()
-            q = (batch.old * batch.mask).sum(-1) / lengths
-            weight = p / log_group_expectation(q, batch.groups.ids).exp()
+            weight = p / batch.expectation().exp()
         expected = -(weight * batch.advantages / lengths / 8)[:, None] * batch.mask
         torch.testing.assert_close(new.grad, expected, atol=1e-12, rtol=0)
 
 
-def test_the_group_expectation_does_not_leak_between_groups_and_survives_underflow() -> None:
-    log_q = torch.tensor([-0.1, -0.2, -3.0, -4.0], dtype=torch.float64)
-    apart = log_group_expectation(log_q, torch.tensor([0, 0, 1, 1]))
-    together = log_group_expectation(log_q, torch.tensor([0, 0, 0, 0]))
-    q = log_q.exp()
-    assert apart[2].item() == pytest.approx(math.log(float((q[2] ** 2 + q[3] ** 2) / (q[2] + q[3]))))
-    assert apart[2] == apart[3] and not torch.isclose(apart[2], together[2])
-    tiny = log_group_expectation(torch.tensor([-2_000.0, -2_001.0]), torch.tensor([0, 0]))
-    assert torch.isfinite(tiny).all()
-    alone = log_group_expectation(torch.tensor([-1.5]), torch.tensor([0]))
-    assert alone.item() == pytest.approx(-1.5), "a group of one expects itself"
-
-
-def test_gepo_believes_the_expectation_a_record_carries() -> None:
+def test_gepo_needs_the_expectation_of_the_whole_group_and_says_what_lies_outside_the_clip() -> None:
     batch = Batch(8)
-    carried = torch.full((8,), math.nan, dtype=torch.float64)
-    carried[:4] = -0.7
-    plain = batch.loss("gepo").loss
-    batch.groups = Groups(batch.groups.ids, carried)
-    assert not torch.isclose(batch.loss("gepo").loss, plain)
-    with pytest.raises(ValueError, match="group"):
-        LOSSES["gepo"](batch.new, batch.old, batch.advantages, batch.mask, CONFIG)
+    output = batch.loss("gepo", group_epsilon=0.0)
+    weights = ((batch.new * batch.mask).sum(-1) / batch.mask.sum(-1) - batch.expectation()).exp()
+    outside = ((weights < 0.8) | (weights > 1.28)).double().mean()
+    assert output.figures["gepo/outside_clip_ratio"].value == outside.item() > 0
+    with pytest.raises(ValueError, match="each group"):
+        LOSSES["gepo"]()(LossBatch(batch.new, batch.old, batch.advantages, batch.mask))
 
 
 def test_divergences_by_hand() -> None:
@@ -268,7 +275,7 @@ def test_what_the_gradients_of_the_estimators_are_of() -> None:
 
 
 def test_effective_sample_size() -> None:
-    mask = torch.tensor([[1.0, 1.0, 0.0]])
-    assert ess(torch.tensor([[2.0, 2.0, 99.0]]), mask) == 1
-    assert ess(torch.tensor([[1.0, 0.0, 99.0]]), mask) == 0.5
-    assert ess(torch.ones(1, 3), torch.zeros(1, 3)) == 1
+    assert ess(torch.tensor([2.0, 2.0])).value == 1
+    assert ess(torch.tensor([1.0, 0.0])).value == 0.5
+    assert joined([{"ess": ess(torch.tensor([1.0]))}, {"ess": ess(torch.tensor([0.0]))}])["ess"].value == 0.5
+    assert ess(torch.ones(0)).value == 1

@@ -43,7 +43,7 @@ class Pupil:
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         self.external += external
-        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+        return UpdateReport()
 
 
 class Room:

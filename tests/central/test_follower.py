@@ -157,6 +157,7 @@ def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_need
     assert bench.follower.install() and not bench.follower.lagging
     report = bench.follower.run_batch()
     assert (report.num_groups, report.reward, report.num_tokens) == (4, 0.5, 16)
+    assert (report.figures["reward/std"], report.figures["completions/mean_length"]) == (0.5, 2.0)
     group = bench.exchange.sent[0]
     assert group.policy.version == 3 and group.rewards == (1.0, 0.0)
     assert all(c.token_ids and c.logprobs and c.versions for c in group.completions)

@@ -102,7 +102,7 @@ class FakeUpdater:
         self.updates.append(self.open)
         self.open = []
         self.version += not self.skip
-        return UpdateReport(0.0, 0.0, 0, 0, 0.0, skipped=self.skip)
+        return UpdateReport(skipped=self.skip)
 
     def abandon(self) -> None:
         self.open = []

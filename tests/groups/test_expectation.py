@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import pytest
-import torch
+import math
 
-from swarm.algorithms.losses.gepo import log_group_expectation as of_tensors
+import pytest
+
 from swarm.groups.expectation import log_group_expectation
 from swarm.types import Completion
 
@@ -12,10 +12,10 @@ def _completion(*logprobs: float, num_tokens: int | None = None) -> Completion:
     return Completion("x", "stop", tuple(range(len(logprobs) if num_tokens is None else num_tokens)), logprobs)
 
 
-def test_it_is_what_the_objective_computes_from_the_same_rows() -> None:
+def test_it_is_the_equation_in_log_space() -> None:
     rows = [(-0.3, -2.0, -0.1), (-1.5,), (-0.2, -0.2), (-4.0, -3.0, -5.0, -0.5)]
-    log_q = torch.tensor([sum(row) / len(row) for row in rows], dtype=torch.float64)
-    expected = of_tensors(log_q, torch.zeros(4))[0].item()
+    q = [math.exp(sum(row) / len(row)) for row in rows]
+    expected = math.log(sum(each**2 for each in q) / sum(q))
     assert log_group_expectation([_completion(*row) for row in rows]) == pytest.approx(expected, abs=1e-12)
 
 

@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from nodes.commands.checkpoints import export_checkpoint
 from swarm.config import NodeConfig
-from swarm.policy.config import LoraSettings, PolicySettings, UpdateSettings
+from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import CheckpointStore, TrainingState
+from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from tests.example_groups import graded
 

@@ -9,7 +9,9 @@ from typing import get_args
 import pytest
 
 from nodes.cli import split_fields
-from swarm.algorithms.names import AdvantageName, ImportanceName, KlEstimatorName, LossName
+from swarm.algorithms.advantages import ADVANTAGES
+from swarm.algorithms.losses import LOSSES
+from swarm.algorithms.names import ImportanceName, KlEstimatorName
 from swarm.errors import ConfigError
 
 
@@ -75,9 +77,10 @@ def test_tasks_are_listed_with_examples(tmp_path: Path) -> None:
 
 def test_objectives_are_listed_with_equation_and_paper(tmp_path: Path) -> None:
     text = _run("losses", cwd=tmp_path).stdout
-    names = [name for choice in (LossName, AdvantageName, ImportanceName, KlEstimatorName) for name in get_args(choice)]
+    names = [*LOSSES, *ADVANTAGES, *get_args(ImportanceName), *get_args(KlEstimatorName)]
     for name in names:
         assert f"\n{name}\n" in f"\n{text}"
+    assert "update.loss.clip_high, 0.28 by default" in text
     assert text.count("Source:") == len(names), "all but the treatment `none`, and the divergence from the sampler"
 
 

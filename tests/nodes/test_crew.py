@@ -46,7 +46,7 @@ def test_two_processes_are_one_peer_and_one_goes_on_where_they_were_stopped(tmp_
     starts = [event for event in events if event["event"] == "start"]
     assert len({event["peer_id"] for event in starts}) == 1
     assert [event["resumed_from"] for event in starts] == [None, done]
-    assert sum(event["update"]["num_sequences"] for event in events if event["event"] == "round") > 0
+    assert sum(event["figures"].get("train/num_sequences", 0) for event in events if event["event"] == "round") > 0
 
 
 def test_the_end_of_one_process_ends_all_and_leaves_the_checkpoint_whole(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _steps(node: Swarm) -> list[RoundEvent]:
 
 def _sampled_by(step: RoundEvent) -> int:
     """The oldest version that sampled what the step trained on."""
-    return step.learning.version - 1 - step.update.max_lag
+    return step.learning.version - 1 - step.figures["sampling/lag_max"]
 
 
 def _published(learner: Swarm) -> int:
@@ -122,6 +122,6 @@ def test_versions_rise_over_a_learners_death_and_nothing_waits_for_a_dead_worker
     assert versions[len(lost)] > published + 1, "the weights it went on from have a number of their own too"
     assert all(again[version] == signed[version] for version in again.keys() & signed.keys())
     assert all(version > published for version in again.keys() - signed.keys())
-    assert all(step.update.max_lag <= MAX_STALENESS for step in steps)
+    assert all(step.figures["sampling/lag_max"] <= MAX_STALENESS for step in steps)
     assert not {"wrong_version", "wrong_logprobs"} & steps[-1].groups["dropped"].keys()
     assert balanced(learner.history().peer_summary())

@@ -83,7 +83,7 @@ def test_in_memory_the_same_seed_gives_the_same_curves(tmp_path: Path) -> None:
         lines = (out / "peer-1" / "metrics.jsonl").read_text().splitlines()
         rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
         assert len(rounds) == 8 and rounds[-1]["groups"]["used_external"] > 0
-        rewards.append([(event["reward"], event["update"]["loss"]) for event in rounds])
+        rewards.append([(event["reward"], event["figures"]) for event in rounds])
     assert rewards[0] == rewards[1]
 
 
@@ -114,5 +114,5 @@ def test_a_learner_teaches_workers_that_end_with_it(tmp_path: Path) -> None:
     assert peers["learner"]["state"] == peers["worker-2"]["state"] == "done", "it heard that the learner has finished"
     steps = [json.loads(line) for line in (out / "learner" / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in steps if event["event"] == "round"]
-    assert all(event["update"]["max_lag"] <= event["learning"]["max_staleness"] for event in steps)
+    assert all(event["figures"].get("sampling/lag_max", 0) <= event["learning"]["max_staleness"] for event in steps)
     assert "Versions: the" in (out / "report.html").read_text()

@@ -123,8 +123,8 @@ def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_
     with run.workers("one", "two"):
         steps = run.learn(rounds=5, workers=2)
     assert [event.learning.version for event in steps] == [1, 2, 3, 4, 5]
-    assert all(event.update.max_lag <= max_staleness for event in steps)
-    assert all(event.update.num_sequences >= 16 for event in steps)
+    assert all(event.figures["sampling/lag_max"] <= max_staleness for event in steps)
+    assert all(event.figures["train/num_sequences"] >= 16 for event in steps)
     groups = steps[-1].groups
     assert groups["used_external"] >= 20
     assert not {"wrong_logprobs", "wrong_version", "wrong_tokens"} & groups["dropped"].keys()
@@ -228,7 +228,7 @@ def test_a_learner_that_died_comes_back_with_higher_versions_and_its_workers_go_
     versions = [event.learning.version for event in steps]
     assert versions == sorted(set(versions)), "no version twice, though steps were repeated"
     assert versions[2] > before, "the third step was made again, under a number of its own"
-    assert all(event.update.max_lag <= 3 for event in steps)
+    assert all(event.figures["sampling/lag_max"] <= 3 for event in steps)
     groups = steps[-1].groups
     held = steps[-1].pool + steps[-1].pending
     assert groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held

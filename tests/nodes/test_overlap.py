@@ -38,7 +38,7 @@ def test_a_node_stops_in_the_middle_and_goes_on_where_it_was(tmp_path: Path) -> 
     rounds = [event for event in events if event["event"] == "round"]
     assert [event["round"] for event in rounds] == list(range(1, done + 4))
     assert "wait" in rounds[-1]["timings"] and "generate" not in rounds[-1]["timings"]
-    trained = [event["update"]["max_lag"] for event in rounds if not event["update"]["skipped"]]
+    trained = [event["figures"]["sampling/lag_max"] for event in rounds if "sampling/lag_max" in event["figures"]]
     assert set(trained) <= {0, 1} and 1 in trained
     counts = rounds[-1]["groups"]
     assert counts["generated"] == counts["used_local"] + sum(counts["local"].values()) == 8 * (done + 3)

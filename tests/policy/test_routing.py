@@ -15,12 +15,13 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.net.records.wire import Limits, group_problems
 from swarm.policy.batching import Batching, Packed, Padded
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.policy.routing import Routing
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
+from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Sampling, UpdateReport
 from tests.engines.models import make
@@ -29,6 +30,7 @@ from tests.example_groups import rollout_group
 PROMPTS = ["Calculate 12 + 7.", "a longer prompt than the other, in single letters"]
 LAYERS, TOP_K = 2, 2
 REWARDS = (1.0, 0.0, 0.0, 1.0)
+MISMATCH = "sampling/sampling_logp_difference/mean"
 
 
 @dataclass
@@ -147,6 +149,19 @@ def test_activations_computed_again_meet_the_same_experts() -> None:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
 
 
+def test_groups_that_come_one_by_one_meet_their_experts_as_all_at_once_do() -> None:
+    answers = [[replace(c, routing=_elsewhere(c.routing)) for c in group] for group in sampled(experts())]
+    policy, followed = experts(), experts()
+    expected = PolicyUpdater(policy, UpdateSettings(), MixSettings(), 1.0).update(groups(policy, answers), [])
+    updater = StreamedUpdater(followed, UpdateSettings(), MixSettings(), 1.0)
+    for group in groups(followed, answers):
+        updater.accumulate([group])
+    without = [[replace(c, routing=b"") for c in group] for group in answers]
+    free = PolicyUpdater(experts(), UpdateSettings(), MixSettings(), 1.0).update(groups(policy, without), [])
+    for report in (expected, updater.apply()):  # what a follower claims is bounded, so they are not the same
+        assert report.figures[MISMATCH] > 10 * free.figures[MISMATCH], "the records name other experts"
+
+
 def test_replay_brings_engine_and_trainer_together() -> None:
     """Both compute in bfloat16, in batches of different shape; a processor may choose another expert once in thousands."""
 
@@ -156,7 +171,7 @@ def test_replay_brings_engine_and_trainer_together() -> None:
 
     answers = sampled(experts(torch.bfloat16), num_tokens=400)
     without, with_replay = report(False), report(True)
-    assert 0 < with_replay.mismatch < without.mismatch
+    assert 0 < with_replay.figures[MISMATCH] < without.figures[MISMATCH]
 
 
 def test_the_record_stays_at_home() -> None:

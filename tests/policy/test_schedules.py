@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from swarm.policy.config import UpdateSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.schedules import learning_rate
 
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from swarm.algorithms.names import ImportanceName, KlEstimatorName, LossName
+from swarm.algorithms.names import ImportanceName, KlEstimatorName
 from swarm.errors import PolicyError
 from swarm.groups.expectation import log_expectation
-from swarm.policy.config import LoraSettings, PolicySettings, UpdateSettings
+from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, UpdateReport, VersionSpan
 from tests.example_groups import rollout_group
@@ -80,13 +81,13 @@ def test_without_a_treatment_the_clip_sees_the_sampler_and_with_one_the_receiver
     group = _group(policy, shift=-0.5)
     plain = _updater(copy.deepcopy(policy)).update([group], [])
     weighed = _updater(copy.deepcopy(policy), importance="token_truncate", importance_cap=10.0).update([group], [])
-    assert plain.clip_fraction > 0
-    assert weighed.clip_fraction == 0
+    assert plain.figures["clip_ratio/region_mean"] > 0
+    assert weighed.figures["clip_ratio/region_mean"] == 0
     for report in (plain, weighed):
-        assert report.max_ratio == pytest.approx(math.exp(0.5), rel=1e-4)
-        assert report.ess == pytest.approx(1.0, abs=1e-4), "of equal ratios"
-        assert report.sequence_ess == pytest.approx(_sequence_ess(group, 0.5), rel=1e-3)
-        assert report.behaviour_kl == pytest.approx(math.exp(0.5) - 0.5 - 1, rel=1e-3)
+        assert report.figures["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(0.5), rel=1e-4)
+        assert report.figures["sampling/ess"] == pytest.approx(1.0, abs=1e-4), "of equal ratios"
+        assert report.figures["sampling/sequence_ess"] == pytest.approx(_sequence_ess(group, 0.5), rel=1e-3)
+        assert report.figures["sampling/behaviour_kl"] == pytest.approx(math.exp(0.5) - 0.5 - 1, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +101,9 @@ def test_a_weight_multiplies_the_loss_of_a_token(
     report = _updater(policy, importance=treatment, importance_cap=1.5).update([group], [])
     # On the first step the receiver's ratio is 1 and the advantages of the group sum to 0: all that is left of the
     # loss is that capped weights are equal.
-    assert report.loss == pytest.approx(0.0, abs=1e-5)
-    assert report.importance_cap_fraction == capped
-    assert report.grad_norm > 0 if weight else report.grad_norm == 0
+    assert report.figures["loss"] == pytest.approx(0.0, abs=1e-5)
+    assert report.figures["sampling/importance_capped_ratio"] == capped
+    assert report.figures["grad_norm"] > 0 if weight else report.figures["grad_norm"] == 0
 
 
 def test_weights_equal_the_gradient_of_reinforce_with_the_same_cap(policy: Policy) -> None:
@@ -110,7 +111,7 @@ def test_weights_equal_the_gradient_of_reinforce_with_the_same_cap(policy: Polic
     group = _group(policy, shift=-0.5)
     one, other = copy.deepcopy(policy), copy.deepcopy(policy)
     _updater(one, objective="dapo", importance="token_truncate", importance_cap=1.2).update([group], [])
-    _updater(other, objective="tis", ratio_cap=1.2).update([group], [])
+    _updater(other, objective="tis", loss={"ratio_cap": 1.2}).update([group], [])
     for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
@@ -118,7 +119,7 @@ def test_weights_equal_the_gradient_of_reinforce_with_the_same_cap(policy: Polic
 @pytest.mark.parametrize("treatment", get_args(ImportanceName)[1:])
 @pytest.mark.parametrize("objective", ["dapo", "gspo"])
 def test_weights_and_penalties_do_not_depend_on_the_micro_batch_size(
-    policy: Policy, treatment: ImportanceName, objective: LossName
+    policy: Policy, treatment: ImportanceName, objective: str
 ) -> None:
     policy = exact(policy)
     reference = copy.deepcopy(policy)
@@ -141,20 +142,20 @@ def test_a_reference_holds_the_policy_near_where_it_began(policy: Policy, estima
         return [updater.update([_group(policy)], []) for _ in range(4)]
 
     free, held = train(1e-6), train(10.0)
-    assert free[0].reference_kl == pytest.approx(0.0, abs=1e-6), "before the first step it is the reference"
-    assert held[0].loss == pytest.approx(free[0].loss, abs=1e-5)
-    assert 0 < held[-1].reference_kl < free[-1].reference_kl / 2
+    assert free[0].figures["kl"] == pytest.approx(0.0, abs=1e-6), "before the first step it is the reference"
+    assert held[0].figures["loss"] == pytest.approx(free[0].figures["loss"], abs=1e-5)
+    assert 0 < held[-1].figures["kl"] < free[-1].figures["kl"] / 2
 
 
 def test_adapters_switched_off_are_the_reference() -> None:
     policy = load_policy(PolicySettings(lora=LoraSettings(rank=4)))
     updater = _updater(policy, reference_kl=0.1, learning_rate=2e-3)
     group = _group(policy)
-    assert updater.update([group], []).reference_kl == pytest.approx(0.0, abs=1e-6)
+    assert updater.update([group], []).figures["kl"] == pytest.approx(0.0, abs=1e-6)
     report = updater.update([group], [])
     # The sampler was the base model: the same distance the other way round, which differs in third order only.
-    assert report.reference_kl == pytest.approx(report.behaviour_kl, rel=0.2)
-    assert report.reference_kl > 1e-5
+    assert report.figures["kl"] == pytest.approx(report.figures["sampling/behaviour_kl"], rel=0.2)
+    assert report.figures["kl"] > 1e-5
 
 
 def test_a_penalty_without_a_reference_is_refused(policy: Policy) -> None:
@@ -167,48 +168,50 @@ def test_a_record_without_logprobs_still_carries_its_groups_expectation(policy: 
     for claim, believed in [(own + 0.5, own + 0.5), (own - 0.5, own - 0.5), (-1e6, own - math.log(10)), (None, own)]:
         group = _text_only(_group(policy), None if claim is None else min(0.0, claim))
         report = _updater(copy.deepcopy(policy), objective="gepo").update([], [group])
-        assert report.loss == pytest.approx(_gepo_loss(policy, min(0.0, believed)), rel=1e-3)
+        assert report.figures["loss"] == pytest.approx(_gepo_loss(policy, min(0.0, believed)), rel=1e-3)
 
 
 def test_the_expectation_of_another_tokenizer_is_not_comparable(policy: Policy) -> None:
     stranger = _text_only(_group(policy), -0.01)
     stranger = replace(stranger, group=replace(stranger.group, policy=PolicyId("other", "another", 0)))
     report = _updater(copy.deepcopy(policy), objective="gepo").update([], [stranger])
-    assert report.loss == pytest.approx(_gepo_loss(policy, _own_expectation(policy)), rel=1e-3)
+    assert report.figures["loss"] == pytest.approx(_gepo_loss(policy, _own_expectation(policy)), rel=1e-3)
 
 
 def test_a_claim_that_the_logprobs_contradict_is_ignored(policy: Policy) -> None:
     group = _group(policy)
     lie = replace(group, group=replace(group.group, log_expectation=-1e-3))
     report = _updater(copy.deepcopy(policy), objective="gepo").update([], [lie])
-    assert report.loss == pytest.approx(_gepo_loss(policy, _own_expectation(policy)), rel=1e-3)
+    assert report.figures["loss"] == pytest.approx(_gepo_loss(policy, _own_expectation(policy)), rel=1e-3)
 
 
 def test_expectations_do_not_leak_between_the_groups_of_an_update(policy: Policy) -> None:
     own = _own_expectation(policy)
     near, far = _text_only(_group(policy), own), _text_only(_group(policy), own - 1.0)
     report = _updater(copy.deepcopy(policy), objective="gepo").update([], [near, far])
-    assert report.loss == pytest.approx((_gepo_loss(policy, own) + _gepo_loss(policy, own - 1.0)) / 2, rel=1e-3)
+    assert report.figures["loss"] == pytest.approx(
+        (_gepo_loss(policy, own) + _gepo_loss(policy, own - 1.0)) / 2, rel=1e-3
+    )
 
 
 def test_gepos_clip_holds_what_a_stale_group_would_gain(policy: Policy) -> None:
     # Of weights above 1.28 what was rewarded counts as 1.28 and stops; what was not is pushed down in full.
     far = _text_only(_group(policy), _own_expectation(policy) - 2.0)
-    report = _updater(copy.deepcopy(policy), objective="gepo", group_clip=True).update([], [far])
+    report = _updater(copy.deepcopy(policy), objective="gepo", loss={"group_clip": True}).update([], [far])
     rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
     weights = [math.exp(sum(row) / len(row) - _own_expectation(policy) + 2.0) for row in rows]
     held = [min(w * a, min(max(w, 0.8), 1.28) * a) for w, a in zip(weights, ADVANTAGES, strict=True)]
-    assert report.loss == pytest.approx(-sum(held) / len(held), rel=1e-3)
+    assert report.figures["loss"] == pytest.approx(-sum(held) / len(held), rel=1e-3)
     stopped = sum(len(row) for row, a, w in zip(rows, ADVANTAGES, weights, strict=True) if a > 0 and w > 1.28)
-    assert report.clip_fraction == pytest.approx(stopped / sum(map(len, rows))) and stopped
+    assert report.figures["clip_ratio/region_mean"] == pytest.approx(stopped / sum(map(len, rows))) and stopped
 
 
 def test_lag_counts_updates_since_own_tokens_were_sampled(policy: Policy) -> None:
     updater = _updater(policy)
     updater.version = 8
     report = updater.update([_group(policy, version=8), _group(policy, version=5)], [_group(policy, version=1)])
-    assert report.lag == pytest.approx(1.5)
-    assert report.max_lag == 3
+    assert report.figures["sampling/lag_mean"] == pytest.approx(1.5)
+    assert report.figures["sampling/lag_max"] == 3
 
 
 def test_a_completion_that_new_weights_came_into_has_a_lag_for_each_part(policy: Policy) -> None:
@@ -220,5 +223,7 @@ def test_a_completion_that_new_weights_came_into_has_a_lag_for_each_part(policy:
     )
     report = updater.update([replace(group, group=replace(group.group, completions=parts))], [])
     num_tokens = sum(len(c.token_ids) for c in parts)
-    assert report.lag == pytest.approx((3 * len(parts) + 1 * (num_tokens - len(parts))) / num_tokens)
-    assert report.max_lag == 3
+    assert report.figures["sampling/lag_mean"] == pytest.approx(
+        (3 * len(parts) + 1 * (num_tokens - len(parts))) / num_tokens
+    )
+    assert report.figures["sampling/lag_max"] == 3

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from swarm.algorithms.kl import k3
-from swarm.algorithms.losses import LOSSES, LossConfig
-from swarm.algorithms.names import LossName
+from swarm.algorithms.losses import LOSSES, LossBatch
+from swarm.algorithms.losses.base import CLIPPED
 from swarm.policy.batching import Packed
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, completion_logprobs, pad
+from swarm.training.config import UpdateSettings
 from swarm.training.objective import Objective
 from swarm.training.rows import Row
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-OBJECTIVES: tuple[LossName, ...] = ("grpo", "dapo", "dr_grpo", "gspo")
+OBJECTIVES = ("grpo", "dapo", "dr_grpo", "gspo")
 BETAS = (0.0, 0.04)
-CONFIG = LossConfig(clip_low=0.2, clip_high=0.28, max_completion_tokens=24)
+CLIP_LOW, CLIP_HIGH, LONGEST = 0.2, 0.28, 24
 TEMPERATURE = 0.8
-Trainers = Callable[[LossName, float, int], "GRPOTrainer"]
+Trainers = Callable[[str, float, int], "GRPOTrainer"]
 
 
 @pytest.fixture
@@ -56,16 +56,16 @@ def trainers(policy: Policy, tmp_path: Path) -> Trainers:
 
     policy.save(tmp_path)
 
-    def make(objective: LossName, beta: float, accumulation: int) -> GRPOTrainer:
+    def make(objective: str, beta: float, accumulation: int) -> GRPOTrainer:
         model = copy.deepcopy(policy.model)
         model.config._name_or_path = str(tmp_path)  # where TRL loads the reference model from
         arguments = GRPOConfig(
             output_dir=str(tmp_path / "out"),
             loss_type="grpo" if objective == "gspo" else objective,
             importance_sampling_level="sequence" if objective == "gspo" else "token",
-            epsilon=CONFIG.clip_low,
-            epsilon_high=CONFIG.clip_high,
-            max_completion_length=CONFIG.max_completion_tokens,
+            epsilon=CLIP_LOW,
+            epsilon_high=CLIP_HIGH,
+            max_completion_length=LONGEST,
             beta=beta,
             use_bias_correction_kl=False,
             temperature=TEMPERATURE,
@@ -140,15 +140,14 @@ class Ragged:
         return completion_logprobs(policy, self.prompts, self.completions, TEMPERATURE)
 
 
-def _backward(policy: Policy, objective: LossName, beta: float, rows: list[Row]) -> tuple[float, float]:
+def _constants(objective: str) -> dict[str, float]:
+    longest = {"max_completion_tokens": LONGEST} if objective == "dr_grpo" else {}
+    return {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, **longest}
+
+
+def _backward(policy: Policy, objective: str, beta: float, rows: list[Row]) -> tuple[float, float]:
     """Our gradient as an update accumulates it; the loss, and the part of the tokens that are clipped."""
-    settings = UpdateSettings(
-        objective=objective,
-        clip_low=CONFIG.clip_low,
-        clip_high=CONFIG.clip_high,
-        max_completion_tokens=CONFIG.max_completion_tokens,
-        reference_kl=beta,
-    )
+    settings = UpdateSettings(objective=objective, loss=_constants(objective), reference_kl=beta)
     batching = Packed()
     score = Scorer(policy, TEMPERATURE, batching)
     num_tokens = sum(len(row.completion) for row in rows)
@@ -157,14 +156,14 @@ def _backward(policy: Policy, objective: LossName, beta: float, rows: list[Row])
         for micro in batching.cut(rows, 50):
             share = Objective(settings).share(score(micro), micro, len(rows), num_tokens)
             share.loss.backward()
-            loss, clipped = loss + share.loss.item(), clipped + share.clipped.item()
+            loss, clipped = loss + share.loss.item(), clipped + float(share.figures[CLIPPED].total)
     return loss, clipped / num_tokens
 
 
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_loss_and_its_gradient_are_those_of_trl_in_float64(
-    trainers: Trainers, policy: Policy, objective: LossName, beta: float
+    trainers: Trainers, policy: Policy, objective: str, beta: float
 ) -> None:
     batch = Ragged(policy, hole=True)
     generator = torch.Generator().manual_seed(4)
@@ -177,9 +176,9 @@ def test_the_loss_and_its_gradient_are_those_of_trl_in_float64(
         return SimpleNamespace(log_probs=torch.cat([prompt, new], 1), entropy=torch.cat([prompt, new.detach()], 1))
 
     theirs = trainers(objective, beta, 1)._compute_loss(model, batch.inputs(old, reference))
-    output = LOSSES[objective](new, old, batch.advantages.double(), batch.mask, CONFIG)
+    output = LOSSES[objective](**_constants(objective))(LossBatch(new, old, batch.advantages.double(), batch.mask))
     ours = output.loss + beta * (k3(new, reference) * output.shares).sum()
-    assert output.metrics["clipped"] > 0.1 * batch.mask.sum()
+    assert output.figures[CLIPPED].value > 0.1
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-12)
     (gradient,), (expected,) = (torch.autograd.grad(loss, new) for loss in (ours, theirs))
     torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
@@ -189,7 +188,7 @@ def test_the_loss_and_its_gradient_are_those_of_trl_in_float64(
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_steps_on_one_batch_have_the_loss_and_gradients_of_trl(
-    trainers: Trainers, policy: Policy, objective: LossName, beta: float
+    trainers: Trainers, policy: Policy, objective: str, beta: float
 ) -> None:
     """Both sides run the network themselves; after the first step the policy is not the one that sampled any more."""
     batch = Ragged(policy, hole=False)
@@ -214,9 +213,7 @@ def test_steps_on_one_batch_have_the_loss_and_gradients_of_trl(
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_micro_batches_of_both_sides_add_up_to_the_same(
-    trainers: Trainers, policy: Policy, objective: LossName
-) -> None:
+def test_micro_batches_of_both_sides_add_up_to_the_same(trainers: Trainers, policy: Policy, objective: str) -> None:
     batch = Ragged(policy, hole=False)
     trainer = trainers(objective, 0.0, 4)
     with torch.no_grad():

@@ -3,17 +3,16 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from typing import get_args
 
 import pytest
 import torch
 
-from swarm.algorithms.names import LossName
+from swarm.algorithms.losses import LOSSES
 from swarm.errors import NonFiniteUpdates
-from swarm.policy.config import UpdateSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
+from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId
 from tests.example_groups import rollout_group
@@ -56,7 +55,7 @@ def test_an_update_raises_what_was_rewarded_and_lowers_the_rest(policy: Policy, 
     report = updater.update([], [group]) if external else updater.update([group], [])
     after = [_likelihood(policy, text) for text in TEXTS]
     assert not report.skipped and updater.version == 1
-    assert report.num_sequences == 4
+    assert report.figures["train/num_sequences"] == 4
     assert after[0] > before[0]
     assert after[3] < before[3]
 
@@ -77,7 +76,7 @@ def test_the_update_does_not_depend_on_the_micro_batch_size(policy: Policy) -> N
     for budget in (1, 64, 100_000):
         twin = copy.deepcopy(policy)
         report = _updater(twin, micro_batch_tokens=budget).update([_group(twin)], [_group(twin, (0.0, 1.0, 1.0, 0.0))])
-        results.append((report.loss, report.grad_norm))
+        results.append((report.figures["loss"], report.figures["grad_norm"]))
         weights.append(list(twin.model.parameters()))
     assert results[0] == pytest.approx(results[1], abs=1e-9)
     assert results[0] == pytest.approx(results[2], abs=1e-9)
@@ -88,14 +87,14 @@ def test_the_update_does_not_depend_on_the_micro_batch_size(policy: Policy) -> N
 def test_clipping_acts_from_the_second_step_on(policy: Policy) -> None:
     once = _updater(copy.deepcopy(policy)).update([_group(policy)], [])
     often = PolicyUpdater(policy, UpdateSettings(learning_rate=2e-2, epochs=6), MixSettings(), 1.0)
-    assert once.clip_fraction == 0
-    assert often.update([], [_group(policy, ids=False)]).clip_fraction > 0
+    assert once.figures["clip_ratio/region_mean"] == 0
+    assert often.update([], [_group(policy, ids=False)]).figures["clip_ratio/region_mean"] > 0
 
 
 def test_without_old_logprobs_the_clip_never_acts(policy: Policy) -> None:
     mix = MixSettings(external_old_logprobs="none")
     updater = PolicyUpdater(policy, UpdateSettings(learning_rate=2e-2, epochs=6), mix, 1.0)
-    assert updater.update([], [_group(policy, ids=False)]).clip_fraction == 0
+    assert updater.update([], [_group(policy, ids=False)]).figures["clip_ratio/region_mean"] == 0
 
 
 def test_behaviour_logprobs_are_used_only_for_ids_that_mean_the_graded_text(policy: Policy) -> None:
@@ -106,26 +105,30 @@ def test_behaviour_logprobs_are_used_only_for_ids_that_mean_the_graded_text(poli
         Completion(c.text, "stop", c.token_ids, tuple(-1e-3 for _ in c.logprobs)) for c in group.group.completions
     )
     claimed = GradedGroup(rollout_group(completions=certain, policy=group.group.policy), PROMPT, group.rewards)
-    assert _updater(copy.deepcopy(policy), mix).update([], [claimed]).clip_fraction > 0.5
+    assert _updater(copy.deepcopy(policy), mix).update([], [claimed]).figures["clip_ratio/region_mean"] > 0.5
     doubting = tuple(Completion(c.text, "stop", c.token_ids, tuple(-60.0 for _ in c.logprobs)) for c in certain)
     doubts = GradedGroup(rollout_group(completions=doubting, policy=group.group.policy), PROMPT, group.rewards)
-    assert abs(_updater(copy.deepcopy(policy), mix).update([], [doubts]).loss) < 10, "a claim cannot own the gradient"
+    assert abs(_updater(copy.deepcopy(policy), mix).update([], [doubts]).figures["loss"]) < 10, (
+        "a claim cannot own the gradient"
+    )
     padded = tuple(
         Completion(c.text, "stop", (*[policy.pad_id] * 400, *c.token_ids), (*[-1.0] * 400, *c.logprobs))
         for c in certain
     )
     padding = GradedGroup(rollout_group(completions=padded, policy=group.group.policy), PROMPT, group.rewards)
-    assert _updater(copy.deepcopy(policy), mix).update([], [padding]).num_tokens < 400
+    assert _updater(copy.deepcopy(policy), mix).update([], [padding]).figures["train/num_tokens"] < 400
     lying = tuple(Completion(c.text, "stop", (7, *c.token_ids), (-1e-3, *c.logprobs)) for c in certain)
     lies = GradedGroup(rollout_group(completions=lying, policy=group.group.policy), PROMPT, group.rewards)
-    assert _updater(copy.deepcopy(policy), mix).update([], [lies]).clip_fraction == 0
+    assert _updater(copy.deepcopy(policy), mix).update([], [lies]).figures["clip_ratio/region_mean"] == 0
 
 
 def test_negative_weight_scales_only_external_completions_with_negative_advantage(policy: Policy) -> None:
     only_positive = MixSettings(external_negative_weight=0.0)
     before = [_likelihood(policy, text) for text in TEXTS]
     report = _updater(policy, only_positive).update([], [_group(policy, ids=False)])
-    assert report.loss == pytest.approx(-1.5 / 4, abs=1e-5), "-A of the one rewarded completion, over four rows"
+    assert report.figures["loss"] == pytest.approx(-1.5 / 4, abs=1e-5), (
+        "-A of the one rewarded completion, over four rows"
+    )
     assert _likelihood(policy, TEXTS[0]) > before[0]
 
 
@@ -182,7 +185,7 @@ def test_a_text_that_no_tokens_could_cover_is_counted_and_not_read(
 
 
 @pytest.mark.parametrize("objective", ["grpo", "gepo"])
-def test_absurd_claims_of_a_stranger_end_no_update(policy: Policy, objective: LossName) -> None:
+def test_absurd_claims_of_a_stranger_end_no_update(policy: Policy, objective: str) -> None:
     updater = _updater(policy, MixSettings(external_old_logprobs="behaviour"), objective=objective)
     honest = _group(policy)
     absurd = tuple(
@@ -192,7 +195,7 @@ def test_absurd_claims_of_a_stranger_end_no_update(policy: Policy, objective: Lo
     assert not updater.update([honest], [GradedGroup(claimed, PROMPT, (1.0, 0.0, 0.0, 0.0))]).skipped
 
 
-@pytest.mark.parametrize("objective", get_args(LossName))
+@pytest.mark.parametrize("objective", LOSSES)
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_no_objective_depends_on_the_micro_batch_size(policy: Policy, objective: str, kl: float) -> None:
     policy = exact(policy)
@@ -207,11 +210,11 @@ def test_no_objective_depends_on_the_micro_batch_size(policy: Policy, objective:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("objective", get_args(LossName))
+@pytest.mark.parametrize("objective", LOSSES)
 def test_every_objective_raises_what_was_rewarded(policy: Policy, objective: str) -> None:
     before = [_likelihood(policy, text) for text in TEXTS]
     report = _updater(policy, objective=objective, advantage="rloo").update([_group(policy)], [])
-    assert report.ess == pytest.approx(1.0, abs=1e-4)
+    assert report.figures["sampling/ess"] == pytest.approx(1.0, abs=1e-4)
     assert _likelihood(policy, TEXTS[0]) > before[0]
     assert _likelihood(policy, TEXTS[3]) < before[3]
 
@@ -227,7 +230,7 @@ def test_how_an_update_is_computed_changes_nothing_about_it(policy: Policy, sett
     for changed in ({}, settings):
         twin = copy.deepcopy(policy)
         report = _updater(twin, epochs=2, **changed).update([_group(twin)], [_group(twin, (0.0, 1.0, 1.0, 0.0))])
-        results.append([report.loss, report.entropy, *twin.model.parameters()])
+        results.append([report.figures["loss"], report.figures["entropy"], *twin.model.parameters()])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-8, rtol=0)
 
@@ -246,8 +249,8 @@ def test_compiled_layers_learn_the_same(policy: Policy, monkeypatch: pytest.Monk
     for compiled in (False, True):
         twin = copy.deepcopy(policy)
         reports.append(_updater(twin, compile=compiled).update([_group(twin)], []))
-    assert reports[1].loss == pytest.approx(reports[0].loss, abs=1e-9)
-    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, abs=1e-9)
+    assert reports[1].figures["loss"] == pytest.approx(reports[0].figures["loss"], abs=1e-9)
+    assert reports[1].figures["grad_norm"] == pytest.approx(reports[0].figures["grad_norm"], abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -259,16 +262,16 @@ def test_half_precision_learns_nearly_the_same(policy: Policy, dtype: torch.dtyp
         reports.append(_updater(twin).update([_group(policy)], []))
         assert all(parameter.dtype == torch.float32 for parameter in twin.model.parameters())
     assert not reports[1].skipped
-    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=0.05)
+    assert reports[1].figures["grad_norm"] == pytest.approx(reports[0].figures["grad_norm"], rel=0.05)
 
 
 def test_a_loss_scale_that_overflows_is_lowered_and_the_batch_not_lost(policy: Policy) -> None:
     policy.dtype = torch.float16
     updater = _updater(policy)
-    updater._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    updater._gradient._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     report = updater.update([_group(policy)], [])
     assert not report.skipped and updater.version == 1
-    assert 1 < updater._scaler.get_scale() < 2.0**40
+    assert 1 < updater._gradient._scaler.get_scale() < 2.0**40
 
 
 def test_the_learning_rate_follows_its_schedule(policy: Policy) -> None:

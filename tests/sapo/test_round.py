@@ -115,7 +115,7 @@ class FakeUpdater:
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         self.version += 1
         self.batches.append((list(local), list(external)))
-        return UpdateReport(0.0, 0.0, 0, 0, 0.0)
+        return UpdateReport()
 
 
 class Swarm:
@@ -177,6 +177,7 @@ def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
     assert (counts["received"], counts["used_external"], counts["used_local"]) == (3, 2, 2)
     assert counts["local"] == {"zero_advantage": 3, "not_sampled": 1}
     assert report.reward == 3 / 24
+    assert report.figures["frac_reward_zero_std"] == 0.5
     assert _balanced(one) and _balanced(two)
 
 

@@ -17,7 +17,6 @@ from swarm.telemetry.records import (
     NoteEvent,
     RoundEvent,
     StartEvent,
-    UpdateFigures,
     encode,
 )
 
@@ -94,7 +93,7 @@ def peer_events(
                 alone_since=EPOCH + 2 if alone else None,
                 tokens_generated=tokens,
                 tokens_per_s=1800.0,
-                update=UpdateFigures(loss=0.01, grad_norm=0.4, clip_fraction=0.02, num_sequences=64, num_tokens=1800),
+                figures={"loss": 0.01, "grad_norm": 0.4, "gepo/outside_clip_ratio": 0.02},
                 timings={"generate": 0.2, "grade": 0.05, "mix": 0.001, "update": 0.2},
             )
         )

@@ -24,7 +24,6 @@ from swarm.telemetry.records import (
     NoteEvent,
     RoundEvent,
     StartEvent,
-    UpdateFigures,
     encode,
 )
 from swarm.telemetry.report import page, write_report
@@ -225,7 +224,7 @@ def follower_events(name: str, index: int) -> list[Event]:
     groups = Ledger()
     events: list[Event] = [StartEvent(time=synthetic.EPOCH, peer_id=f"peer-{index}", name=name, rounds=10)]
     for step in range(1, 11):
-        figures = UpdateFigures(0.1, 0.2, 0.0, 64, 640, lag=1.5, max_lag=2)
+        figures = {"sampling/lag_mean": 1.5, "sampling/lag_max": 2.0}
         learning = LearningFigures(step, 3, 1.0, 7.0, 2, 2, 9.0, 8.0, 0.5, 0.125, 0.1)
         following = FollowingFigures(step - 2, step, step, 0, 0.0)
         events.append(
@@ -235,7 +234,7 @@ def follower_events(name: str, index: int) -> list[Event]:
                 wall_s=float(step),
                 reward=0.05 * step,
                 groups=groups.snapshot(),
-                update=figures if index == 0 else None,
+                figures=figures if index == 0 else {},
                 learning=learning if index == 0 else None,
                 following=None if index == 0 else following,
             )

@@ -80,6 +80,7 @@ def test_prometheus_serves_the_ledger(tmp_path: Path) -> None:
         assert found["swarm_dropped_total", reason] == n
     assert found["swarm_tokens_generated_total", ""] == event.tokens_generated
     assert found["swarm_stage_seconds", "update"] == 0.2
+    assert {name: found["swarm_figure", name] for name in event.figures} == event.figures
     assert found["swarm_accuracy", ""] == pytest.approx(0.25, abs=0.02)
     with pytest.raises(OSError):
         scrape(writer.prometheus_port)
@@ -99,14 +100,19 @@ def test_tensorboard_files_read_back_without_the_rounds_a_resume_repeats(tmp_pat
             writer.write(event)
     read = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
     read.Reload()
-    rewards = read.Scalars("generate/reward")
+    rewards = read.Scalars("reward/mean")
     assert [scalar.step for scalar in rewards] == list(range(1, 41))
     expected = PeerHistory.read(tmp_path / "metrics.jsonl").series()
     assert [scalar.value for scalar in rewards] == pytest.approx([event.reward for event in expected])
     assert [scalar.step for scalar in read.Scalars("evaluate/gcd")] == [0, 40]
-    assert {"mix/external", "drop/zero_advantage", "filter/zero_advantage", "update/loss", "time/generate_s"} <= set(
-        read.Tags()["scalars"]
-    )
+    assert {
+        "mix/external",
+        "drop/zero_advantage",
+        "filter/zero_advantage",
+        "loss",
+        "gepo/outside_clip_ratio",
+        "time/generate_s",
+    } <= set(read.Tags()["scalars"])
 
 
 def test_a_missing_wandb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +140,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert b"generate/reward" in run.read_bytes()
+    assert b"reward/mean" in run.read_bytes()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra `wandb` is not installed")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from swarm.algorithms.losses.base import Groups, Loss, LossConfig, LossOutput
-from swarm.algorithms.losses.dapo import dapo
-from swarm.algorithms.losses.dr_grpo import dr_grpo
-from swarm.algorithms.losses.gepo import gepo
-from swarm.algorithms.losses.grpo import grpo
-from swarm.algorithms.losses.gspo import gspo
-from swarm.algorithms.losses.tis import tis
-from swarm.algorithms.names import LossName
+from swarm.algorithms.losses.base import ClippedLoss, Loss, LossBatch, LossOutput
+from swarm.algorithms.losses.dapo import Dapo
+from swarm.algorithms.losses.dr_grpo import DrGrpo
+from swarm.algorithms.losses.gepo import Gepo
+from swarm.algorithms.losses.grpo import Grpo
+from swarm.algorithms.losses.gspo import Gspo
+from swarm.algorithms.losses.tis import Tis
 
-__all__ = ["LOSSES", "Groups", "Loss", "LossConfig", "LossOutput"]
+__all__ = ["LOSSES", "ClippedLoss", "Loss", "LossBatch", "LossOutput"]
 
-LOSSES: dict[LossName, Loss] = {
-    "grpo": grpo,
-    "dapo": dapo,
-    "dr_grpo": dr_grpo,
-    "gspo": gspo,
-    "gepo": gepo,
-    "tis": tis,
+LOSSES: dict[str, type[Loss]] = {
+    "grpo": Grpo,
+    "dapo": Dapo,
+    "dr_grpo": DrGrpo,
+    "gspo": Gspo,
+    "gepo": Gepo,
+    "tis": Tis,
 }

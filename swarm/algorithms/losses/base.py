@@ -1,79 +1,96 @@
-"""What every loss takes and gives."""
+"""What every loss is, takes and gives. Light: a configuration is checked against a loss without importing torch."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+from pydantic import Field
+
+from swarm.algorithms.reductions import token_mean
+from swarm.figures import Figure
+from swarm.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
+CLIPPED = "clip_ratio/region_mean"
+"""Part of the tokens on which a clip or cap of the objective decided."""
 
 
 @dataclass(frozen=True)
-class LossConfig:
-    """Constants of the objectives; each reads its own."""
+class LossBatch:
+    """B completions of at most T tokens."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
-    max_completion_tokens: int = 512
-    """Constant length that `dr_grpo` divides by."""
-    ratio_cap: float = 5.0
-    """`tis`: largest importance weight."""
-    group_epsilon: float = 0.0
-    """`gepo`: part of the current policy in the denominator, in [0, 1]."""
-    group_clip: bool = False
-    """`gepo`: clip the weight as `gspo` clips its ratio."""
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Which rows belong together, for losses that look at whole groups."""
-
-    ids: Tensor
-    """[B] equal numbers for completions of one question."""
-    log_expectation: Tensor | None = None
-    """[B] log of the group expectation of the behaviour policy, where the record carries it; NaN where it does not."""
+    new: Tensor
+    """[B, T] log-probabilities under the policy that is trained, with gradient."""
+    old: Tensor
+    """[B, T] those that the ratio is against."""
+    advantages: Tensor
+    """[B] of each completion, or [B, T] where its tokens weigh differently."""
+    mask: Tensor
+    """[B, T] 1 on tokens that the loss may touch."""
+    group_expectation: Tensor | None = None
+    """[B] log of the sampler's expectation over the completion's whole group, for a loss that needs it."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A loss that is a mean, so that micro-batches combine exactly: sum of loss x denominator over all / sum of
-    denominators."""
+    """A mean over tokens, which micro-batches add up to exactly."""
 
-    loss: Tensor
-    """Scalar."""
+    losses: Tensor
+    """[B, T] or what broadcasts to it."""
     shares: Tensor
     """[B, T] part of each token in the mean, 0 outside the mask: a penalty a token is averaged with the same."""
-    denominator: float
-    """What the sum of per-item losses was divided by."""
-    per_token: bool = False
-    """The denominator counts tokens; otherwise it is proportional to the number of sequences."""
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Scalars without gradient. `clipped` is the number of tokens on which a clip or cap decided."""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    """What this loss has to report, by name; it reaches every sink."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Scalar."""
+        return (self.losses * self.shares).sum()
 
 
-class Loss(Protocol):
-    """The one signature of all objectives."""
+class Loss(Settings):
+    """An objective with its settings: the fields of a subclass are what `update.loss` may hold.
 
-    def __call__(
-        self,
-        new: Tensor,
-        old: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        config: LossConfig,
-        groups: Groups | None = None,
-    ) -> LossOutput:
-        """`new`, `old` [B, T] log-probabilities, `mask` [B, T] 1 on tokens the loss may touch.
+    Linear in non-negative multiples of the advantages: a weight of the loss is a weight of the advantages.
+    """
 
-        `advantages` [B] of each completion, or [B, T] where its tokens weigh differently. Every objective is linear in
-        non-negative multiples of them: a weight of the loss is a weight of the advantages.
-        """
+    per_token: ClassVar[bool] = False
+    """The mean is over the tokens of the step; otherwise over its completions."""
+    needs_group_expectation: ClassVar[bool] = False
+    """`LossBatch.group_expectation` has to be there. Such weights are against the sampler already: they are not
+    combined with `update.importance`."""
+
+    @abstractmethod
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """The loss of a batch."""
         ...
+
+
+class ClippedLoss(Loss):
+    """A loss with a clip."""
+
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+
+    def clipped_surrogate(self, ratio: Tensor, batch: LossBatch) -> tuple[Tensor, dict[str, Figure]]:
+        """-min(rho A, clip(rho) A), the ratio broadcast over tokens, and the figures of where the clip decided."""
+        advantages = per_token(batch.advantages)
+        free = ratio * advantages
+        held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages
+        clipped = (held < free).detach()
+        figures = {
+            CLIPPED: token_mean(clipped, batch.mask),
+            "clip_ratio/low_mean": token_mean(clipped & (advantages < 0), batch.mask),
+            "clip_ratio/high_mean": token_mean(clipped & (advantages > 0), batch.mask),
+        }
+        return -free.minimum(held), figures
 
 
 def log_ratio(new: Tensor, old: Tensor) -> Tensor:
@@ -86,23 +103,19 @@ def per_token(advantages: Tensor) -> Tensor:
     return advantages[:, None] if advantages.dim() == 1 else advantages
 
 
-def token_shares(mask: Tensor, denominator: float, like: Tensor) -> Tensor:
-    """[B, T] one `denominator`-th for each unmasked token; of the type of `like`, whatever that of the mask."""
-    return mask.to(like.dtype) / denominator
+def token_shares(batch: LossBatch, denominator: float | None = None) -> Tensor:
+    """[B, T] one `denominator`-th for each unmasked token; by default their number, at least 1."""
+    if denominator is None:
+        denominator = max(1.0, float(batch.mask.sum()))
+    return batch.mask.to(batch.new.dtype) / denominator
 
 
-def sequence_shares(mask: Tensor, like: Tensor) -> Tensor:
-    """[B, T] each row the same share, divided among its unmasked tokens; of the type of `like`."""
-    return mask.to(like.dtype) / mask.sum(dim=-1, keepdim=True).clamp(min=1) / mask.shape[0]
+def sequence_shares(batch: LossBatch) -> Tensor:
+    """[B, T] each row the same share, divided among its unmasked tokens."""
+    mask = batch.mask
+    return mask.to(batch.new.dtype) / mask.sum(dim=-1, keepdim=True).clamp(min=1) / mask.shape[0]
 
 
 def token_means(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over each row's unmasked tokens [B]; 0 for a row without any."""
     return (values * mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
-
-
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """-min(rho A, clip(rho) A) and where the clip decided; `ratio` and `advantages` are broadcast over tokens."""
-    free = ratio * per_token(advantages)
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * per_token(advantages)
-    return -torch.minimum(free, clipped), (clipped < free).detach()

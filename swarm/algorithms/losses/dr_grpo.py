@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from pydantic import Field
 
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, token_shares
+from swarm.algorithms.losses.base import ClippedLoss, LossBatch, LossOutput, log_ratio, token_shares
 
 
-def dr_grpo(
-    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, config: LossConfig, groups: Groups | None = None
-) -> LossOutput:
+class DrGrpo(ClippedLoss):
     """Sum over all tokens of -min(rho A, clip(rho) A) / (B x max_completion_tokens); goes with `dr_grpo` advantages.
 
     Denominator: B x max_completion_tokens.
 
     Source: arXiv:2503.20783, section 3.
     """
-    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
-    denominator = float(new.shape[0] * config.max_completion_tokens)
-    shares = token_shares(mask, denominator, new)
-    return LossOutput((losses * shares).sum(), shares, denominator, metrics={"clipped": (clipped * mask).sum()})
+
+    max_completion_tokens: int = Field(512, ge=1)
+    """The constant length it divides by."""
+
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """See `Loss`."""
+        losses, figures = self.clipped_surrogate(log_ratio(batch.new, batch.old).exp(), batch)
+        return LossOutput(losses, token_shares(batch, float(len(batch.new) * self.max_completion_tokens)), figures)

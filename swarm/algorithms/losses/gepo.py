@@ -3,66 +3,63 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from swarm.algorithms.losses.base import (
-    Groups,
-    LossConfig,
+    CLIPPED,
+    ClippedLoss,
+    LossBatch,
     LossOutput,
-    clipped_surrogate,
     per_token,
     sequence_shares,
     token_means,
 )
+from swarm.algorithms.reductions import sequence_mean, token_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def gepo(
-    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, config: LossConfig, groups: Groups | None = None
-) -> LossOutput:
+class Gepo(ClippedLoss):
     """Mean over sequences of -w A, w = p / (eps p.detach() + (1 - eps) E), all in log space.
 
-    p, q are length-normalised: log p = mean over tokens of `new`. E = sum q^2 / sum q over one group, from the record
-    where it carries it, else from the group's rows in this batch: those must then be the whole group. Weights are not 1
-    at p = q; at eps = 1 the gradient is that of A log p. `group_clip` makes it -min(w A, clip(w) A), as does the code
-    published for the paper.
+    p is length-normalised: log p = mean over tokens of `new`. E = sum q^2 / sum q over the whole group, q the sampler's
+    p. Weights are not 1 at p = q; at eps = 1 the gradient is that of A log p. `group_clip` makes it
+    -min(w A, clip(w) A), as does the code published for the paper.
 
-    Denominator: B. A row without unmasked tokens contributes 0. Raises `ValueError` without groups.
+    Denominator: B. A row without unmasked tokens contributes 0. Raises `ValueError` without the group's expectation.
 
     Source: arXiv:2508.17850, eq. 9, 11, 12 and 15.
     """
-    if groups is None:
-        raise ValueError("gepo needs to know which rows form a group, got none")
-    log_p, log_q = token_means(new, mask), token_means(old, mask)  # [B]
-    expectation = log_group_expectation(log_q, groups.ids)
-    if groups.log_expectation is not None:
-        carried = groups.log_expectation
-        expectation = torch.where(carried.isnan(), expectation, carried)
-    weight = torch.exp(log_p - _log_denominator(log_p.detach(), expectation.detach(), config.group_epsilon))
-    present = mask.sum(dim=-1) > 0
-    outside = (weight < 1 - config.clip_low) | (weight > 1 + config.clip_high)
-    if config.group_clip:
-        losses, clipped = clipped_surrogate(weight[:, None], advantages, config)
-    else:
-        losses, clipped = -weight[:, None] * per_token(advantages), torch.zeros_like(mask)
-    metrics = {"clipped": (clipped * mask).sum(), "outside_clip": (outside & present).sum().detach()}
-    shares = sequence_shares(mask, new)
-    return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics=metrics)
 
+    needs_group_expectation: ClassVar[bool] = True
 
-def log_group_expectation(log_q: Tensor, group_ids: Tensor) -> Tensor:
-    """log of sum q^2 / sum q [B], the sums over the rows of each group alone."""
-    expectation = torch.empty_like(log_q)
-    for group in torch.unique(group_ids):
-        rows = group_ids == group
-        expectation[rows] = torch.logsumexp(2 * log_q[rows], 0) - torch.logsumexp(log_q[rows], 0)
-    return expectation
+    group_epsilon: float = Field(0.0, ge=0, le=1)
+    """Part of the current policy in the denominator."""
+    group_clip: bool = False
+    """Clip the weight to [1 - clip_low, 1 + clip_high]: not in the paper's equations, but in the code published for
+    it."""
 
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """See `Loss`."""
+        if batch.group_expectation is None:
+            raise ValueError("gepo needs the sampler's expectation over each group, got none")
+        log_p = token_means(batch.new, batch.mask)  # [B]
+        weight = (log_p - self._log_denominator(log_p.detach(), batch.group_expectation)).exp()
+        if self.group_clip:
+            losses, figures = self.clipped_surrogate(weight[:, None], batch)
+        else:
+            losses = -weight[:, None] * per_token(batch.advantages)
+            figures = {CLIPPED: token_mean(weight.new_zeros(()), batch.mask)}
+        outside = (weight < 1 - self.clip_low) | (weight > 1 + self.clip_high)
+        figures["gepo/outside_clip_ratio"] = sequence_mean(outside & (batch.mask.sum(dim=-1) > 0))
+        return LossOutput(losses, sequence_shares(batch), figures)
 
-def _log_denominator(log_p: Tensor, log_expectation: Tensor, epsilon: float) -> Tensor:
-    if epsilon == 0:
-        return log_expectation
-    if epsilon == 1:
-        return log_p
-    return torch.logaddexp(math.log(epsilon) + log_p, math.log1p(-epsilon) + log_expectation)
+    def _log_denominator(self, log_p: Tensor, log_expectation: Tensor) -> Tensor:
+        if self.group_epsilon == 0:
+            return log_expectation
+        if self.group_epsilon == 1:
+            return log_p
+        return (math.log(self.group_epsilon) + log_p).logaddexp(math.log1p(-self.group_epsilon) + log_expectation)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from swarm.algorithms.losses.base import Groups, LossConfig, LossOutput, clipped_surrogate, log_ratio, sequence_shares
+from swarm.algorithms.losses.base import ClippedLoss, LossBatch, LossOutput, log_ratio, sequence_shares
 
 
-def grpo(
-    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, config: LossConfig, groups: Groups | None = None
-) -> LossOutput:
+class Grpo(ClippedLoss):
     """Mean over sequences of the mean over tokens of -min(rho A, clip(rho) A), rho = exp(new - old).
 
     Denominator: B. No KL term; asymmetric clip.
 
     Source: arXiv:2402.03300, eq. 3 without its KL term; clip: arXiv:2503.14476, eq. 10.
     """
-    losses, clipped = clipped_surrogate(log_ratio(new, old).exp(), advantages, config)
-    shares = sequence_shares(mask, new)
-    return LossOutput((losses * shares).sum(), shares, new.shape[0], metrics={"clipped": (clipped * mask).sum()})
+
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """See `Loss`."""
+        losses, figures = self.clipped_surrogate(log_ratio(batch.new, batch.old).exp(), batch)
+        return LossOutput(losses, sequence_shares(batch), figures)

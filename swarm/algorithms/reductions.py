@@ -1,0 +1,36 @@
+"""Figures from tensors: the reduction is declared where the figure is computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.figures import Figure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def token_mean(values: Tensor, mask: Tensor) -> Figure:
+    """Mean of `values`, [B, T] or what broadcasts to it, over the tokens of `mask` [B, T]."""
+    return Figure("token_mean", (values.detach() * mask).sum(), mask.sum())
+
+
+def sequence_mean(values: Tensor) -> Figure:
+    """Mean of `values` [B] over completions."""
+    return Figure("sequence_mean", values.detach().sum(), values.shape[0])
+
+
+def largest(values: Tensor) -> Figure:
+    """The largest of `values`."""
+    return Figure("max", values.detach().max())
+
+
+def ess(weights: Tensor) -> Figure:
+    """Effective sample size of the N importance `weights`, as a part of their number: (sum w)^2 / (N sum w^2).
+
+    In (0, 1]; 1 when all weights are equal, as on-policy.
+
+    Source: Kong 1992; arXiv:2509.19128, section 4.
+    """
+    wide = weights.detach().double()
+    return Figure("ess", wide.sum(), wide.numel(), wide.square().sum())

@@ -1,0 +1,30 @@
+"""What a round's own groups look like, by the names of TRL's dashboards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import pstdev
+
+from swarm.figures import Figure
+from swarm.types import GradedGroup
+
+
+def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
+    """Figures of the completions that a node sampled and graded; none without groups.
+
+    `reward/std` is the mean over groups of each group's standard deviation. A completion's length is in tokens;
+    `completions/clipped_ratio` counts those cut off at `generation.max_new_tokens`.
+    """
+    if not groups:
+        return {}
+    spreads = [pstdev(graded.rewards) for graded in groups]
+    completions = [completion for graded in groups for completion in graded.group.completions]
+    lengths = [len(completion.token_ids) for completion in completions]
+    cut_off = [completion.finish_reason == "length" for completion in completions]
+    return {
+        "reward/std": Figure("sequence_mean", sum(spreads), len(groups)),
+        "frac_reward_zero_std": Figure("sequence_mean", sum(spread == 0 for spread in spreads), len(groups)),
+        "completions/mean_length": Figure("sequence_mean", sum(lengths), len(completions)),
+        "completions/max_length": Figure("max", max(lengths)),
+        "completions/clipped_ratio": Figure("sequence_mean", sum(cut_off), len(completions)),
+    }

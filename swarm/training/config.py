@@ -1,0 +1,121 @@
+"""How a policy is updated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+
+from swarm.algorithms.losses import Loss
+from swarm.algorithms.losses.grpo import Grpo
+from swarm.algorithms.names import ImportanceName, KlEstimatorName
+from swarm.algorithms.own import find_advantage, find_loss
+from swarm.policy.config import BatchingName
+from swarm.settings import Settings
+
+ScheduleName = Literal["constant", "linear", "cosine"]
+
+
+class UpdateSettings(Settings):
+    """GRPO on whole groups. Source: arXiv:2402.03300, section 4.1, with the settings of arXiv:2509.08721, section 4."""
+
+    objective: str = "grpo"
+    """Which loss; `swarm losses` lists them with equation and paper. One of your own by its import path:
+    `mypackage.mymodule:MyLoss`."""
+    loss: SerializeAsAny[Loss] = Field({}, validate_default=True)
+    """Settings of the objective."""
+    advantage: str = "grpo"
+    """How a group's rewards become advantages: `grpo`, `dr_grpo`, `rloo`, or the import path of your own function."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """1e-6 suits models of 0.5 B parameters and more; `tiny` has 3e-4 as its default."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_updates: int = Field(0, ge=0)
+    """Updates over which the learning rate rises linearly to its value."""
+    schedule: ScheduleName = "constant"
+    """The learning rate after warm-up: constant, or falling until `total_updates` and staying there."""
+    total_updates: int | None = Field(None, ge=1)
+    """Updates, warm-up included, after which `linear` and `cosine` have fallen to `final_learning_rate`."""
+    final_learning_rate: float = Field(0.0, ge=0)
+    """What the learning rate falls to."""
+    importance: ImportanceName = "none"
+    """How tokens are weighed that another policy or another engine sampled; `swarm losses` lists the treatments. With
+    one, the clip is against this node's own log-probabilities when the batch is built."""
+    importance_cap: float = Field(3.0, ge=1)
+    """Largest importance weight, of a token or of a completion, before it is truncated or masked."""
+    behaviour_kl: float = Field(0.0, ge=0)
+    """Coefficient of a divergence from the behaviour policy, which keeps updates on stale groups near them; 0.005 in
+    arXiv:2508.17850 under delay."""
+    reference_kl: float = Field(0.0, ge=0)
+    """Coefficient of a divergence from the model as it was loaded first; above 0 a frozen copy of it is kept."""
+    kl_estimator: KlEstimatorName = "k3"
+    """How that divergence is estimated; `swarm losses` lists the estimators."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    epochs: int = Field(1, ge=1)
+    """Passes over each mixed batch; clipping acts from the second step on."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer steps an epoch, the batch's groups divided among them."""
+    batching: BatchingName = "auto"
+    """How rows share a forward pass: `packed` reads a prompt once for all its completions and has no padding, but needs
+    a model with plain attention; `padded` takes rows of similar length together. `auto`: packed on the CPU where the
+    model can, else padded."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens a forward pass, padding included; memory is bounded by it, the update does not depend on it. Halved when
+    memory runs out. Default: 16,384 on GPUs, 1,024 on the CPU, where larger ones are not faster."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input for the gradient and compute the rest again: less memory, a third more time."""
+    compile: bool = False
+    """Compile the model's layers for updates; the first updates take minutes longer."""
+    max_nonfinite_steps: int = Field(5, ge=1)
+    """Give up, checkpoint written, after this many optimizer steps in a row with a non-finite loss or gradient."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> UpdateSettings:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be in [0, 1), got {self.betas}")
+        return self
+
+    @field_validator("objective")
+    @classmethod
+    def _objective_exists(cls, objective: str) -> str:
+        find_loss(objective)
+        return objective
+
+    @field_validator("loss", mode="before", json_schema_input_type=dict[str, object])
+    @classmethod
+    def _settings_of_the_objective(cls, values: object, info: ValidationInfo) -> object:
+        """The loss that `objective` names, with these values as its settings."""
+        if "objective" not in info.data:
+            return Grpo()  # the objective is refused already
+        return find_loss(info.data["objective"]).model_validate(values)
+
+    @field_validator("advantage")
+    @classmethod
+    def _advantage_exists(cls, advantage: str) -> str:
+        find_advantage(advantage)
+        return advantage
+
+    @model_validator(mode="after")
+    def _one_correction(self) -> UpdateSettings:
+        if self.loss.needs_group_expectation and self.importance != "none":
+            raise ValueError(
+                f"importance must be none with objective {self.objective}, got {self.importance}: its weights are "
+                "against the sampler already"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_ends(self) -> UpdateSettings:
+        if self.schedule == "constant":
+            return self
+        if self.total_updates is None or self.total_updates <= self.warmup_updates:
+            raise ValueError(
+                f"schedule {self.schedule} needs total_updates above warmup_updates ({self.warmup_updates}), "
+                f"got {self.total_updates}"
+            )
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate must be at most learning_rate ({self.learning_rate:g}), "
+                f"got {self.final_learning_rate:g}"
+            )
+        return self

@@ -1,0 +1,91 @@
+"""Forward passes over rows: cut to what memory holds, divided among the ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar
+
+import torch
+
+from swarm.policy.loading import Policy
+from swarm.policy.logprobs import Scorer, Scores, choose_batching
+from swarm.policy.out_of_memory import TokenBudget
+from swarm.training.config import UpdateSettings
+from swarm.training.layers import TrainingLayers
+from swarm.training.rows import Row
+
+MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
+"""Tokens a forward pass where the configuration names none, by type of device."""
+
+T = TypeVar("T")
+
+
+class Passes:
+    """Reads rows with the policy that is trained, or with its reference, one micro-batch at a time."""
+
+    def __init__(self, policy: Policy, settings: UpdateSettings, temperature: float) -> None:
+        """Log-probabilities are those at the sampling `temperature`. Raises `PolicyError`."""
+        self._policy = policy
+        self._temperature = temperature
+        self._batching = choose_batching(policy, settings.batching)
+        self._scorer = Scorer(policy, temperature, self._batching)
+        self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
+        budget = settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
+        self._budget = TokenBudget(budget, alone=policy.ranks.size == 1)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """The model as training runs it, from the first forward pass to the last backward pass.
+
+        Its layers compiled or checkpointed, its attention as the batching needs it, its experts as recorded.
+        """
+        routers = self._policy.routers
+        replaying = routers.replaying() if routers is not None else nullcontext()
+        with self._layers.active(), self._batching.attention(self._policy.model), replaying:
+            yield
+
+    def attempt(self, work: Callable[[int], T], rows: Sequence[Row]) -> T:
+        """What `work(max_tokens)` returns; called again with half as many when memory runs out. Raises `OutOfMemory`"""
+        return self._budget.attempt(work, rows)
+
+    def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+        """This rank's share, and then empty ones until every rank has as many: all ranks take part in each pass."""
+        ranks = self._policy.ranks
+        mine = [rows[i] for i in ranks.share([row.length for row in rows])]
+        batches = list(self._batching.cut(mine, max_tokens))
+        return batches + [[] for _ in range(ranks.most(len(batches)) - len(batches))]
+
+    def scores(self, rows: Sequence[Row]) -> Scores:
+        """What the policy gives to the tokens of a micro-batch, with gradient."""
+        return self._score(self._scorer, rows)
+
+    def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The policy's log-probabilities of each row's tokens, each row computed on one rank."""
+        return self._read(self._scorer, rows)
+
+    def reference_logprobs(self, reference: Policy, rows: Sequence[Row]) -> list[list[float]]:
+        """The same of another policy of the same form."""
+        with self._batching.attention(reference.model):
+            return self._read(Scorer(reference, self._temperature, self._batching), rows)
+
+    def _read(self, scorer: Scorer, rows: Sequence[Row]) -> list[list[float]]:
+        return self.attempt(lambda max_tokens: self._logprobs(scorer, rows, max_tokens), rows)
+
+    @torch.no_grad()
+    def _logprobs(self, scorer: Scorer, rows: Sequence[Row], max_tokens: int) -> list[list[float]]:
+        mine: list[tuple[int, list[float]]] = []
+        places = {id(row): i for i, row in enumerate(rows)}
+        for micro in self.micro_batches(rows, max_tokens):
+            logprobs = self._score(scorer, micro).logprobs[: len(micro)].tolist()
+            mine += [
+                (places[id(row)], values[: len(row.completion)]) for row, values in zip(micro, logprobs, strict=True)
+            ]
+        found = dict(pair for part in self._policy.ranks.gather(mine) for pair in part)
+        return [found[i] for i in range(len(rows))]
+
+    def _score(self, scorer: Scorer, rows: Sequence[Row]) -> Scores:
+        """An empty micro-batch gets the scores of a row of no consequence."""
+        nothing = [self._policy.pad_id]
+        return scorer(rows or [Row(nothing, nothing, 0.0, None)])

@@ -1,0 +1,103 @@
+"""Optimizer steps, and what an update of several of them reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from swarm.figures import Figure, Reduction, joined
+from swarm.training.objective import Share
+from swarm.training.rows import Row
+from swarm.types import UpdateReport
+
+
+@dataclass
+class StepTotals:
+    """Sums over the micro-batches of one optimizer step."""
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+    """Of the rows that divide the loss."""
+    loss: float = 0.0
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> StepTotals:
+        """Before the first micro-batch of a step on `rows`."""
+        return cls(len(rows), sum(len(row.completion) for row in rows))
+
+    def add(self, share: Share) -> None:
+        """Add a micro-batch."""
+        self.loss += float(share.loss.detach())
+        self.figures = joined([self.figures, share.figures])
+
+    def rescaled(self, rows: Sequence[Row], per_token: bool) -> tuple[StepTotals, float]:
+        """The totals of a step on all of `rows`, of which only some were known at first, and what scales its gradient.
+
+        Every row is in the sums already; only what divides the loss was that of the rows known at first.
+        """
+        final = StepTotals.of(rows)
+        scale = self.num_tokens / final.num_tokens if per_token else self.num_sequences / final.num_sequences
+        whole = replace(self, num_sequences=final.num_sequences, num_tokens=final.num_tokens, loss=self.loss * scale)
+        return whole, scale
+
+
+def merge(parts: Sequence[StepTotals]) -> StepTotals:
+    """The totals of a step of which each rank did a part."""
+    return replace(parts[0], loss=sum(part.loss for part in parts), figures=joined(part.figures for part in parts))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step."""
+
+    totals: StepTotals
+    grad_norm: float
+    learning_rate: float
+
+    @property
+    def skipped(self) -> bool:
+        """Loss or gradient were not finite."""
+        return not (math.isfinite(self.totals.loss) and math.isfinite(self.grad_norm))
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """All that there is to report."""
+        return {
+            "loss": Figure("step_mean", self.totals.loss),
+            "grad_norm": Figure("step_mean", self.grad_norm),
+            "learning_rate": Figure("step_mean", self.learning_rate),
+            "train/num_sequences": Figure("sum", self.totals.num_sequences),
+            "train/num_tokens": Figure("sum", self.totals.num_tokens),
+            **self.totals.figures,
+        }
+
+
+def summarise(steps: Sequence[Step]) -> UpdateReport:
+    """The steps of one update as one report; those skipped count for nothing."""
+    taken = [(step, step.figures) for step in steps if not step.skipped]
+    names = dict.fromkeys(name for _, figures in taken for name in figures)
+    values = {
+        name: _over_steps([(step.totals, figures[name]) for step, figures in taken if name in figures])
+        for name in names
+    }
+    values["train/num_skipped_steps"] = float(len(steps) - len(taken))
+    return UpdateReport(values, skipped=not taken)
+
+
+def _over_steps(parts: Sequence[tuple[StepTotals, Figure]]) -> float:
+    """One figure of an update."""
+    reduction = parts[0][1].reduction
+    if reduction == "sum":
+        return sum(figure.value for _, figure in parts)
+    if reduction == "max":
+        return max(figure.value for _, figure in parts)
+    weights = [_weight(totals, reduction) for totals, _ in parts]
+    return sum(figure.value * weight for (_, figure), weight in zip(parts, weights, strict=True)) / sum(weights)
+
+
+def _weight(totals: StepTotals, reduction: Reduction) -> int:
+    if reduction == "step_mean":
+        return 1
+    return totals.num_sequences if reduction == "sequence_mean" else totals.num_tokens
