@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from swarm.errors import ConfigError, PeerUnreachable, TransportError
 from swarm.net.backends import fetch_manifest
-from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.hivemind import transport as hivemind_module
+from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest, seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL

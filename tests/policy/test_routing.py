@@ -163,7 +163,7 @@ def test_groups_that_come_one_by_one_meet_their_experts_as_all_at_once_do() -> N
 
 
 def test_replay_brings_engine_and_trainer_together() -> None:
-    """Both compute in bfloat16, in batches of different shape; a processor may choose another expert once in thousands."""
+    """In bfloat16 and batches of different shape; a processor may choose another expert only once in thousands."""
 
     def report(replayed: bool) -> UpdateReport:
         policy = experts(torch.bfloat16, replayed=replayed)
