@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
-from benchmarks.engine.__main__ import ahead
-from benchmarks.engine.__main__ import routing as replaying
+from benchmarks.engine import ahead
+from benchmarks.engine import routing as replaying
 from benchmarks.engine.generation import (
     Contender,
     Outcome,

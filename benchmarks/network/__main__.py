@@ -24,7 +24,7 @@ from rich.console import Console
 from benchmarks.common.children import ChildFailed, Nursery, until
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
-from benchmarks.network.__main__ import delivery
+from benchmarks.network import delivery
 from benchmarks.network.attacks import KINDS
 from benchmarks.network.baseline.install import PACKAGE, PeerNotInstalled, genrl_python, genrl_versions
 from benchmarks.network.delivery import Delivery, NodeLog, deliveries, fraction, latency_ms

@@ -10,7 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.updater.__main__ import OURS, Plan, Run, Tried, gpu, largest_difference, trl, workload
+from benchmarks.updater import workload
+from benchmarks.updater.__main__ import OURS, Plan, Run, Tried, gpu, largest_difference, trl
 from benchmarks.updater.memory import PeakMemory
 from benchmarks.updater.spec import Spec
 from benchmarks.updater.workload import BATCH, MODEL, Workload, read_batch, write

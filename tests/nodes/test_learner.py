@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodes.roles import learner
+from nodes.roles import shell
 from nodes.roles.learner import LearnerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.roles.shell import CHECKPOINTS
@@ -143,7 +143,7 @@ def test_a_last_evaluation_that_fails_costs_nothing_else(tmp_path: Path, monkeyp
     def fail(*arguments: object) -> None:
         raise TaskError("workers cannot be started")
 
-    monkeypatch.setattr(learner, "evaluate", fail)
+    monkeypatch.setattr(shell, "evaluate", fail)
     run = Run(tmp_path)
     run.values["evaluation"] = {"num_questions": 8}
     with run.learner(rounds=1) as node, pytest.raises(TaskError):
