@@ -154,7 +154,7 @@ def figure(value: float | None) -> str:
 def command() -> str:
     """How this run was started; of paths the last part only."""
     arguments = (Path(argument).name if os.sep in argument else argument for argument in sys.argv[1:])
-    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
+    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).parent.name}", *arguments])
 
 
 def versions() -> dict[str, str]:

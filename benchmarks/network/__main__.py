@@ -2,7 +2,7 @@
 
     python -m benchmarks.network [--quick] [--out FILE] [--only NAME ...] [--no-baseline] [--repeats N]
 
-The baseline is the public peer's own communication class (`benchmarks/peers`), measured in the same run, in turns with
+The baseline is the public peer's own communication class (`baseline/`), measured in the same run, in turns with
 ours: in its default mode, in which a round takes what the DHT holds, and with the barrier, in which it waits for all.
 """
 

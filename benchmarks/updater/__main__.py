@@ -99,7 +99,7 @@ class Plan:
         """Updates in a new process, the first of them not timed unless it is the only one."""
         dtype = "bfloat16" if self.device.startswith("cuda") else "float32"
         spec = Spec(str(folder), self.device, dtype, self.threads, dict(side.settings))
-        command = [sys.executable, "-m", f"benchmarks.updates.{side.module}", spec.as_argument()]
+        command = [sys.executable, "-m", f"benchmarks.updater.{side.module}", spec.as_argument()]
         with Nursery(folder) as nursery:
             child = nursery.start(side.module, command, self._environment())
             child.wait_for("ready", PATIENCE_S)
