@@ -129,9 +129,10 @@ def join(
     pairs += _given({"follow.learner": follow})
     pairs += _fields(context)
     _check(file, pairs)
-    from nodes.roles.join import join as run
+    from nodes.roles.join import PEER
+    from nodes.roles.launch import launch
 
-    raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
+    raise typer.Exit(launch(PEER, file, pairs, _console(), live, report, supervised))
 
 
 @app.command()
@@ -153,9 +154,10 @@ def learn(
     pairs += _given({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
     pairs += _fields(context)
     _check(file, pairs)
-    from nodes.roles.learner import learn as run
+    from nodes.roles.launch import launch
+    from nodes.roles.learner import LEARNER
 
-    raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
+    raise typer.Exit(launch(LEARNER, file, pairs, _console(), live, report, supervised))
 
 
 @app.command()
@@ -187,9 +189,10 @@ def work(
     )
     pairs += _fields(context)
     _check(file, pairs)
-    from nodes.roles.worker import work as run
+    from nodes.roles.launch import launch
+    from nodes.roles.worker import WORKER
 
-    raise typer.Exit(run(file, pairs, _console(), live, report, supervised))
+    raise typer.Exit(launch(WORKER, file, pairs, _console(), live, report, supervised))
 
 
 @app.command()

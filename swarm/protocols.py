@@ -304,6 +304,10 @@ class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
         ...
 
 
+NEWCOMERS = ""
+"""What all peers without standing count as, together: one account, one author."""
+
+
 class GroupExchange(Protocol):
     """Signed rollout groups in and out, over any transport."""
 

@@ -83,7 +83,7 @@ class Reason(StrEnum):
     PEER_QUOTA = (
         "peer_quota",
         Subject.GROUP,
-        ("Its sender's groups already take up as much of the grading queue or the pool as one peer's may."),
+        "Its sender's groups already take up as much of the grading queue or the pool as one peer's may.",
     )
     REPEATED = "repeated", Subject.GROUP, "Most of its completions were given to the same question before."
     COPIED = (

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from rich.console import Console
+from collections.abc import Callable
 
 from nodes.roles.hybrid import HybridNode
-from nodes.roles.launch import Node, Role, launch
+from nodes.roles.launch import Node, Role
 from nodes.roles.peer import PeerNode
 from swarm.config import NodeConfig
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import Transport, Verifier
-
-
-def join(
-    file: Path | None,
-    overrides: Sequence[tuple[str, str]],
-    console: Console,
-    live: bool,
-    report: bool,
-    supervised: bool,
-) -> int:
-    """Train as one peer until all rounds are done or someone asks to stop. Returns the process's exit code.
-
-    Raises `SwarmError` for what is wrong before training starts.
-    """
-    return launch(PEER, file, overrides, console, live, report, supervised)
 
 
 def _plan(config: NodeConfig) -> list[tuple[str, str]]:

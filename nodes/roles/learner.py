@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct, json, structs
-from rich.console import Console
 
-from nodes.roles.launch import Role, launch
+from nodes.roles.launch import Role
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, StepReport
@@ -32,18 +31,6 @@ from swarm.training.streamed import StreamedUpdater
 
 PUBLISHED_FILE = "published.json"
 TELL_EVERY_S = 0.1
-
-
-def learn(
-    file: Path | None,
-    overrides: Sequence[tuple[str, str]],
-    console: Console,
-    live: bool,
-    report: bool,
-    supervised: bool,
-) -> int:
-    """Learn until all steps are made or someone asks to stop. Returns the process's exit code."""
-    return launch(LEARNER, file, overrides, console, live, report, supervised)
 
 
 class Published(Struct, frozen=True):

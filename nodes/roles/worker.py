@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
-from rich.console import Console
 
-from nodes.roles.launch import Role, launch
+from nodes.roles.launch import Role
 from nodes.roles.shell import EndReason, Shell, stream_seed
 from nodes.roles.snapshots import open_subscriber
 from swarm.central.follower import BatchReport, Follower
@@ -37,18 +35,6 @@ from swarm.telemetry.records import FollowingFigures, RoundEvent
 from swarm.types import Heartbeat, PolicyId
 
 LOOK_EVERY_S = 0.02
-
-
-def work(
-    file: Path | None,
-    overrides: Sequence[tuple[str, str]],
-    console: Console,
-    live: bool,
-    report: bool,
-    supervised: bool,
-) -> int:
-    """Sample for a learner until it has finished or someone asks to stop. Returns the process's exit code."""
-    return launch(WORKER, file, overrides, console, live, report, supervised)
 
 
 class WorkerNode:

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 from pydantic import Field, model_validator
 
+from swarm.protocols import NEWCOMERS
 from swarm.settings import Settings
 from swarm.types import GradedGroup
 
@@ -20,7 +21,6 @@ Screen = Callable[[Sequence[Candidate]], Sequence[GradedGroup | None]]
 """What of each group is to be learned from; None: nothing."""
 AuthorOf = Callable[[str], str]
 """Whom a peer's groups count as: itself, or all newcomers together."""
-NEWCOMERS = ""
 MAX_DRAWS = 4
 """Draws an update, of which each but the first takes the places of what was refused."""
 

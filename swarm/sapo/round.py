@@ -37,9 +37,9 @@ from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.signal import has_signal
-from swarm.protocols import GroupExchange, RolloutEngine, Updater, Verifier
+from swarm.protocols import NEWCOMERS, GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
-from swarm.sapo.mixing import NEWCOMERS, AuthorOf, Candidate, Mix, MixSettings, mix
+from swarm.sapo.mixing import AuthorOf, Candidate, Mix, MixSettings, mix
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import Batch, Rollouts
 from swarm.sapo.watch import Alarm, Watch, WatchSettings

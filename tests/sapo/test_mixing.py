@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from swarm.groups.signal import has_signal
-from swarm.sapo.mixing import NEWCOMERS, Candidate, Mix, MixSettings, mix
+from swarm.protocols import NEWCOMERS
+from swarm.sapo.mixing import Candidate, Mix, MixSettings, mix
 from swarm.types import GradedGroup
 from tests.example_groups import graded
 

@@ -59,7 +59,7 @@ DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
 STREAM_BUFFER_BYTES = 2**19
 GARBAGE_PERCENT = "200"
-"""The daemon's heap may grow so much between collections: gossip makes short-lived copies of every record. In a flood
+"""How much the daemon's heap may grow between collections: gossip makes short-lived copies of every record. In a flood
 that keeps 40 MB in use 400 takes 270 MB, this 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
 FOLDER_PREFIX = "swarm-p2pd-"
 STALE_AFTER_S = 300.0

@@ -14,14 +14,13 @@ from swarm.errors import Refusal
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, RefusedRecord, SignedRecord, open_group, outside, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.protocols import RecordTransport
+from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import NetworkStatus, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
 SEEN_GROUPS = 8_192
-NEWCOMERS = ""
 JUDGE_EVERY_S = 1.0
 WARN_OF_CLOCKS_EVERY_S = 600.0
 
