@@ -85,7 +85,7 @@ class LearnerNode:
     @property
     def done(self) -> bool:
         """Whether all steps asked for are made."""
-        return self._config.rounds is not None and self._learner.round >= self._config.rounds
+        return self._shell.has_enough(self._learner.round)
 
     def begin(self) -> None:
         """Publish the policy as it is; evaluate when nothing has been learned yet."""
@@ -100,10 +100,7 @@ class LearnerNode:
         report = self._learner.run_step()
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
         self._record(report)
-        if self._shell.is_due(report.round) and not self.done:
-            self._shell.evaluate(self._engine, report.round)
-        if report.round % self._config.checkpoint.every_rounds == 0:
-            self.save()
+        self._shell.do_what_is_due(self._engine, report.round, self.save)
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""

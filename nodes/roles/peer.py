@@ -78,7 +78,7 @@ class PeerNode:
     @property
     def done(self) -> bool:
         """Whether all rounds asked for are finished."""
-        return self._config.rounds is not None and self._node.round >= self._config.rounds
+        return self._shell.has_enough(self._node.round)
 
     def begin(self) -> None:
         """Write the start event; evaluate when nothing has been learned yet."""
@@ -95,10 +95,7 @@ class PeerNode:
         if report.alarm is not None:
             self._go_back(report.alarm)
         self.write_roster()
-        if self._shell.is_due(report.round) and not self.done:
-            self._shell.evaluate(self._crew, report.round)
-        if report.round % self._config.checkpoint.every_rounds == 0:
-            self.save()
+        self._shell.do_what_is_due(self._crew, report.round, self.save)
 
     def write_roster(self) -> None:
         """Write who is in the run and how useful they were, if the last time is long enough ago."""

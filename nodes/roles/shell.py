@@ -137,10 +137,17 @@ class Shell:
             )
         )
 
-    def is_due(self, round: int) -> bool:
-        """Whether an evaluation is."""
+    def has_enough(self, round: int) -> bool:
+        """Whether `round` is all that was asked for."""
+        return self._config.rounds is not None and round >= self._config.rounds
+
+    def do_what_is_due(self, engine: RolloutEngine, round: int, save: Callable[[], None]) -> None:
+        """After a step: evaluate, unless the last evaluation is next, and `save` a checkpoint."""
         every = self._config.evaluation.every_rounds
-        return bool(every and round % every == 0)
+        if every and round % every == 0 and not self.has_enough(round):
+            self.evaluate(engine, round)
+        if round % self._config.checkpoint.every_rounds == 0:
+            save()
 
     def resume(self, checkpoint: Path, state: TrainingState, model: str, held: Held, ledger: Ledger) -> None:
         """Go on with what a checkpoint holds of others' groups. Raises `CheckpointError` for one of another model."""

@@ -79,8 +79,7 @@ class WorkerNode:
     def done(self) -> bool:
         """Whether the learner has finished, or all batches asked for are sampled."""
         orders = self._heartbeats.orders
-        enough = self._config.rounds is not None and self._batches >= self._config.rounds
-        return enough or (orders is not None and orders.finished)
+        return self._shell.has_enough(self._batches) or (orders is not None and orders.finished)
 
     def begin(self) -> None:
         """Wait until it is known who the learner is, and follow it. Raises `Interrupted`."""

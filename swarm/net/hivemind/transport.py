@@ -16,11 +16,11 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swarm.errors import PeerUnreachable, Refusal, TransportError
+from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.state import NodeState, Profile
-from swarm.net.membership.state_transport import StateTransport, bad_manifest
+from swarm.net.membership.state import Profile
+from swarm.net.membership.state_transport import StateTransport
 from swarm.net.records.identity import Identity
 from swarm.protocols import StreamHandler
 
@@ -51,28 +51,13 @@ class HivemindTransport(StateTransport):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has not started; with `manifest` (sealed) it brings the run, without it asks its bootstraps.
-
-        `identity` must come from a file, which the daemon reads. Raises `ConfigError` for a bad bootstrap address, and
-        `TransportError` for a bad manifest.
-        """
-        if identity.path is None:
-            raise TransportError("the identity must be kept in a file, for the network daemon to read")
-        self.peer_id = identity.peer_id
-        self._settings = settings
-        self._identity_path = identity.path
-        try:
-            self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
-        except Refusal as refusal:
-            raise bad_manifest(refusal) from refusal
+        """As `StateTransport`."""
+        super().__init__(settings, identity, manifest, profile, clock=clock)
         self._listen: tuple[str, ...] = ()
         self._session: Session | None = None
         self._daemon: Daemon | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
-        self._thread: threading.Thread | None = None
-        self._settled = threading.Event()
-        self._failure: str | None = None
         self._failures = 0
         """Daemons in a row that did not live long."""
         self._closed = False

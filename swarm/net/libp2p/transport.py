@@ -20,10 +20,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from swarm.errors import PeerUnreachable, Refusal, TransportError
+from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.state import NodeState, Profile
-from swarm.net.membership.state_transport import StateTransport, bad_manifest
+from swarm.net.membership.state import Profile
+from swarm.net.membership.state_transport import StateTransport
 from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
 from swarm.protocols import StreamHandler
 
@@ -55,28 +55,13 @@ class Libp2pTransport(StateTransport):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has not started; with `manifest` (sealed) it brings the run, without it asks its bootstraps.
-
-        `identity` must come from a file, which is read again for its key. Raises `ConfigError` for a bad bootstrap
-        address, and `TransportError` for a bad manifest.
-        """
-        if identity.path is None:
-            raise TransportError("the identity must be kept in a file, for the network to read")
-        self.peer_id = identity.peer_id
-        self._identity_path = identity.path
-        self._settings = settings
-        try:
-            self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
-        except Refusal as refusal:
-            raise bad_manifest(refusal) from refusal
+        """As `StateTransport`."""
+        super().__init__(settings, identity, manifest, profile, clock=clock)
         self._listen = settings.listen
         self._session: Session | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope: trio.CancelScope | None = None
-        self._thread: threading.Thread | None = None
-        self._settled = threading.Event()
         self._closing = threading.Event()
-        self._failure: str | None = None
 
     def start(self) -> None:
         """Start the network thread and wait until it listens. Raises `TransportError`; absent peers are no error."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from swarm.errors import Refusal, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.state import NodeState
+from swarm.net.membership.state import NodeState, Profile
+from swarm.net.records.identity import Identity
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -16,8 +19,33 @@ from swarm.types import NetworkStatus, PeerRecord, RunManifest
 class StateTransport(ABC):
     """The part of `Transport` that two networks have in common: mailboxes, run, peers and counts."""
 
-    _settings: NetworkSettings
-    _state: NodeState
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        identity: Identity,
+        manifest: bytes | None = None,
+        profile: Profile | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A node that has not started; with `manifest` (sealed) it brings the run, without it asks its bootstraps.
+
+        `identity` must come from a file, which the network's library reads. Raises `ConfigError` for a bad bootstrap
+        address, and `TransportError` for a bad manifest.
+        """
+        if identity.path is None:
+            raise TransportError("the identity must be kept in a file, for the network to read")
+        self.peer_id = identity.peer_id
+        self._identity_path = identity.path
+        self._settings = settings
+        try:
+            self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
+        except Refusal as refusal:
+            raise _bad_manifest(refusal) from refusal
+        self._thread: threading.Thread | None = None
+        self._settled = threading.Event()
+        """The network is up, or has failed for good."""
+        self._failure: str | None = None
 
     def manifest(self) -> RunManifest | None:
         """The run this node is in; None until known."""
@@ -32,7 +60,7 @@ class StateTransport(ABC):
         try:
             self._state.adopt(sealed)
         except Refusal as refusal:
-            raise bad_manifest(refusal) from refusal
+            raise _bad_manifest(refusal) from refusal
         self._wake()
 
     def publish(self, record: bytes) -> None:
@@ -102,6 +130,6 @@ class StateTransport(ABC):
         """Have the network thread look at the state again."""
 
 
-def bad_manifest(refusal: Refusal) -> TransportError:
+def _bad_manifest(refusal: Refusal) -> TransportError:
     """The refusal of a manifest as the caller of a transport hears of it."""
     return TransportError(f"the run's manifest was refused: {refusal}")
