@@ -180,6 +180,39 @@ def test_a_banned_peer_is_cut_off_until_the_ban_ends(start: Start) -> None:
     exchange(b, a, b"sorry")
 
 
+def test_a_connection_made_while_another_is_closed_is_not_forgotten() -> None:
+    import trio
+
+    from swarm.net.counters import Counters
+    from swarm.net.libp2p.host import Host, open_host
+
+    async def redial(first: Host, second: Host) -> None:
+        for address in first.listening():
+            await second.connect(first.peer_id, [address])
+
+    async def run() -> None:
+        listen = ("/ip4/127.0.0.1/tcp/0",)
+        async with (
+            open_host(secrets.token_bytes(32), listen, (), Counters()) as first,
+            open_host(secrets.token_bytes(32), listen, (), Counters()) as second,
+        ):
+            await redial(first, second)
+            while not first.connected():
+                await trio.sleep(0.01)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(first.drop, second.peer_id)
+                # The drop waits for its connection to end; another is made in the meantime.
+                nursery.start_soon(redial, first, second)
+            with trio.fail_after(30):
+                while bool(first.connected()) != bool(second.connected()):
+                    await trio.sleep(0.01)
+                await first.drop(second.peer_id)
+                while first.connected() or second.connected():
+                    await trio.sleep(0.01)
+
+    trio.run(run)
+
+
 def test_a_peer_is_served_so_many_streams_at_once_and_told_when_it_asks_for_more(start: Start) -> None:
     from libp2p.network.stream.net_stream import NetStream
 

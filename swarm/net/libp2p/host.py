@@ -164,12 +164,14 @@ class Host:
 
     async def drop(self, peer_id: str) -> None:
         """Close every connection to a peer."""
-        try:
-            await self._host.disconnect(ID.from_base58(peer_id))
-        except Exception:
-            # The peer may be gone already, in any state.
-            self._counters.add("stray_errors")
-            logger.debug("could not disconnect from %s", peer_id, exc_info=True)
+        # Not `host.disconnect`: it forgets a connection that the peer makes meanwhile, without closing it.
+        for connection in self._host.get_network().get_connections(ID.from_base58(peer_id)):
+            try:
+                await connection.close()
+            except Exception:
+                # The peer may be gone already, in any state.
+                self._counters.add("stray_errors")
+                logger.debug("could not disconnect from %s", peer_id, exc_info=True)
 
     def admit(self, topic: str, accept: Callable[[str, str, bytes], bool]) -> None:
         """Pass on and deliver only messages for which `accept(forwarder, author, message)` holds."""
