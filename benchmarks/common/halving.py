@@ -48,7 +48,7 @@ class WarmStart:
 
 def working(number: int, recipe: WarmStart, rng: random.Random) -> str:
     """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far; `; ` before it is done again."""
-    workings = []
+    workings: list[str] = []
     # Nothing is drawn for `again` when it is 0: what is made without it stays what it was.
     while not workings or (recipe.again and len(workings) < MAX_WORKINGS and rng.random() < recipe.again):
         bits, rest = 0, number

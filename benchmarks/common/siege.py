@@ -22,7 +22,8 @@ from hivemind.proto import dht_pb2
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.hivemind.daemon import Daemon
-from swarm.net.hivemind.dht import PARTS, key_of
+from swarm.net.hivemind.dht import key_of
+from swarm.net.hivemind.dht_entries import PARTS
 from swarm.net.records.framing import MAX_CHUNK_BYTES, encode_request
 from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest

@@ -24,6 +24,7 @@ from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import RolloutEngine
+from swarm.reasons import Outcome, Reason
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import RoundReport, SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
@@ -110,16 +111,24 @@ class Nobody:
         """To no one."""
         return None
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """Nothing."""
         return [], {}
+
+    def wait(self, timeout_s: float) -> bool:
+        """Nothing comes."""
+        return False
 
     def account(self, peer_id: str) -> str:
         """Everybody has a full one."""
         return peer_id
 
-    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+    def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Of no one."""
+
+    def established(self) -> frozenset[str]:
+        """No one."""
+        return frozenset()
 
     def status(self) -> NetworkStatus:
         """Never asked."""
@@ -267,7 +276,9 @@ def grading(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
             free.rounds_per_s(load.rounds)
             a_group = free.seconds("generate") / load.questions
             beside, after = Training(model, load, grading_s=a_group), Training(model, load, 0, a_group, True)
-            alone_s, beside_s, after_s = [], [], []
+            alone_s: list[float] = []
+            beside_s: list[float] = []
+            after_s: list[float] = []
             for _ in range(repeats):
                 for training, seconds in ((free, alone_s), (beside, beside_s), (after, after_s)):
                     training.rounds_per_s(load.rounds)

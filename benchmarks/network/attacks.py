@@ -332,7 +332,7 @@ class Attacks:
             replace(each, token_ids=tuple(range(20)), logprobs=(-0.01,) * 20)
             for each in self._answers([7] * GROUP_SIZE, wrong=question.prompt)
         )
-        return self._group_record("tokens_that_say_more", attacker, question.ref, completions)
+        return self._group_record("tokens_that_say_more", attacker, _procedural(question), completions)
 
     def _other_question(self, attacker: Attacker) -> bytes:
         """A question whose text is not the one that its reference makes."""

@@ -26,7 +26,7 @@ from swarm.net.membership.state import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
-from swarm.reasons import Outcome
+from swarm.reasons import Outcome, Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
@@ -56,12 +56,16 @@ class Witness:
             emit("published", sequence=shared.sequence, at=at)
         return shared
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """Receive and say what."""
         groups, refused = self._exchange.receive()
         if groups:
             emit("got", at=time.time(), groups=[(group.peer_id, group.sequence) for _, group in groups])
         return groups, refused
+
+    def wait(self, timeout_s: float) -> bool:
+        """Pass it on."""
+        return self._exchange.wait(timeout_s)
 
     def account(self, peer_id: str) -> str:
         """Pass it on."""

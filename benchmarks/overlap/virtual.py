@@ -10,11 +10,13 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from swarm.central.capacity import Demand
 from swarm.central.learner import Learner, LearnerSettings, StepReport
 from swarm.groups.versions import oldest_version
+from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Completion,
@@ -100,8 +102,9 @@ class Virtual:
                 buffer_groups=100_000,
             ),
             max_pending_per_peer=10**9,
-            updater=self,
-            verifier=self,
+            # Of each of the two as much as a step of the learner calls.
+            updater=self,  # type: ignore[arg-type]
+            verifier=self,  # type: ignore[arg-type]
             exchange=self,
             publisher=self,
             auditor=self,
@@ -109,7 +112,7 @@ class Virtual:
             clock=lambda: self.now,
         )
         for worker in self._workers:
-            self._at(self._random.uniform(0, GROUP_SIZE / worker.rate), lambda worker=worker: self._begin(worker))
+            self._at(self._random.uniform(0, GROUP_SIZE / worker.rate), partial(self._begin, worker))
 
     def run(self, num_steps: int) -> list[StepReport]:
         """So many steps of the learner."""
@@ -195,7 +198,7 @@ class Virtual:
         """Not asked of a learner."""
         raise AssertionError
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """What has arrived by now."""
         arrived, self._inbox = self._inbox, []
         return arrived, {}
@@ -209,8 +212,12 @@ class Virtual:
         """Everybody has a full one."""
         return peer_id
 
-    def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
+    def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Nobody misbehaves here."""
+
+    def established(self) -> frozenset[str]:
+        """The workers have accounts of their own in any case."""
+        return frozenset()
 
     def status(self) -> NetworkStatus:
         """In a run."""
@@ -250,7 +257,7 @@ class Virtual:
     def keep(self, version: int, snapshot: bytes) -> None:
         """Nothing is checked."""
 
-    def verdict(self, group: GradedGroup) -> str | None:
+    def verdict(self, group: GradedGroup) -> Reason | None:
         """Nobody lies."""
         return None
 

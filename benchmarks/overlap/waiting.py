@@ -58,6 +58,6 @@ class StopAndWait(WorkerNode):
 
 
 if __name__ == "__main__":
-    nodes.roles.worker.Follower = WholeBatches  # type: ignore[misc]
+    vars(nodes.roles.worker)["Follower"] = WholeBatches
     nodes.roles.worker.WORKER = replace(WORKER, make=StopAndWait)
     main()

@@ -37,7 +37,7 @@ from swarm.groups.signal import has_signal
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
-from swarm.types import HELD_OUT_STREAMS, Grade, GradedGroup, PolicyId, RolloutGroup, Sampling, UpdateReport
+from swarm.types import HELD_OUT_STREAMS, Grade, GradedGroup, PolicyId, Rejection, RolloutGroup, Sampling, UpdateReport
 
 ARMS: dict[str, dict[str, object]] = {
     "grpo": {"objective": "grpo"},
@@ -218,7 +218,9 @@ class Sampler:
         questions = self._verifier.draw(self._seed, batch * per_batch, count * per_batch)
         prompts = [question.prompt for question in questions]
         seed = self._seed * 1_000_003 + batch
-        answers = self.engine.generate(prompts, self._plan.group_size, SAMPLING, seed)
+        generated = self.engine.generate(prompts, self._plan.group_size, SAMPLING, seed)
+        answers = [completions for completions in generated if not isinstance(completions, Rejection)]
+        assert len(answers) == len(questions), "the questions fit the policy"
         grades = self._verifier.grade(
             [(q.ref, [c.text for c in completions]) for q, completions in zip(questions, answers, strict=True)]
         )

@@ -47,5 +47,5 @@ def _load_code(model: PreTrainedModel) -> None:
     model(torch.zeros(1, 2, dtype=torch.long, device=model.device)).logits.sum().backward()
     model.zero_grad(set_to_none=True)
     scalar = torch.nn.Parameter(torch.zeros(1))
-    scalar.sum().backward()
+    scalar.sum().backward()  # type: ignore[no-untyped-call]
     torch.optim.AdamW([scalar]).step()

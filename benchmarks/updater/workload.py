@@ -154,7 +154,7 @@ def _flops(model: PreTrainedModel, prompt: int, completion: int) -> float:
     )
     tokens = prompt + completion
     attention = config.num_hidden_layers * width * tokens**2
-    return 6.0 * (body * tokens + head * completion + attention)
+    return float(6 * (body * tokens + head * completion + attention))
 
 
 def _words(size: int) -> PreTrainedTokenizerBase:
