@@ -68,7 +68,7 @@ class FollowingFigures(Struct, frozen=True):
     refused: int
     """Snapshots that could not be used."""
     paused_s: float
-    """In this process so far: lagging, not wanted, or without its learner."""
+    """In this process so far: lagging, not wanted, without its learner, or without room for its groups."""
 
 
 class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):

@@ -17,6 +17,7 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.traffic import OUTBOX_RECORDS
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.shelf import record_id
@@ -368,6 +369,22 @@ def test_alone_and_without_a_run_records_are_dropped_and_counted(network: Networ
     assert node.manifest() == make_manifest(founder)
     node.publish(b"y")
     assert node.counters()["no_run"] == 1
+
+
+def test_records_that_nobody_takes_fill_the_room_until_somebody_comes(network: Network) -> None:
+    founder = network.identity("founder")
+    first = network.node(founder, sealed_manifest(founder))
+    first.start()
+    sent = []
+    while first.has_room() and len(sent) < OUTBOX_RECORDS:
+        sent.append(signed(first, b"early %d" % len(sent)))
+        first.publish(sent[-1])
+    assert len(sent) == OUTBOX_RECORDS and first.counters().get("drop_outbox", 0) == 0
+    assert first.has_room() == isinstance(first, MemoryTransport)
+    second = network.node(network.identity("joiner"))
+    second.start()
+    until(first.has_room, "there is room again")
+    assert sorted(arrive(second, len(sent))) == sorted(sent)
 
 
 def test_a_transport_never_started_can_be_closed(network: Network) -> None:

@@ -12,6 +12,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
+from swarm.net.records.large import INLINE_BYTES
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
@@ -74,6 +75,11 @@ class MemberTransport(ABC):
         else:
             self._member.records.offer(record)
             self._wake()
+
+    def has_room(self) -> bool:
+        """Whether one more record can be published without the oldest that waits making room for it."""
+        # A larger one waits as its announcement.
+        return self._member.records.outbox.has_room(INLINE_BYTES)
 
     def drain(self) -> list[bytes]:
         """Records that arrived since the last call, oldest first."""
