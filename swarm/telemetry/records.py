@@ -101,7 +101,7 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
 
 
 class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="round"):
-    """One round."""
+    """One round, step or batch as every reader of the file knows it, whichever role and version wrote it."""
 
     time: float = 0.0
     round: int
