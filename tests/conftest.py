@@ -39,12 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Without groups every process would make anew what tests share, and start libp2p's tests all over."""
-    grouped = (item for item in session.items if item.get_closest_marker("xdist_group"))
-    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
-        raise pytest.UsageError("this pytest-xdist does not group tests under this pytest: see pyproject.toml")
+def pytest_configure(config: pytest.Config) -> None:
+    """Without groups every process makes anew what tests share, and runs all of libp2p's tests."""
+    if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
+        raise pytest.UsageError("pytest-xdist does not group tests under this pytest: see pyproject.toml")
 
 
 def _group(item: pytest.Item) -> str | None:
