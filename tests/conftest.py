@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+MAX_ID_CHARS = 80
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
@@ -17,18 +19,54 @@ def policy():
     return random_policy()
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Long values are named by their length: the names of all tests go between processes, megabytes of them."""
+    if isinstance(val, str | bytes) and len(val) > MAX_ID_CHARS:
+        return f"{len(val)} {'bytes' if isinstance(val, bytes) else 'characters'}"
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first: a mistake shows within seconds. Those of a file stay together on one of several processes, for
-    what they share; those that start processes of their own are spread.
+    """Fast tests first: a mistake shows within seconds. Among those that start processes of their own, long ones first:
+    no process is left with a long one at the end.
+
+    Tests that share something stay together in one of several processes.
     """
     for item in items:
-        if item.get_closest_marker("libp2p"):
-            item.add_marker(pytest.mark.xdist_group("libp2p"))
-        elif not item.get_closest_marker("network"):
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+        if (group := _group(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_rank)
 
-    def cost(item: pytest.Item) -> int:
-        return 2 * (item.get_closest_marker("network") is not None) + (item.get_closest_marker("slow") is not None)
 
-    items.sort(key=cost)
+def pytest_configure(config: pytest.Config) -> None:
+    """Without groups every process makes anew what tests share, and runs all of libp2p's tests."""
+    if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
+        raise pytest.UsageError("pytest-xdist does not group tests under this pytest: see pyproject.toml")
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Which tests stay together; None for one that goes wherever there is room."""
+    file = item.location[0]
+    if item.get_closest_marker("libp2p"):
+        return "libp2p"
+    if _shares(item):
+        return file
+    if item.get_closest_marker("network"):
+        return None
+    return f"{file}, slow" if item.get_closest_marker("slow") else file
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Whether it uses a fixture that is made once for its module."""
+    assert isinstance(item, pytest.Function)
+    return any(found[-1].scope == "module" for found in item._fixtureinfo.name2fixturedefs.values())
+
+
+def _rank(item: pytest.Item) -> int:
+    slow = item.get_closest_marker("slow") is not None
+    if not item.get_closest_marker("network"):
+        return 1 if slow else 0
+    if item.get_closest_marker("xdist_group"):
+        return 2
+    return 3 if slow else 4

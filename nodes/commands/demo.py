@@ -35,7 +35,7 @@ from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE
 from swarm.telemetry.report import write_report
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 POLL_S = 0.1
 MAX_RESTARTS = 5
 PLAIN_EVERY_ROUNDS = 20
@@ -43,7 +43,7 @@ CONFIG_FILE = "demo.yaml"
 MAX_PEERS = 1_000
 LEARNER = "learner"
 LEARNER_MODE_QUESTIONS = 16
-GRACE_S = 5.0
+GRACE_S = 15.0
 
 
 class DemoOptions(Struct, frozen=True):

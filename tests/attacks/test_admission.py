@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 Strangers = Callable[..., Stranger]
 Victims = Callable[..., Swarm]
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 
 
 @dataclass
@@ -84,8 +84,8 @@ def test_bombs_take_neither_memory_nor_rounds(scene: Scene, strangers: Strangers
         highest = max(highest, memory_bytes(scene.victim))
         time.sleep(0.2)
     assert highest < before + 150 * 2**20, f"{(highest - before) >> 20} MiB more"
-    until(lambda: scene.victim.round() > round_before + 20, scene.victim, "further rounds", 30.0)
-    until(lambda: scene.learned() > learned + 5, scene.victim, "groups of the honest peer", 30.0)
+    until(lambda: scene.victim.round() > round_before + 20, scene.victim, "further rounds", PATIENCE_S)
+    until(lambda: scene.learned() > learned + 5, scene.victim, "groups of the honest peer", PATIENCE_S)
 
 
 def test_copies_under_thousands_of_names_come_to_one_newcomer_s_part(scene: Scene, strangers: Strangers) -> None:
@@ -106,7 +106,7 @@ def test_copies_under_thousands_of_names_come_to_one_newcomer_s_part(scene: Scen
     soon(lambda: asked.count(HAVE_PROTOCOL) >= 3 and held(), "the victim asks the thief, and again", PATIENCE_S)
     assert held() <= 1_024 + 10 * (time.monotonic() - began), "what the inbox holds at once, and ten a second"
     learned = scene.learned()
-    until(lambda: scene.learned() > learned + 5, scene.victim, "groups meanwhile", 30.0)
+    until(lambda: scene.learned() > learned + 5, scene.victim, "groups meanwhile", PATIENCE_S)
 
 
 def test_noise_with_a_good_signature_is_not_handed_on(scene: Scene, strangers: Strangers) -> None:
@@ -140,7 +140,7 @@ def test_junk_announcements_keep_no_honest_large_record_out(tmp_path: Path, stra
         for record in large:
             near.publish(record)
         arrived: list[bytes] = []
-        soon(lambda: arrived.extend(far.drain()) or set(large) <= set(arrived), "all honest large records", 60.0)
+        soon(lambda: arrived.extend(far.drain()) or set(large) <= set(arrived), "all honest large records", PATIENCE_S)
     finally:
         for node in (near, far):
             if node is not None:

@@ -53,7 +53,7 @@ def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
     publishing.start()
     try:
         for peer in peers:
-            until(lambda peer=peer: sum(_used(peer).values()) >= ENOUGH, peer, "groups learned from", 300.0)
+            until(lambda peer=peer: sum(_used(peer).values()) >= ENOUGH, peer, "groups learned from")
     finally:
         enough.set()
         publishing.join()

@@ -9,9 +9,8 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 
@@ -24,6 +23,7 @@ from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
 from swarm.types import Grade
 from tests.environments.altered import OBEYS, alter_workers
+from tests.nodes.processes import gone
 
 GCD = TINY_TASKS[2]
 SECRET = "hf_a_token_that_is_nobodys_business"
@@ -311,20 +311,9 @@ time.sleep(600)
         (worker,) = (psutil.Process(int(pid)) for pid in process.stdout.readline().split())
         room = Path(worker.cwd())
         process.kill()
-    assert gone(worker, 30.0)
+    assert gone([worker])
     with closing(VerificationPool([GCD], VerificationSettings())):
         assert not room.exists(), "the next node sweeps what a killed one left"
-
-
-def gone(process: psutil.Process, limit_s: float) -> bool:
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        with suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.05)
-                continue
-        return True
-    return False
 
 
 def test_own_rows_are_asked_and_their_file_cannot_be_read(

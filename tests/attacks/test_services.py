@@ -70,7 +70,7 @@ def test_identities_with_idle_streams_keep_nobody_from_the_services(
     for stranger in silent:
         stranger.connect(address)
         sieges.append((stranger, stranger.run(besiege(stranger))))
-    until(lambda: len(opened) >= len(silent) * IDLE_STREAMS, "as many streams are open", 60.0)
+    until(lambda: len(opened) >= len(silent) * IDLE_STREAMS, "as many streams are open")
     answers = [_ask(honest, victim) for _ in range(36)]
 
     async def end(tasks: list[asyncio.Task[None]]) -> None:
@@ -113,7 +113,7 @@ def test_a_flood_of_requests_is_refused_and_others_are_answered(
                 return True
         return False
 
-    assert flooder.run(flood(), 120.0), "more than a peer may ask"
+    assert flooder.run(flood(), 600.0), "more than a peer may ask"
     assert all(_ask(honest, victim) for _ in range(36))
 
 
@@ -139,9 +139,9 @@ def test_streams_without_end_cost_the_daemon_its_memory_but_not_the_node(
             peak = max(peak, daemon.memory_info().rss if daemon else 0)
         if not before.is_running():
             break
-    until(lambda: not before.is_running(), "the daemon is started anew", 30.0)
+    until(lambda: not before.is_running(), "the daemon is started anew")
     assert peak < 2 * DAEMON_BYTES
-    until(lambda: p2pd(bootstrap), "a daemon", 60.0)
+    until(lambda: p2pd(bootstrap), "a daemon")
     newcomer = strangers("newcomer")
 
     def answered() -> bool:
@@ -150,7 +150,7 @@ def test_streams_without_end_cost_the_daemon_its_memory_but_not_the_node(
         except PeerUnreachable:
             return False
 
-    until(answered, "the node answers where it was", 60.0)
+    until(answered, "the node answers where it was")
     assert bootstrap.process.poll() is None
 
 
@@ -186,7 +186,7 @@ def test_records_of_peers_that_are_not_make_no_node_dial_a_machine_of_its_net(
     with swarm(out, *role) as victim:
         liar = strangers("liar")
         peer_id = address_of(victim).rpartition("/")[2]
-        until(lambda: _connects(liar, f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}"), "the victim is up", 60.0)
+        until(lambda: _connects(liar, f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}"), "the victim is up")
         run_id = liar.manifest(peer_id).run_id
         target = f"/ip4/127.0.0.1/tcp/{third_party.port}"  # type: ignore[attr-defined]
         records = [_fake(run_id, target) for _ in range(40)]
@@ -198,7 +198,7 @@ def test_records_of_peers_that_are_not_make_no_node_dial_a_machine_of_its_net(
 
         liar.serve(PEERS_PROTOCOL, answer)
         liar.follow(run_id)
-        until(lambda: len(asked) >= 2, "the victim has learned of them", 60.0)
+        until(lambda: len(asked) >= 2, "the victim has learned of them")
         until_at = time.monotonic() + 5.0
         until(lambda: time.monotonic() > until_at or third_party(), "it dials, or there was time to")
         assert third_party() == 0

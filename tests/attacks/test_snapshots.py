@@ -82,7 +82,7 @@ def _besiege(stranger: Stranger, learner: str) -> None:
 
 
 def test_strangers_that_hold_places_and_feed_nobody_stop_no_learner(besieged: Besieged) -> None:
-    until(lambda: besieged.learner.round() >= STEPS, besieged.learner, f"{STEPS} steps", 120.0)
+    until(lambda: besieged.learner.round() >= STEPS, besieged.learner, f"{STEPS} steps")
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_junk_for_every_handler_of_snapshots_ends_nothing(besieged: Besieged) ->
             with pytest.raises(PeerUnreachable, match="the handler failed"):
                 besieged.strangers[1].request(besieged.peer_id, protocol, junk)
     before = besieged.learner.round()
-    until(lambda: besieged.learner.round() >= before + 3, besieged.learner, "further steps", 120.0)
+    until(lambda: besieged.learner.round() >= before + 3, besieged.learner, "further steps")
     assert besieged.worker.process.poll() is None

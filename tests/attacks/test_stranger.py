@@ -29,9 +29,9 @@ def test_a_stranger_reaches_a_live_node(
     run_id = stranger.manifest(bootstrap).run_id
     assert stranger.manifest(victim).run_id == run_id
     stranger.follow(run_id)
-    until(lambda: any(sender == victim for sender, _ in stranger.heard), "gossip of the peer", 60.0)
+    until(lambda: any(sender == victim for sender, _ in stranger.heard), "gossip of the peer")
     asked = msgspec.msgpack.encode(HaveRequest(60.0))
-    until(lambda: len(stranger.request(victim, HAVE_PROTOCOL, asked)) > 1, "records held", 60.0)
+    until(lambda: len(stranger.request(victim, HAVE_PROTOCOL, asked)) > 1, "records held")
     stream = stranger.open_stream(victim, MANIFEST_PROTOCOL)
     stream.send(encode_request(b""))
     assert stream.read()

@@ -125,11 +125,11 @@ def test_a_small_flood_is_accounted_for(tmp_path: Path) -> None:
 def test_an_interrupt_ends_every_node() -> None:
     process = subprocess.Popen([*COMMAND, "--only", "delivered"], cwd=ROOT, stdout=subprocess.DEVNULL)
     parent = psutil.Process(process.pid)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not any(child.name() == "p2pd" for child in parent.children(recursive=True)):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
     nodes = parent.children(recursive=True)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    assert not psutil.wait_procs(nodes, timeout=10)[1]
+    assert process.wait(300) == 130
+    assert not psutil.wait_procs(nodes, timeout=300)[1]

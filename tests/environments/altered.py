@@ -8,6 +8,12 @@ from textwrap import dedent
 import pytest
 
 
+@pytest.fixture
+def plain_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers started from now on need no library for their tasks."""
+    monkeypatch.setattr("swarm.environments.verification.pool.WORKER", "tests.environments.plain_worker")
+
+
 def alter_workers(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers started from now on run `code` before they do their work, in a module of this folder."""
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A verification worker that answers a group whose first completion names some rubbish with that."""
+"""A plain verification worker that answers a group whose first completion names some rubbish with that."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from swarm.environments.verification.messages import (
 )
 from swarm.reasons import Reason
 from swarm.types import Grade, Question, Rejection
+from tests.environments.plain_worker import be_plain
 
 honest = worker._answer
 
@@ -65,5 +66,6 @@ def answer(mixture: TaskMixture, request: Request) -> Reply:
 
 
 if __name__ == "__main__":
+    be_plain()
     worker._answer = answer
     worker.main()

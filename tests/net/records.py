@@ -76,7 +76,7 @@ def fast_settings(bootstrap: tuple[str, ...] = (), listen: tuple[str, ...] = LOO
     )
 
 
-def until(probe: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+def until(probe: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
     """The first true value of `probe`; fails the test when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while not (value := probe()):

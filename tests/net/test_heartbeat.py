@@ -14,7 +14,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import Heartbeats, serve_heartbeats
 from swarm.types import Heartbeat, Orders
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def until(condition: Callable[[], object]) -> None:

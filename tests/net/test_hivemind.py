@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -25,6 +24,7 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest, seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from tests.nodes.processes import DEADLINE_S, gone
 
 from .conftest import daemons
 from .records import LOOPBACK, fast_settings, make_identity, make_manifest, signed, until
@@ -112,7 +112,7 @@ def test_no_answer_is_lost_over_quic(start: Start) -> None:
     until(lambda: b.status().connected == (a.peer_id,), "the two are connected")
     assert "/quic-v1" in b.observed(a.peer_id)[0]
     for num_bytes in (1, 1_000, 100_000) * 10:
-        assert b.request(a.peer_id, "/test/echo", bytes(num_bytes), 5.0) == bytes(num_bytes)
+        assert b.request(a.peer_id, "/test/echo", bytes(num_bytes), 60.0) == bytes(num_bytes)
 
 
 def make_manifest_id(founder: HivemindTransport) -> str:
@@ -138,7 +138,14 @@ def test_messages_flow_again_after_the_daemon_is_killed(start: Start, caplog: py
     exchange(b, a, b"after")
     assert "exited with -9" in caplog.text
     a.serve("/test/ping", lambda remote, request: b"pong")
-    until(lambda: b.request(a.peer_id, MANIFEST_PROTOCOL, b"", 5.0), "requests are answered again")
+
+    def answered() -> bool:
+        try:
+            return bool(b.request(a.peer_id, MANIFEST_PROTOCOL, b"", 5.0))
+        except PeerUnreachable:
+            return False
+
+    until(answered, "requests are answered again")
 
 
 def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
@@ -242,20 +249,20 @@ def test_manifest_can_be_fetched_without_a_node(start: Start) -> None:
     a = start("founder")
     port = free_port()
     dead = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}"
-    manifest, sealed = fetch_manifest([dead, *a.multiaddrs()], 20.0)
+    manifest, sealed = fetch_manifest([dead, *a.multiaddrs()], 60.0)
     assert manifest == a.manifest() and sealed == a.sealed_manifest()
     with pytest.raises(PeerUnreachable, match="expected the run 'other'"):
-        fetch_manifest(a.multiaddrs(), 20.0, run_id="other")
+        fetch_manifest(a.multiaddrs(), 60.0, run_id="other")
     with pytest.raises(PeerUnreachable) as nobody:
-        fetch_manifest([dead, "/dns4/no-such-host.invalid/tcp/1/p2p/" + a.peer_id], 5.0)
+        fetch_manifest([dead, "/dns4/no-such-host.invalid/tcp/1/p2p/" + a.peer_id], 60.0)
     assert f"/ip4/127.0.0.1/tcp/{port}: connection refused" in str(nobody.value)
     assert "no-such-host.invalid/tcp/1: unknown host" in str(nobody.value)
     with pytest.raises(ConfigError):
-        fetch_manifest(["localhost:1234"], 5.0)
+        fetch_manifest(["localhost:1234"], 60.0)
     # Something listens, but is not the peer it is said to be.
     impostor = a.multiaddrs()[0].replace(a.peer_id, Identity.generate().peer_id)
     with pytest.raises(PeerUnreachable, match=r"127\.0\.0\.1"):
-        fetch_manifest([impostor], 10.0)
+        fetch_manifest([impostor], 60.0)
 
 
 def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +275,7 @@ def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch:
     until(lambda: node.counters().get("refused_manifests"), "the forgery is counted")
     assert node.manifest() is None
     with pytest.raises(PeerUnreachable, match="manifest was refused: wrong_peer"):
-        fetch_manifest(liar.multiaddrs(), 20.0)
+        fetch_manifest(liar.multiaddrs(), 60.0)
 
 
 def test_the_directory_refuses_what_is_not_its_owners(start: Start) -> None:
@@ -340,9 +347,7 @@ def test_a_killed_node_leaves_no_daemon_and_can_come_back(start: Start, tmp_path
         b.publish(signed(b, b"hello"))
         until(b.drain, "the node answers")
         process.kill()
-        killed = time.monotonic()
-        until(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "its daemon goes", 10.0)
-        assert time.monotonic() - killed < 5
+        assert gone([daemon]), "its daemon goes"
     until(lambda: not b.status().connected, "its loss is seen")
     with node_process(tmp_path, address.rpartition("/p2p/")[0]) as (_, again):
         assert again == address
@@ -374,8 +379,8 @@ def test_ctrl_c_reaches_the_whole_process_group_and_ends_cleanly(tmp_path: Path)
     with node_process(tmp_path) as (process, _):
         (daemon,) = daemons(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(30.0) == 130
-        until(lambda: not daemon.is_running(), "the daemon goes")
+        assert process.wait(DEADLINE_S) == 130
+        assert gone([daemon]), "the daemon goes"
 
 
 def test_folders_of_killed_nodes_are_swept(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def meet(nodes: Sequence[HivemindTransport]) -> None:
         until(lambda node=node: len(node.status().connected) == len(nodes) - 1, "a full mesh")
 
 
-def collect(nodes: Sequence[HivemindTransport], count: int, timeout_s: float = 60.0) -> list[list[bytes]]:
+def collect(nodes: Sequence[HivemindTransport], count: int, timeout_s: float = 300.0) -> list[list[bytes]]:
     """What each node drains until all have `count` records, or until the time is up."""
     got: list[list[bytes]] = [[] for _ in nodes]
     deadline = time.monotonic() + timeout_s
@@ -196,20 +196,20 @@ def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
 ) -> None:
     from swarm.net.hivemind import daemon as daemon_module
 
-    monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 12.0)
     first = start("founder")
     first.serve_stream("/test/endless", lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
     first.serve("/test/short", lambda remote, request: b"short")
     second = start("b", first.multiaddrs())
     third = start("c", first.multiaddrs())
     meet([first, second, third])
-    taken = [second.stream(first.peer_id, "/test/endless", b"", 5.0, 2**40) for _ in range(MAX_STREAMS_PER_PEER)]
+    taken = [second.stream(first.peer_id, "/test/endless", b"", 30.0, 2**40) for _ in range(MAX_STREAMS_PER_PEER)]
     for chunks in taken:
         assert next(chunks)
     with pytest.raises(PeerUnreachable, match="busy"):
-        second.request(first.peer_id, "/test/short", b"", 5.0)
-    assert third.request(first.peer_id, "/test/short", b"", 5.0) == b"short"
-    assert second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 5.0) == first.sealed_manifest()
+        second.request(first.peer_id, "/test/short", b"", 30.0)
+    assert third.request(first.peer_id, "/test/short", b"", 30.0) == b"short"
+    assert second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 30.0) == first.sealed_manifest()
 
     def served_again() -> bool:
         try:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from nodes.cli import split_fields
+from nodes.cli import main, split_fields
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.losses import LOSSES
 from swarm.algorithms.names import ImportanceName, KlEstimatorName
@@ -20,9 +22,30 @@ def _run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "nodes.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=cwd,
     )
+
+
+@pytest.fixture
+def run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int | str | None, str]]:
+    """Runs a command in this process, which has imported already what takes others seconds: exit code and errors."""
+
+    def run(*arguments: str) -> tuple[int | str | None, str]:
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["swarm", *arguments])
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return ended.value.code, capsys.readouterr().err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -35,13 +58,9 @@ def _run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("join", "--mix.local"), "--mix.local needs a value"),
         (("join", "--model", "./nowhere"), "there is no directory ./nowhere"),
         (("join", "--engine", "steam"), "generation.engine (from command line): Input should be"),
-        (("demo", "--engine", "steam"), "generation.engine"),
-        (("join", "/ip4/127.0.0.1/tcp/1"), "/p2p/"),
         (("bootstrap", "--generation.group_size", "1"), "generation.group_size"),
-        (("demo", "--local", "0", "--external", "0"), "nothing would ever be trained on"),
         (("demo", "--transport", "pigeon"), "--transport must be hivemind or memory, got 'pigeon'"),
         (("demo", "--mix.local", "3"), "does not take"),
-        (("export", "nowhere", "there"), "nowhere is no checkpoint and holds none"),
     ],
 )
 def test_wrong_use_is_one_clear_line_and_starts_nothing(
@@ -50,8 +69,35 @@ def test_wrong_use_is_one_clear_line_and_starts_nothing(
     result = _run(*arguments, cwd=tmp_path)
     assert message in result.stderr, result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
-    assert result.returncode == (1 if arguments[0] == "export" else 2)
+    assert result.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (("demo", "--engine", "steam"), "generation.engine", 2),
+        (("demo", "--local", "0", "--external", "0"), "nothing would ever be trained on", 2),
+        (("join", "/ip4/127.0.0.1/tcp/1"), "/p2p/", 2),
+        (("export", "nowhere", "there"), "nowhere is no checkpoint and holds none", 1),
+    ],
+)
+def test_wrong_use_that_a_command_itself_finds_is_one_clear_line_too(
+    tmp_path: Path, run_here: Callable[..., tuple[int, str]], arguments: tuple[str, ...], message: str, code: int
+) -> None:
+    ended, errors = run_here(*arguments)
+    assert message in errors and len(errors.strip().splitlines()) == 1
+    assert ended == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_with_another_demo_is_refused(tmp_path: Path, run_here: Callable[..., tuple[int, str]]) -> None:
+    out = tmp_path / "demo"
+    out.mkdir()
+    (out / "precious.txt").write_text("mine")
+    code, errors = run_here("demo", "--out", str(out))
+    assert code == 2 and "choose another --out" in errors
+    assert [p.name for p in out.iterdir()] == ["precious.txt"]
 
 
 def test_config_show_tells_origins(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_real_bootstrap_is_healthy_until_it_is_killed(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (out / ADDRESS_FILE).exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert running_nodes()[out] == process.pid
@@ -169,7 +169,7 @@ def test_a_real_bootstrap_is_healthy_until_it_is_killed(tmp_path: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while check(out, 60, time.time()).healthy and time.monotonic() < deadline:
         time.sleep(0.1)  # the daemon notices, and goes
     assert not check(out, 60, time.time()).healthy

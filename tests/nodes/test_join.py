@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from nodes.commands.checkpoints import export_checkpoint
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, gone, summary, swarm, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -36,6 +38,7 @@ def _used_external(peer: Swarm) -> int:
 
 
 def test_two_peers_with_nothing_but_an_address_find_each_other_and_train(tmp_path: Path, stack: ExitStack) -> None:
+    """And nobody else can use the directory of one."""
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump({"run_name": "testing", "mix": {"local": 3, "external": 5}}))
     address = address_of(_bootstrap(stack, tmp_path / "b", str(config)))
@@ -45,6 +48,10 @@ def test_two_peers_with_nothing_but_an_address_find_each_other_and_train(tmp_pat
         start = peer.history().start
         assert start.run_id.startswith("testing-")
         assert start.config["mix"]["local"] == 3, "the manifest's mix"
+    twin = _join(stack, peers[0].out)
+    assert twin.wait() == 2
+    assert "in use by another process" in twin.text()
+    assert peers[0].process.poll() is None
     for peer in peers:
         everything = peer.tree()
         assert peer.stop() == 130
@@ -54,19 +61,19 @@ def test_two_peers_with_nothing_but_an_address_find_each_other_and_train(tmp_pat
 
 
 def test_a_killed_peer_goes_on_as_itself_and_survives_a_torn_checkpoint(tmp_path: Path, stack: ExitStack) -> None:
-    address = address_of(_bootstrap(stack, tmp_path / "b"))
+    """What it has saved is then evaluated per task."""
     out = tmp_path / "peer"
-    first = _join(stack, out, address)
-    until(lambda: first.round() >= 32, first, "three checkpoints")
+    often = "--checkpoint.every_rounds=3"
+    first = _join(stack, out, often)
+    until(lambda: len(_checkpoints(out)) > 1, first, "two checkpoints")
     everything = first.tree()
     first.kill()
     assert gone(everything), "daemon and verifiers do not outlive a killed node"
-    checkpoints = sorted((out / "checkpoints").glob("round-*"))
-    assert len(checkpoints) == 2
+    checkpoints = _checkpoints(out)
     torn = checkpoints[-1] / "model" / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:1000])
     before = int(checkpoints[-2].name.removeprefix("round-"))
-    second = _join(stack, out, address)
+    second = _join(stack, out, often)
     until(lambda: second.round() > before and (second.history().start.resumed_from is not None), second, "a resume")
     starts = [event for event in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())]
     starts = [event for event in starts if event["event"] == "start"]
@@ -74,6 +81,14 @@ def test_a_killed_peer_goes_on_as_itself_and_survives_a_torn_checkpoint(tmp_path
     assert starts[1]["resumed_from"] == before
     assert "torn" in second.text()
     assert second.stop() == 130
+
+    with swarm(tmp_path / "evaluation", "evaluate", str(out), "--questions", "180", "--json") as evaluation:
+        assert evaluation.wait() == 0, evaluation.text()
+    result = json.loads(evaluation.text()[evaluation.text().index("{") :])
+    assert set(result) == {"weights", "all", *(task["name"] for task in _tiny_tasks())}
+    low, high = result["all"]["interval"]
+    assert 0 < low < result["all"]["accuracy"] < high < 1
+    assert result["all"]["asked"] == 180
 
 
 def test_an_unreachable_bootstrap_means_alone_until_it_appears(tmp_path: Path, stack: ExitStack) -> None:
@@ -93,15 +108,6 @@ def test_an_unreachable_bootstrap_means_alone_until_it_appears(tmp_path: Path, s
     assert address_of(again).split("/p2p/")[1] == address.split("/p2p/")[1], "the same identity"
     until(lambda: peer.history().latest.alone_since is None, peer, "company")
     assert peer.stop() == 130
-
-
-def test_the_same_directory_cannot_be_used_twice(tmp_path: Path, stack: ExitStack) -> None:
-    peer = _join(stack, tmp_path / "peer")
-    until(lambda: peer.round() >= 1, peer, "a round")
-    twin = _join(stack, tmp_path / "peer")
-    assert twin.wait() == 2
-    assert "in use by another process" in twin.text()
-    assert peer.process.poll() is None
 
 
 def test_models_tokenizers_and_task_lists_may_differ(tmp_path: Path, stack: ExitStack) -> None:
@@ -129,22 +135,12 @@ def test_models_tokenizers_and_task_lists_may_differ(tmp_path: Path, stack: Exit
     assert tiny.process.poll() is None
     assert foreign.stop() == 130
     exported = tmp_path / "exported"
-    with swarm(tmp_path / "export", "export", str(foreign.out), str(exported)) as export:
-        assert export.wait() == 0, export.text()
+    export_checkpoint(foreign.out, exported, Console(quiet=True))
     assert isinstance(AutoModelForCausalLM.from_pretrained(exported), GPT2LMHeadModel)
 
 
-def test_a_checkpoint_is_evaluated_per_task(tmp_path: Path, stack: ExitStack) -> None:
-    peer = _join(stack, tmp_path / "peer", "--rounds", "10")
-    assert peer.wait() == 0, peer.text()
-    arguments = ["evaluate", str(peer.out), "--questions", "180", "--json"]
-    with swarm(tmp_path / "evaluation", *arguments) as evaluation:
-        assert evaluation.wait() == 0, evaluation.text()
-    result = json.loads(evaluation.text()[evaluation.text().index("{") :])
-    assert set(result) == {"weights", "all", *(task["name"] for task in _tiny_tasks())}
-    low, high = result["all"]["interval"]
-    assert 0 < low < result["all"]["accuracy"] < high < 1
-    assert result["all"]["asked"] == 180
+def _checkpoints(out: Path) -> list[Path]:
+    return sorted((out / "checkpoints").glob("round-*"))
 
 
 def _tiny_tasks() -> list[dict]:

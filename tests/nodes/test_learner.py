@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodes.roles import shell
+from nodes.roles import learner, shell
 from nodes.roles import worker as worker_module
 from nodes.roles.learner import LearnerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.roles.shell import CHECKPOINTS
 from nodes.roles.worker import WorkerNode
+from swarm.central import workforce
 from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
@@ -31,7 +32,7 @@ from tests.net.records import until
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 VALUES = {
     "evaluation": {"num_questions": 0},
@@ -39,6 +40,14 @@ VALUES = {
     "generation": {"group_size": 4},
     "checkpoint": {"every_rounds": 2},
 }
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a heartbeat may be late; nobody dies here unless a test says so."""
+    monkeypatch.setattr(workforce, "LATE", PATIENCE_S / workforce.HEARTBEAT_S)
+    monkeypatch.setattr(workforce, "FAREWELL_S", PATIENCE_S)
+    monkeypatch.setattr(learner, "FAREWELL_S", PATIENCE_S)
 
 
 class Run:

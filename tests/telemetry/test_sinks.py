@@ -29,7 +29,7 @@ def last_round() -> RoundEvent:
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
     """(sample, label value) -> value."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as response:
         text = response.read().decode()
     return {
         (sample.name, next(iter(sample.labels.values()), "")): sample.value
@@ -153,7 +153,7 @@ def test_wandb_online_without_a_login_is_refused_instead_of_asking(tmp_path: Pat
     )
     nobody = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "PATH": os.defpath}
     command = [sys.executable, "-c", code, str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, env=nobody, stdin=subprocess.DEVNULL, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=nobody, stdin=subprocess.DEVNULL, timeout=600)
     assert "ConfigError: telemetry.wandb_mode is 'online'" in done.stderr
 
 
