@@ -1,4 +1,4 @@
-"""The seams of a node: what can be replaced, by another implementation or by a double in a test."""
+"""The interfaces between the parts of a node; other implementations and test doubles can replace each part."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
 
 StreamHandler = Callable[[str, bytes], Iterator[bytes | None]]
-"""(remote peer id, request) -> chunks of the answer. Advanced on the network thread: must not block.
-
-None: the next chunk is not there yet; the iterator is advanced again a little later.
+"""(remote peer id, request) -> chunks of the response. Advanced on the network thread: must not block. It yields None
+while the next chunk is not ready; the caller tries again a little later.
 """
 
 
@@ -41,11 +40,11 @@ class TaskSource(Protocol):
     name: str
 
     def question(self, seed: int, index: int) -> Question:
-        """Question `index` of the stream `seed`; the same arguments give the same question."""
+        """Question `index` of the stream `seed`, a pure function of both."""
         ...
 
     def recall(self, ref: TaskRef) -> Question:
-        """The question behind a reference. Raises `Refusal` when it cannot be had here or its text differs."""
+        """The question behind a reference. Raises `Refusal` when this node cannot produce it or its text differs."""
         ...
 
     def score(self, ref: TaskRef, completion: str) -> float:
@@ -54,18 +53,18 @@ class TaskSource(Protocol):
 
 
 class Verifier(Protocol):
-    """Draws questions and grades completions, away from the main process where need be."""
+    """Draws questions and grades completions, in other processes where necessary."""
 
     def draw(self, seed: int, start: int, count: int) -> list[Question]:
         """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`."""
         ...
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
-        """Grade groups and wait: one result a job, in order."""
+        """Grade groups and wait: one result per job, in order."""
         ...
 
     def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
-        """Grade one of this node's own groups without waiting; it goes before what `submit` queued."""
+        """Grade one of this node's own groups without waiting; it takes precedence over what `submit` queued."""
         ...
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
@@ -73,11 +72,11 @@ class Verifier(Protocol):
         ...
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
-        """What has been graded since the last call."""
+        """Results since the last call, by key."""
         ...
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts of what went wrong: scorer failures, time-outs, crashes, overflow."""
+        """Cumulative counts of failures: scorer errors, time-outs, crashes, overflow."""
         ...
 
     def close(self) -> None:
@@ -89,39 +88,37 @@ class RolloutEngine(Protocol):
     """Generates completions with the node's policy."""
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or why a prompt has none: the others go on.
-
-        A completion is a function of the weights, its prompt, `seed` and both indices, as far as arithmetic allows.
-        Raises `SamplingError`, `Interrupted`.
+        """G completions for each of P prompts, [P][G]; a prompt without completions gets a `Rejection` and the others
+        go on. A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
+        `SamplingError`, `Interrupted`.
         """
         ...
 
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
+        """As `generate`, but yields each prompt's index and answers as soon as they are complete; closing it drops the
+        rest."""
         ...
 
 
 class StreamingEngine(RolloutEngine, Protocol):
-    """Also takes other weights at any time.
-
-    Tokens sampled from then on are theirs; a completion says which version sampled which of its tokens.
+    """Also accepts new weights at any time. They sample all later tokens; a completion records which version sampled
+    which of its tokens.
     """
 
     def check(self, sampling: Sampling) -> None:
-        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        """Raises `SamplingError` for settings that do not work with this policy."""
         ...
 
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample from other weights from the next decode step on; any thread may call.
-
-        Raises `WeightsRefused` with the old ones in use.
+        """Sample from other weights from the next decode step on; any thread may call it. Raises `WeightsRefused`; the
+        old weights then stay in use.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what it holds; it cannot be used afterwards."""
+        """Release all resources; the engine cannot be used afterwards."""
         ...
 
 
@@ -135,7 +132,7 @@ class Updater(Protocol):
 
     @property
     def max_chars(self) -> int:
-        """Characters of a completion beyond which the model cannot have room for it."""
+        """The most characters of a completion that the model can have room for."""
         ...
 
     def fits(self, group: GradedGroup) -> bool:
@@ -152,43 +149,44 @@ class Updater(Protocol):
 
 
 class StreamingUpdater(Updater, Protocol):
-    """Also takes an update's groups as they come, sampled by other nodes with this very policy's snapshots."""
+    """Also accumulates an update's groups as they arrive, sampled by other nodes with snapshots of this policy."""
 
     def refusal(self, group: GradedGroup) -> Reason | None:
-        """Why this policy cannot have sampled the group as it says; None when it can."""
+        """Why this policy cannot have sampled the group as claimed; None when it can."""
         ...
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Add groups to the update that is open; the policy does not change."""
+        """Add groups to the open update; the policy does not change."""
         ...
 
     def apply(self) -> UpdateReport:
-        """Make the update of all groups accumulated: the same as if they had come at once."""
+        """Apply the update of all accumulated groups; it equals the update of one batch of them."""
         ...
 
     def abandon(self) -> None:
-        """Forget the update that is open."""
+        """Discard the open update."""
         ...
 
     def snapshot(self) -> bytes:
-        """The policy as it is now, packed."""
+        """The current policy, packed."""
         ...
 
 
 class Auditor(Protocol):
-    """Knows what each snapshot would have sampled."""
+    """Checks groups against the snapshots that they name."""
 
     def keep(self, version: int, snapshot: bytes) -> None:
-        """Remember a published snapshot, and forget those that no admissible group can name any more."""
+        """Remember a published snapshot, and forget those that no admissible group can still name."""
         ...
 
     def verdict(self, group: GradedGroup) -> Reason | None:
-        """`wrong_logprobs` when the snapshots a group names did not give them, `wrong_version` when there are none."""
+        """`wrong_logprobs` when the group's log-probabilities are not those of the snapshots it names, `wrong_version`
+        when there are no such snapshots."""
         ...
 
 
 class RecordTransport(Protocol):
-    """Records of a run in and out, and from whom. None of its methods blocks on the network but `wait`."""
+    """Sends and receives the records of a run. Only `wait` blocks on the network."""
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""
