@@ -193,71 +193,67 @@ class RecordTransport(Protocol):
         ...
 
     def publish(self, record: bytes) -> None:
-        """Hand a record to everyone in the run; before a run is known it is dropped and counted.
-
-        Peers that are there, that come back, or that come within the backfill time get it, once, in no particular
-        order. A record larger than gossip carries is fetched by its receivers.
+        """Send a record to everyone in the run; without a known run it is dropped and counted. Peers that are
+        connected, reconnect, or join within the backfill time receive it once, in no particular order. Receivers fetch
+        a record that is too large for gossip.
         """
         ...
 
     def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first, raw and unverified."""
+        """Records received since the last call, oldest first, raw and unverified."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there is something to drain; whether there is."""
+        """Block until there is something to drain; returns whether there is."""
         ...
 
     def ban(self, peer_ids: Collection[str]) -> None:
-        """Have nothing to do with these peers; each call replaces the set.
-
-        Their connections are dropped and their new ones soon after they are made; their requests are refused, and so
-        is what they published, whoever passes it on. Counted as `banned_connections`, `banned_streams` and
-        `banned_gossip`.
+        """Ban these peers; each call replaces the set. Their connections are closed, new ones soon after they open;
+        their requests are refused, and so are records they published, whoever forwards them. Counted as
+        `banned_connections`, `banned_streams` and `banned_gossip`.
         """
         ...
 
     def trust(self, peer_ids: Collection[str]) -> None:
-        """Take in what these peers sign at a member's rate, and others' at a newcomer's; each call replaces the set."""
+        """Rate-limit records that these peers sign as a member's and all others as a newcomer's; each call replaces the
+        set."""
         ...
 
     def complaints(self) -> list[tuple[str, Reason]]:
-        """(peer id, reason) of what peers did that speaks against them, since the last call."""
+        """(peer id, reason) of peers' offences since the last call."""
         ...
 
 
 class RequestTransport(Protocol):
-    """Questions between two peers. `request` and `stream` block on the network."""
+    """Requests between two peers. `request` and `stream` block on the network."""
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`."""
         ...
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer; not from a request handler. Raises `PeerUnreachable`.
-
-        A peer that is known but not connected is dialled first, within the same `timeout_s`.
+        """Ask one peer; never from a request handler. Raises `PeerUnreachable`. A known peer without a connection is
+        dialled first, within the same `timeout_s`.
         """
         ...
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
-        """Answer requests for `protocol` with as many bytes as it takes; each chunk is sent before the next is made."""
+        """Answer requests for `protocol` with any number of bytes; each chunk is sent before the next is made."""
         ...
 
     def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> Generator[bytes, None, None]:
-        """Ask one peer; chunks of its answer as they arrive, not as its handler cut them. Not from a handler.
-
-        A peer that is known but not connected is dialled first. `timeout_s` is the longest silence; closing the
-        iterator hangs up. Raises `PeerUnreachable` at the first or any later chunk: the answer is whole only when the
-        iterator ends by itself.
+        """Ask one peer; yields the response's bytes as they arrive, not in its handler's chunks. Never from a handler.
+        A known peer without a connection is dialled first. `timeout_s` bounds the time between chunks; closing the
+        iterator closes the stream. Raises `PeerUnreachable` at the first or any later chunk: the response is complete
+        only when the iterator ends normally.
         """
         ...
 
 
 class PeerTransport(Protocol):
-    """Which run this is, where this node is reached, and who else is there."""
+    """The run, this node's addresses, and the other peers."""
 
     peer_id: str
 
@@ -266,7 +262,7 @@ class PeerTransport(Protocol):
         ...
 
     def sealed_manifest(self) -> bytes | None:
-        """The manifest as its founder signed it, served to whoever asks."""
+        """The manifest as its founder signed it; any peer may ask for it."""
         ...
 
     def set_manifest(self, sealed: bytes) -> None:
@@ -274,11 +270,11 @@ class PeerTransport(Protocol):
         ...
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+        """Addresses where others can reach this node, each ending in `/p2p/PEER_ID`."""
         ...
 
     def peers(self) -> tuple[PeerRecord, ...]:
-        """What others have said about themselves; entries may have expired."""
+        """The records that other peers published about themselves; entries may have expired."""
         ...
 
 
@@ -286,54 +282,53 @@ class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
     """A network: moves bytes between peers."""
 
     def start(self) -> None:
-        """Open the network. Raises `TransportError` when the stack itself cannot run; absent peers are no error."""
+        """Open the network. Raises `TransportError` when the stack itself cannot run; unreachable peers are not an
+        error."""
         ...
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts.
 
-        Records `published`, `delivered` by gossip, `repaired` and `backfilled` by asking peers, `fetched` because
-        they were large, `duplicates`; drops by reason; failures and restarts.
+        Records: `published`, `delivered` by gossip, `repaired` and `backfilled` from peers, `fetched` because of their
+        size, `duplicates`; drops by reason; failures and restarts.
         """
         ...
 
     def close(self) -> None:
-        """Leave the swarm and stop every thread and process this transport started."""
+        """Leave the swarm and stop every thread and process that this transport started."""
         ...
 
 
 NEWCOMERS = ""
-"""What all peers without standing count as, together: one account, one author."""
+"""The account and author that all peers without standing share."""
 
 
 class GroupExchange(Protocol):
-    """Signed rollout groups in and out, over any transport."""
+    """Sends and receives signed rollout groups over any transport."""
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """Stamp with the run id, sign, publish; the group as published, or None when there is no run to publish to."""
+        """Stamp with the run id, sign and publish; returns the group as published, or None without a run."""
         ...
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
+        """(content id, group) of each group that passed the envelope checks, and the refusals by reason."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until records have arrived; whether they have."""
+        """Block until records arrive; returns whether any did."""
         ...
 
     def account(self, peer_id: str) -> str:
-        """On whose account a peer's groups take up room: its own once it was of use, all newcomers' before."""
+        """The account charged for a peer's groups: its own once it has been useful, the newcomers' before that."""
         ...
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
-        """Tell what became of a received group.
-
-        `verify_s`: seconds its verification took.
+        """Report the outcome of a received group. `verify_s`: seconds its verification took.
         """
         ...
 
     def established(self) -> frozenset[str]:
-        """Peers that have been useful for long enough to count as authors of their own."""
+        """Peers that have been useful for long enough to count as separate authors."""
         ...
 
     def status(self) -> NetworkStatus:
@@ -342,26 +337,24 @@ class GroupExchange(Protocol):
 
 
 class SnapshotPublisher(Protocol):
-    """Where a learner puts its weights."""
+    """Takes a learner's weights and distributes them."""
 
     def publish(self, version: int, snapshot: bytes) -> None:
-        """Make a snapshot (whole, packed weights) known to the run and serve it; returns at once. Versions only rise.
-
-        Raises `SnapshotError` for a version that is not above every earlier one, those before a restart included.
+        """Announce a snapshot (whole, packed weights) to the run and serve it; returns at once. Raises `SnapshotError`
+        unless the version is above every earlier one, those before a restart included.
         """
         ...
 
 
 class SnapshotFeed(Protocol):
-    """Where a worker gets its learner's weights from."""
+    """Gives a worker its learner's weights."""
 
     def newest(self) -> tuple[int, bytes] | None:
-        """Version and whole packed bytes of the newest complete, verified snapshot; never blocks.
-
-        None when there is none newer than the last one returned here.
+        """Version and packed bytes of the newest complete, verified snapshot; never blocks. None when none is newer
+        than the last one returned.
         """
         ...
 
     def announced(self) -> int | None:
-        """The newest version known to exist by the learner's signature, complete here or not."""
+        """The newest version that the learner has signed, complete here or not."""
         ...

@@ -1,4 +1,3 @@
-"""What is done with one group of completions, whoever learns from it: grade again, compare, judge its plausibility.
-
-For peers and for a central learner alike. No mixing and no update: those are in `sapo/` and `central/`.
+"""Operations on one group of completions, for peers and for a central learner: build, share, regrade, compare, check
+plausibility. Mixing and updates are in `sapo/` and `central/`.
 """

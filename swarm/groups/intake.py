@@ -1,8 +1,8 @@
-"""Groups of others on their way in: envelope checks are done, their questions are asked and graded again here.
+"""Received groups before they can teach: the exchange has checked their envelopes; here they are regraded.
 
     exchange inbox ──▶ needless? ──▶ pending, in the verifier's queue ──▶ signal? ──▶ unfit? ──▶ (id, graded group)
 
-Whatever becomes of a group is booked in the ledger, and reported to the exchange for its sender's account.
+The outcome of each group goes into the ledger, and to the exchange for its sender's account.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from swarm.telemetry.ledger import Ledger
 from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
 
 MAX_PENDING_BYTES = 64 * 2**20
-"""In memory, of all groups that are being graded, one at least."""
+"""Memory of all groups that are being graded; at least one is always admitted."""
 MAX_PART = 4
-"""Those on one account take at most this fraction, 1 / MAX_PART, of it."""
+"""Groups on one account take at most 1 / MAX_PART of it."""
 
 
 def cannot_fit(group: RolloutGroup, max_chars: int) -> bool:
-    """Whether some completion has more characters than a policy's tokens could cover: counted, and not read."""
+    """Whether a completion has more characters than the policy's tokens can cover; needs no tokenizing."""
     return any(len(completion.text) > max_chars for completion in group.completions)
 
 
@@ -33,7 +33,7 @@ class _Pending(Struct, frozen=True):
     group: RolloutGroup
     account: str
     num_bytes: int
-    """In memory."""
+    """Memory of the group."""
 
 
 class Intake:
