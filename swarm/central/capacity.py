@@ -1,8 +1,7 @@
-"""How many rollouts a learner needs, which workers give them cheapest, and how stale they can become. All pure.
-
-A learner trains on R rollouts a step, in `train_s`, and publishes a snapshot every kappa steps, which the workers have
-installed `broadcast_s` later. It never waits when a publication period is long enough for both: kappa R / mu +
-broadcast_s <= kappa train_s, with mu the rollouts a second of all workers together.
+"""How many rollouts a learner needs, the cheapest workers that supply them, and the staleness bound. Pure functions. A
+learner trains on R rollouts per step in `train_s`, and publishes a snapshot every kappa steps; `broadcast_s` later the
+workers have installed it. The learner never waits while a publication period covers both: kappa R / mu + broadcast_s <=
+kappa train_s, where mu is the total rollouts per second of all workers.
 
 Source: arXiv:2602.02192, sections 3.3 to 3.5 and appendix A.
 """
@@ -14,26 +13,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SEARCHED = 20_000
-"""Sets of workers looked at in search of the cheapest: a few hundredths of a second."""
+"""Sets of workers examined for the cheapest: a few hundredths of a second."""
 ROUNDING = 1e-9
-"""Steps are counted up from a ratio of measured times: an exact multiple must not become one more."""
+"""Tolerance for ratios of measured times that are rounded up: an exact multiple must not round up by one."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a learner asks of its workers."""
+    """A learner's demand for rollouts."""
 
     rollouts: int
-    """R: rollouts a learner step."""
+    """R: rollouts per learner step."""
     train_s: float
-    """Seconds a learner step takes when it has its rollouts."""
+    """Seconds of a learner step that does not wait for rollouts."""
     broadcast_s: float
     """Seconds from publication until the workers have installed a snapshot."""
     publish_every: int
     """kappa: learner steps between snapshots."""
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what no learner has."""
+        """Raises `ValueError` for values out of range."""
         if self.rollouts < 1 or self.publish_every < 1:
             raise ValueError(
                 f"rollouts and publish_every must be at least 1, got {self.rollouts} and {self.publish_every}"
@@ -46,15 +45,15 @@ class Demand:
 
 @dataclass(frozen=True)
 class Worker:
-    """What one worker gives, and what it costs."""
+    """One worker's rate and price."""
 
     name: str
     rate: float
-    """mu: rollouts a second, delivered and rewarded."""
+    """mu: rollouts per second, delivered and rewarded."""
     price: float = 0.0
-    """A price an hour, in any currency."""
+    """Price per hour, in any currency."""
     availability: float = 1.0
-    """Part of the time that its heartbeats say it is there, in [0, 1]."""
+    """Fraction of the time that it is present by its heartbeats, in [0, 1]."""
 
     @property
     def effective_rate(self) -> float:

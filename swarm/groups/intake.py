@@ -37,7 +37,7 @@ class _Pending(Struct, frozen=True):
 
 
 class Intake:
-    """What arrives, each once, with this node's own verdict on it."""
+    """Regrades each received group once."""
 
     def __init__(
         self,
@@ -48,10 +48,8 @@ class Intake:
         needless: Callable[[RolloutGroup], Reason | None] = lambda group: None,
         unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
     ) -> None:
-        """Nothing has arrived yet.
-
-        `needless` says why a group need not be graded at all, or None; `unfit` why one with signal cannot teach this
-        policy, or None.
+        """`needless` returns the reason to drop a group before grading, or None; `unfit` the reason why a group with
+        signal cannot teach this policy, or None.
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -66,9 +64,8 @@ class Intake:
         return len(self._pending)
 
     def receive(self, held: Container[str]) -> list[tuple[str, GradedGroup]]:
-        """What can teach, by content id, of all that was graded since the last call.
-
-        What has arrived meanwhile begins to be graded, unless its id is `held`.
+        """(content id, group) of the groups graded since the last call that can teach. Starts to grade newly received
+        groups, except those whose id is in `held`.
         """
         arrived, refused = self._exchange.receive()
         self._ledger.received(len(arrived) + sum(refused.values()))
@@ -80,7 +77,7 @@ class Intake:
         return [admitted for admitted in settled if admitted is not None]
 
     def settle(self, groups: Sequence[GradedGroup], first: int, skipped: bool) -> None:
-        """Book the groups of an update that was made, or `skipped`; `first` of them had been in none before."""
+        """Record the groups of an update that was made, or `skipped`; `first` of them are used for the first time."""
         for graded in groups:
             self._exchange.report(graded.group.peer_id, "used")
         if skipped:
@@ -89,7 +86,7 @@ class Intake:
             self._ledger.used_external(first, again=len(groups) - first)
 
     def _begin(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
-        # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
+        # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
         if content_id in self._pending or content_id in held:
             self._ledger.dropped(Reason.DUPLICATE)
         elif not self._has_room_for(new := self._weighed(group)):
@@ -107,7 +104,7 @@ class Intake:
     ) -> tuple[str, GradedGroup] | None:
         began = time.perf_counter()
         graded = self._judged(group, verdict)
-        # What its texts cost this thread is on their sender's account too.
+        # The time spent in this thread is charged to the sender, too.
         spent_s = verdict.seconds + time.perf_counter() - began
         if not isinstance(graded, GradedGroup):
             self._exchange.report(group.peer_id, graded, spent_s)
@@ -117,7 +114,7 @@ class Intake:
         return content_id, graded
 
     def _judged(self, group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | Reason:
-        """The group with this node's rewards, or the reason why it cannot teach."""
+        """The group with this node's rewards, or why it cannot teach."""
         if isinstance(verdict, Rejection):
             return verdict.reason
         if not has_signal(verdict.rewards):

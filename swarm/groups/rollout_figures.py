@@ -1,4 +1,4 @@
-"""What a round's own groups look like, by the names of TRL's dashboards."""
+"""Figures of a round's own groups, by TRL's names."""
 
 from __future__ import annotations
 

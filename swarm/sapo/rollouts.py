@@ -1,4 +1,4 @@
-"""A node's own groups, a batch a round: made in turns with the updates, or ahead of them.
+"""A node's own groups, one batch per round: generated in alternation with the updates, or ahead of them.
 
     draw ──▶ generate ──▶ grade ──▶ batch         a group is graded while the others are still being generated
 
@@ -6,7 +6,7 @@
     max_staleness 1    batch 0 │ batch 1  │ batch 2  │ ...         in a thread, which waits for engine and verifier
                                │ update 0 │ update 1 │ ...
 
-Batch n is begun when update n - max_staleness is about to, so that what it is trained on is never older than that.
+Batch n starts when update n - max_staleness is about to start, which bounds its staleness.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Answered(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """What became of one round's questions."""
+    """The results of one round's questions."""
 
     answered: list[Answered]
     """In the order of the questions."""
@@ -43,7 +43,7 @@ class Batch(Struct, frozen=True):
 
 
 class Rollouts:
-    """Batches of P questions of a node's stream, answered G times each and graded by its own verifier."""
+    """Batches of P questions from a node's stream, each with G completions, graded by its own verifier."""
 
     def __init__(
         self,
@@ -55,9 +55,8 @@ class Rollouts:
         sampling: Sampling,
         max_staleness: int,
     ) -> None:
-        """`max_staleness`: batches that may be ahead of the one that was taken last.
-
-        With 1 or more, `engine` and `verifier` are used by another thread than the one that takes batches.
+        """`max_staleness`: batches that may be ahead of the last one taken. With 1 or more, another thread than the
+        caller of `take` uses `engine` and `verifier`.
         """
         self._engine = engine
         self._verifier = verifier
@@ -68,11 +67,10 @@ class Rollouts:
         self._max_staleness = max_staleness
         self._thread = ThreadPoolExecutor(1, "generation") if max_staleness else None
         self._ahead: dict[int, Future[Batch]] = {}
-        """Batches that were begun and not taken, by the position of their first question."""
+        """Batches started and not taken, by the position of their first question."""
 
     def take(self, position: int, stages: Stopwatch) -> Batch:
-        """The batch that begins with question `position` of the stream; those that may follow it are begun.
-
+        """The batch that begins with question `position` of the stream; starts the batches that may be ahead of it.
         Raises what engine and verifier raise.
         """
         if self._thread is None:
@@ -84,7 +82,7 @@ class Rollouts:
             return self._ahead.pop(position).result()
 
     def close(self) -> None:
-        """Begin no more; what is being generated ends when its engine does."""
+        """Start no more batches; a running one ends with its engine."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
