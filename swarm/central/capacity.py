@@ -57,12 +57,12 @@ class Worker:
 
     @property
     def effective_rate(self) -> float:
-        """Rollouts a second to count on."""
+        """Expected rollouts per second."""
         return self.availability * self.rate
 
 
 def publish_every(max_staleness: int) -> int:
-    """kappa = max(1, S - 1), which keeps the staleness within S while `overlaps` holds and broadcast_s <= train_s.
+    """kappa = max(1, S - 1): bounds the staleness by S while `overlaps` holds and broadcast_s <= train_s.
 
     Source: arXiv:2602.02192, section 3.3 and appendix A.4.
     """
@@ -79,12 +79,12 @@ def overlaps(demand: Demand, rate: float) -> bool:
 
 
 def period_s(demand: Demand, rate: float) -> float:
-    """Seconds in which workers of this rate make a publication period's rollouts and get the next snapshot."""
+    """Seconds for workers of this rate to sample a publication period's rollouts and to receive the next snapshot."""
     return demand.publish_every * demand.rollouts / rate + demand.broadcast_s if rate > 0 else math.inf
 
 
 def required_rate(demand: Demand) -> float | None:
-    """mu_min = R / (train_s - broadcast_s / kappa); None when the broadcast alone takes the whole period.
+    """mu_min = R / (train_s - broadcast_s / kappa); None when the broadcast alone fills the period.
 
     Source: arXiv:2602.02192, eq. 2.
     """
@@ -93,7 +93,7 @@ def required_rate(demand: Demand) -> float | None:
 
 
 def smallest_feasible_period(demand: Demand, rate: float) -> int | None:
-    """The least kappa with which workers of this rate keep the learner busy; None when none does."""
+    """The least kappa at which workers of this rate keep the learner busy; None when there is none."""
     spare_s = demand.train_s - demand.rollouts / rate if rate > 0 else 0.0
     if spare_s <= 0:
         return None
@@ -101,7 +101,7 @@ def smallest_feasible_period(demand: Demand, rate: float) -> int | None:
 
 
 def pool_rate(workers: Iterable[Worker]) -> float:
-    """Rollouts a second to count on: the sum of availability times measured rate.
+    """Expected rollouts per second: the sum of availability times measured rate.
 
     Source: arXiv:2602.02192, eq. 4.
     """
@@ -109,11 +109,10 @@ def pool_rate(workers: Iterable[Worker]) -> float:
 
 
 def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
-    """A cheap set of workers of at least this rate together, by unit price; None when all of them do not reach it.
-
-    Workers are taken by rising price for each rollout. After each the set could also be completed by one single other
-    worker: of all such sets the cheapest is taken, without members it can spare. At most twice the least price; then
-    cheaper sets are searched for, for a bounded time, which finds the cheapest of all in small pools.
+    """A cheap set of workers with at least this total rate; None when all workers together do not reach it. Greedy:
+    take workers by rising price per rollout; after each, consider completing the set with one other worker. The
+    cheapest such set, without its redundant members, costs at most twice the minimum. A bounded search then looks for
+    cheaper sets, which is exhaustive for small pools.
 
     Source: arXiv:2602.02192, eq. 3, its greedy rule; completion: Csirik et al. 1991, for minimum knapsack.
     """
@@ -123,7 +122,7 @@ def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | Non
 
 
 def _greedy(ranked: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
-    """Whoever comes first, or that many less and one that completes them."""
+    """The best of all prefixes of `ranked`, each completed by at most one other worker."""
     best: tuple[Worker, ...] | None = None
     for taken in range(len(ranked) + 1):
         missing = rate - pool_rate(ranked[:taken])
@@ -137,9 +136,8 @@ def _greedy(ranked: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
 
 
 def _search(ranked: Sequence[Worker], rate: float, price: float) -> tuple[Worker, ...] | None:
-    """The cheapest set of less than `price` found in `SEARCHED` looks; None when there is none among them.
-
-    Depth first by rising unit price, leaving out what could not become cheaper even if workers could be hired in part.
+    """The cheapest set below `price` among `SEARCHED` examined sets; None without one. Depth first by rising unit
+    price, pruned by the price with fractional workers.
     """
     best: tuple[Worker, ...] | None = None
     open_sets: list[tuple[int, float, float, tuple[Worker, ...]]] = [(0, 0.0, rate, ())]
@@ -168,7 +166,7 @@ def _cheaper(first: tuple[Worker, ...] | None, second: tuple[Worker, ...]) -> tu
 
 
 def _without_spares(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...]:
-    """Give back the dearest workers that the rate does not need."""
+    """Remove redundant workers, the most expensive first."""
     kept = list(workers)
     for worker in sorted(workers, key=lambda each: -each.price):
         if pool_rate(kept) - worker.effective_rate >= rate * (1 - ROUNDING):
@@ -181,7 +179,7 @@ def _hourly(workers: Iterable[Worker]) -> float:
 
 
 def bubble_ratio(demand: Demand, rate: float) -> float:
-    """Part of its time that the learner waits for rollouts, wait / (train + wait), in [0, 1]."""
+    """Fraction of its time that the learner waits for rollouts, wait / (train + wait), in [0, 1]."""
     busy_s = demand.publish_every * demand.train_s
     return max(0.0, 1.0 - busy_s / period_s(demand, rate))
 
@@ -192,15 +190,15 @@ def step_s(demand: Demand, rate: float) -> float:
 
 
 def cost_per_step(demand: Demand, workers: Sequence[Worker], learner_price: float = 0.0) -> float:
-    """Price of a learner step: the learner's and its workers' hourly prices over the time the step takes."""
+    """Price of a learner step: the hourly prices of learner and workers times the duration of the step."""
     return (learner_price + _hourly(workers)) * step_s(demand, pool_rate(workers)) / 3600
 
 
 def staleness_bound(demand: Demand, rate: float) -> int:
     """S_max <= kappa + k* - 1, k* = ceil((broadcast_s + R / mu) / train_s): the worst case, whatever the overlap.
 
-    k* is the first step for which R rollouts of a new snapshot can be there when none is made before the broadcast is
-    complete. Source: arXiv:2602.02192, appendix A.2.
+    k* is the first step that can have R rollouts of a new snapshot if none is sampled before the broadcast completes.
+    Source: arXiv:2602.02192, appendix A.2.
     """
     if rate <= 0:
         raise ValueError(f"rate must be positive, got {rate}")

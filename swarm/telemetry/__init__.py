@@ -1,4 +1,3 @@
-"""What a run reports: metrics, ledger, history, live view, report and plots.
-
-Written by nodes and read from files; no torch, and nothing that decides anything.
+"""What a run reports: metrics, ledger, history, live view, report and plots. Nodes write it, readers use the files; no
+torch, and no decisions.
 """
