@@ -125,8 +125,10 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     command_line: Sequence[tuple[str, str]] = (),
 ) -> LoadedConfig:
-    """Merge the layers and validate. Raises `ConfigError` with the path and the origin of every wrong field. `manifest`
-    holds the values that the run sets, `command_line` (dotted path, text) pairs.
+    """Merge the layers and validate.
+
+    Raises `ConfigError` with the path and the origin of every wrong field. `manifest` holds the values that the run
+    sets, `command_line` (dotted path, text) pairs.
     """
     own: list[tuple[str, Values]] = []
     if file is not None:

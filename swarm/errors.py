@@ -19,13 +19,16 @@ class TaskError(SwarmError):
 
 
 class Refusal(SwarmError):
-    """Something from another peer was refused: a record, its sender, a group's question. Bad rollouts are data: the
-    node counts each refusal and goes on.
+    """Something from another peer was refused: a record, its sender, a group's question.
+
+    Bad rollouts are data: the node counts each refusal and goes on.
     """
 
     def __init__(self, reason: Reason, detail: str = "", peer_id: str | None = None) -> None:
-        """`reason` is the key it is counted under, `detail` a text for people, `peer_id` the peer that a valid
-        signature makes responsible. A detail quotes foreign text, so it is cleaned here for every log and view.
+        """`reason` is the counter's key, `detail` a text for people, `peer_id` the responsible peer by a valid
+        signature.
+
+        A detail quotes foreign text, so it is cleaned here for every log and view.
         """
         detail = clean(detail)
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -1,5 +1,4 @@
-"""Figures: the metrics that a loss or a stage of the round reports, by conventional name, and how to reduce their
-parts.
+"""Figures: what a loss or a stage of the round reports, by conventional name, and how to reduce the parts.
 
 Only the code that computes a figure names it: every sink takes the mapping as it is. Names follow TRL's GRPO trainer
 where it has the figure (`kl`, `entropy`, `clip_ratio/low_mean`, `completions/mean_length`, `sampling/...`), so that

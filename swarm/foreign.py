@@ -1,6 +1,7 @@
-"""Sanitize foreign text before it reaches a terminal, a page or a log. `swarm/net/records/wire.py` checks names against
-a pattern on arrival. This module protects output: no control or escape sequences, no bidirectional or invisible
-characters, no line breaks, bounded length.
+"""Sanitize foreign text before it reaches a terminal, a page or a log.
+
+`swarm/net/records/wire.py` checks names against a pattern on arrival. This module protects output: no control or escape
+sequences, no bidirectional or invisible characters, no line breaks, bounded length.
 """
 
 from __future__ import annotations

@@ -88,8 +88,9 @@ class RolloutEngine(Protocol):
     """Generates completions with the node's policy."""
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """G completions for each of P prompts, [P][G]; a prompt without completions gets a `Rejection` and the others
-        go on. A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
+        """G completions for each of P prompts, [P][G]; a failed prompt gets a `Rejection`, the others go on.
+
+        A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
         `SamplingError`, `Interrupted`.
         """
         ...
@@ -103,8 +104,9 @@ class RolloutEngine(Protocol):
 
 
 class StreamingEngine(RolloutEngine, Protocol):
-    """Also accepts new weights at any time. They sample all later tokens; a completion records which version sampled
-    which of its tokens.
+    """Also accepts new weights at any time.
+
+    They sample all later tokens; a completion records which version sampled which of its tokens.
     """
 
     def check(self, sampling: Sampling) -> None:
@@ -112,8 +114,9 @@ class StreamingEngine(RolloutEngine, Protocol):
         ...
 
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample from other weights from the next decode step on; any thread may call it. Raises `WeightsRefused`; the
-        old weights then stay in use.
+        """Sample from other weights from the next decode step on; any thread may call it.
+
+        Raises `WeightsRefused`; the old weights then stay in use.
         """
         ...
 
@@ -193,9 +196,10 @@ class RecordTransport(Protocol):
         ...
 
     def publish(self, record: bytes) -> None:
-        """Send a record to everyone in the run; without a known run it is dropped and counted. Peers that are
-        connected, reconnect, or join within the backfill time receive it once, in no particular order. Receivers fetch
-        a record that is too large for gossip.
+        """Send a record to everyone in the run; without a known run it is dropped and counted.
+
+        Peers that are connected, reconnect, or join within the backfill time receive it once, in no particular order.
+        Receivers fetch a record that is too large for gossip.
         """
         ...
 
@@ -208,9 +212,10 @@ class RecordTransport(Protocol):
         ...
 
     def ban(self, peer_ids: Collection[str]) -> None:
-        """Ban these peers; each call replaces the set. Their connections are closed, new ones soon after they open;
-        their requests are refused, and so are records they published, whoever forwards them. Counted as
-        `banned_connections`, `banned_streams` and `banned_gossip`.
+        """Ban these peers; each call replaces the set.
+
+        Their connections are closed, new ones soon after they open; their requests are refused, and so are records they
+        published, whoever forwards them. Counted as `banned_connections`, `banned_streams` and `banned_gossip`.
         """
         ...
 
@@ -232,8 +237,9 @@ class RequestTransport(Protocol):
         ...
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer; never from a request handler. Raises `PeerUnreachable`. A known peer without a connection is
-        dialled first, within the same `timeout_s`.
+        """Ask one peer; never from a request handler.
+
+        Raises `PeerUnreachable`. A known peer without a connection is dialled first, within the same `timeout_s`.
         """
         ...
 
@@ -244,10 +250,11 @@ class RequestTransport(Protocol):
     def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> Generator[bytes, None, None]:
-        """Ask one peer; yields the response's bytes as they arrive, not in its handler's chunks. Never from a handler.
-        A known peer without a connection is dialled first. `timeout_s` bounds the time between chunks; closing the
-        iterator closes the stream. Raises `PeerUnreachable` at the first or any later chunk: the response is complete
-        only when the iterator ends normally.
+        """Ask one peer; yields the response's bytes as they arrive, not in its handler's chunks.
+
+        Never from a handler. A known peer without a connection is dialled first. `timeout_s` bounds the time between
+        chunks; closing the iterator closes the stream. Raises `PeerUnreachable` at the first or any later chunk: the
+        response is complete only when the iterator ends normally.
         """
         ...
 
@@ -323,7 +330,9 @@ class GroupExchange(Protocol):
         ...
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
-        """Report the outcome of a received group. `verify_s`: seconds its verification took.
+        """Report the outcome of a received group.
+
+        `verify_s`: seconds its verification took.
         """
         ...
 
@@ -340,8 +349,9 @@ class SnapshotPublisher(Protocol):
     """Takes a learner's weights and distributes them."""
 
     def publish(self, version: int, snapshot: bytes) -> None:
-        """Announce a snapshot (whole, packed weights) to the run and serve it; returns at once. Raises `SnapshotError`
-        unless the version is above every earlier one, those before a restart included.
+        """Announce a snapshot (whole, packed weights) to the run and serve it; returns at once.
+
+        Raises `SnapshotError` unless the version is above every earlier one, those before a restart included.
         """
         ...
 
@@ -350,8 +360,9 @@ class SnapshotFeed(Protocol):
     """Gives a worker its learner's weights."""
 
     def newest(self) -> tuple[int, bytes] | None:
-        """Version and packed bytes of the newest complete, verified snapshot; never blocks. None when none is newer
-        than the last one returned.
+        """Version and packed bytes of the newest complete, verified snapshot; never blocks.
+
+        None when none is newer than the last one returned.
         """
         ...
 

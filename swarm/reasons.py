@@ -1,5 +1,6 @@
-"""Why something is refused, dropped or counted against a peer: the keys of the ledger, of metrics and of peers'
-accounts. A value never changes its meaning: it is written to disk and compared with values from other versions.
+"""Why something is refused, dropped or counted against a peer: keys of the ledger, metrics and peers' accounts.
+
+A value never changes its meaning: it is written to disk and compared with values from other versions.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Reason(StrEnum):
 
     SLOW_HOLDER = "slow_holder", Subject.CONDUCT, "The peer served a large record below the minimum rate."
     BAD_GIFT = "bad_gift", Subject.CONDUCT, "In repair, the peer served a record that every honest node refuses."
-    CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk that differs from the one the learner signed."
+    CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
     FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."
     BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
     BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "The peer's gossip message raised an error here."

@@ -57,6 +57,7 @@ class ReplayBuffer:
 
     def take(self, version: int, num_rollouts: int) -> list[GradedGroup]:
         """Groups with `num_rollouts` completions for the open update, or all there are; the last group may exceed it.
+
         The oldest version comes first: newest-first would let long completions go stale more often than short ones.
         They stay until `settle`.
         """

@@ -1,7 +1,8 @@
-"""How many rollouts a learner needs, the cheapest workers that supply them, and the staleness bound. Pure functions. A
-learner trains on R rollouts per step in `train_s`, and publishes a snapshot every kappa steps; `broadcast_s` later the
-workers have installed it. The learner never waits while a publication period covers both: kappa R / mu + broadcast_s <=
-kappa train_s, where mu is the total rollouts per second of all workers.
+"""How many rollouts a learner needs, the cheapest workers that supply them, and the staleness bound.
+
+Pure functions. A learner trains on R rollouts per step in `train_s`, and publishes a snapshot every kappa steps;
+`broadcast_s` later the workers have installed it. The learner never waits while a publication period covers both: kappa
+R / mu + broadcast_s <= kappa train_s, where mu is the total rollouts per second of all workers.
 
 Source: arXiv:2602.02192, sections 3.3 to 3.5 and appendix A.
 """
@@ -109,8 +110,9 @@ def pool_rate(workers: Iterable[Worker]) -> float:
 
 
 def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
-    """A cheap set of workers with at least this total rate; None when all workers together do not reach it. Greedy:
-    take workers by rising price per rollout; after each, consider completing the set with one other worker. The
+    """A cheap set of workers with at least this total rate; None when all workers together do not reach it.
+
+    Greedy: take workers by rising price per rollout; after each, consider completing the set with one other worker. The
     cheapest such set, without its redundant members, costs at most twice the minimum. A bounded search then looks for
     cheaper sets, which is exhaustive for small pools.
 
@@ -136,8 +138,9 @@ def _greedy(ranked: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
 
 
 def _search(ranked: Sequence[Worker], rate: float, price: float) -> tuple[Worker, ...] | None:
-    """The cheapest set below `price` among `SEARCHED` examined sets; None without one. Depth first by rising unit
-    price, pruned by the price with fractional workers.
+    """The cheapest set below `price` among `SEARCHED` examined sets; None without one.
+
+    Depth first by rising unit price, pruned by the price with fractional workers.
     """
     best: tuple[Worker, ...] | None = None
     open_sets: list[tuple[int, float, float, tuple[Worker, ...]]] = [(0, 0.0, rate, ())]

@@ -93,9 +93,11 @@ class Follower:
         wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A worker without a snapshot. `read` unpacks a snapshot; `hides` says whether token ids contain special tokens
-        that the text does not show. The learner reports `max_staleness` and `learner_version`; `wanted` says whether it
-        wants more rollouts. A batch ends early when it does not.
+        """A worker without a snapshot.
+
+        `read` unpacks a snapshot; `hides` says whether token ids contain special tokens that the text does not show.
+        The learner reports `max_staleness` and `learner_version`; `wanted` says whether it wants more rollouts. A batch
+        ends early when it does not.
         """
         self.ledger = ledger
         self.num_completions = 0

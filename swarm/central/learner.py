@@ -107,8 +107,10 @@ class Learner:
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A learner before its first snapshot. `delivered` is called with a worker's peer id and its number of
-        admissible rollouts; `cancelled` is polled while waiting.
+        """A learner before its first snapshot.
+
+        `delivered` is called with a worker's peer id and its number of admissible rollouts; `cancelled` is polled while
+        waiting.
         """
         self.round = 0
         """Steps made."""

@@ -1,3 +1,4 @@
-"""Operations on one group of completions, for peers and for a central learner: build, share, regrade, compare, check
-plausibility. Mixing and updates are in `sapo/` and `central/`.
+"""Operations on one group of completions: build, share, regrade, compare, check plausibility.
+
+Peers and a central learner use them alike; mixing and updates are in `sapo/` and `central/`.
 """

@@ -37,8 +37,10 @@ class Copies:
         self._max_remembered = max_remembered
 
     def judge(self, group: RolloutGroup, now: float) -> Reason | None:
-        """Why a group is not new, or None; its completions are remembered. `copied`: its author took them from another
-        peer; `repeated`: they are the author's own, of unclear origin, or short enough to coincide.
+        """Why a group is not new, or None; its completions are remembered.
+
+        `copied`: its author took them from another peer; `repeated`: they are the author's own, of unclear origin, or
+        short enough to coincide.
         """
         keys = _keys(group)
         known = {key: said for key in keys if (said := self._said.get(key)) is not None}

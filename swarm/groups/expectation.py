@@ -9,9 +9,7 @@ from swarm.types import Completion
 
 
 def log_group_expectation(completions: Sequence[Completion]) -> float | None:
-    """`log_expectation` of all G completions; None unless every token has a log-probability: over a part of the group
-    the value would differ.
-    """
+    """`log_expectation` of all G completions; None unless every token has a log-probability."""
     if not completions or any(not c.logprobs or len(c.logprobs) != len(c.token_ids) for c in completions):
         return None
     return log_expectation([mean_logprob(c.logprobs) for c in completions])

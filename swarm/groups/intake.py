@@ -48,8 +48,9 @@ class Intake:
         needless: Callable[[RolloutGroup], Reason | None] = lambda group: None,
         unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
     ) -> None:
-        """`needless` returns the reason to drop a group before grading, or None; `unfit` the reason why a group with
-        signal cannot teach this policy, or None.
+        """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group with signal
+        cannot teach this policy; None to keep it.
+
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -64,8 +65,9 @@ class Intake:
         return len(self._pending)
 
     def receive(self, held: Container[str]) -> list[tuple[str, GradedGroup]]:
-        """(content id, group) of the groups graded since the last call that can teach. Starts to grade newly received
-        groups, except those whose id is in `held`.
+        """(content id, group) of the groups graded since the last call that can teach.
+
+        Starts to grade newly received groups, except those whose id is in `held`.
         """
         arrived, refused = self._exchange.receive()
         self._ledger.received(len(arrived) + sum(refused.values()))

@@ -1,6 +1,7 @@
-"""Detects rewarded completions of other peers that lie far outside this policy's distribution. Bad completions are
-often improbable, rewarded ones rarely: a policy finds nearly all of its own probable, and those of honest peers too,
-because they use the format that it knows. A planted marker in front of a right answer stands out.
+"""Detects rewarded completions of other peers that lie far outside this policy's distribution.
+
+Bad completions are often improbable, rewarded ones rarely: a policy finds nearly all of its own probable, and those of
+honest peers too, because they use the format that it knows. A planted marker in front of a right answer stands out.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class Plausibility:
 
     @property
     def fence(self) -> float:
-        """Nats per token below which a rewarded completion is left out. With too few rewarded own completions, all own
-        completions are the reference.
+        """Nats per token below which a rewarded completion is left out.
+
+        With too few rewarded own completions, all own completions are the reference.
         """
         own = self._rewarded if len(self._rewarded) >= ENOUGH else self._own
         if len(own) < ENOUGH:

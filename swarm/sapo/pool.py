@@ -60,8 +60,9 @@ class Pool:
         now: float,
         author_of: Callable[[str], str] = lambda peer_id: peer_id,
     ) -> Counter[Reason]:
-        """Add a group that has signal. Returns the reasons of the groups that left for it: `peer_quota`, `pool_full`. A
-        full pool drops the oldest group of the author with the most, so that a flood cannot displace others' groups.
+        """Add a group that has signal. Returns the reasons of the groups that left for it: `peer_quota`, `pool_full`.
+
+        A full pool drops the oldest group of the author with the most, so that a flood cannot displace others' groups.
         Raises `ValueError` for an id in the pool: the caller deduplicates.
         """
         if content_id in self._groups:

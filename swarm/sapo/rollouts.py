@@ -55,8 +55,9 @@ class Rollouts:
         sampling: Sampling,
         max_staleness: int,
     ) -> None:
-        """`max_staleness`: batches that may be ahead of the last one taken. With 1 or more, another thread than the
-        caller of `take` uses `engine` and `verifier`.
+        """`max_staleness`: batches that may be ahead of the last one taken.
+
+        With 1 or more, another thread than the caller of `take` uses `engine` and `verifier`.
         """
         self._engine = engine
         self._verifier = verifier
@@ -71,6 +72,7 @@ class Rollouts:
 
     def take(self, position: int, stages: Stopwatch) -> Batch:
         """The batch that begins with question `position` of the stream; starts the batches that may be ahead of it.
+
         Raises what engine and verifier raise.
         """
         if self._thread is None:

@@ -84,9 +84,10 @@ class Moment(Struct, frozen=True):
 
 
 class PeerHistory:
-    """One node's metrics file, up to the position read. A killed node repeats the rounds since its last checkpoint. The
-    last line of a repeated round counts; when a process resumes from round r, the lines beyond r describe a lost policy
-    and are dropped.
+    """One node's metrics file, up to the position read.
+
+    A killed node repeats the rounds since its last checkpoint. The last line of a repeated round counts; when a process
+    resumes from round r, the lines beyond r describe a lost policy and are dropped.
     """
 
     def __init__(self, path: Path, name: str | None = None) -> None:
@@ -194,8 +195,9 @@ class PeerHistory:
         return (recent[-1].wall_s - recent[0].wall_s) / (recent[-1].round - recent[0].round)
 
     def mixtures(self) -> list[Mixture]:
-        """The composition of each update. The counts in the file are cumulative, so a round without its predecessor has
-        no entry.
+        """The composition of each update.
+
+        The counts in the file are cumulative, so a round without its predecessor has no entry.
         """
         found = []
         for number in sorted(self.rounds):

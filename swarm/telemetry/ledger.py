@@ -14,8 +14,9 @@ from swarm.telemetry.records import GroupCounts
 
 
 class Ledger:
-    """Cumulative over a node's life: `snapshot` goes into metrics and checkpoints, `restore` resumes from it. Main
-    thread only.
+    """Cumulative over a node's life: `snapshot` goes into metrics and checkpoints, `restore` resumes from it.
+
+    Main thread only.
     """
 
     def __init__(self) -> None:

@@ -55,8 +55,10 @@ class LossOutput:
 
 
 class Loss(Settings):
-    """An objective with its settings: `update.loss` holds the fields of the subclass. The loss must be linear in
-    non-negative multiples of the advantages, so that a weight on the loss is a weight on the advantages.
+    """An objective with its settings: `update.loss` holds the fields of the subclass.
+
+    The loss must be linear in non-negative multiples of the advantages, so that a weight on the loss is a weight on the
+    advantages.
     """
 
     per_token: ClassVar[bool] = False
