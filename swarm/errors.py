@@ -25,10 +25,9 @@ class Refusal(SwarmError):
     """
 
     def __init__(self, reason: Reason, detail: str = "", peer_id: str | None = None) -> None:
-        """`reason` is the counter's key, `detail` a text for people, `peer_id` the responsible peer by a valid
-        signature.
+        """`reason` is the counter's key, `peer_id` the peer that a valid signature makes responsible.
 
-        A detail quotes foreign text, so it is cleaned here for every log and view.
+        `detail` is for people and quotes foreign text, so it is cleaned here for every log and view.
         """
         detail = clean(detail)
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -15,8 +15,8 @@ from typing import Literal, SupportsFloat
 Reduction = Literal["token_mean", "sequence_mean", "step_mean", "sum", "max", "ess"]
 """How the parts of a step reduce to its value, and the steps of an update to the update's:
 
-`token_mean`, `sequence_mean`: the mean over all tokens or completions of all steps. `step_mean`: one value per step;
-steps have equal weight.
+`token_mean`, `sequence_mean`: the mean over all tokens or completions of all steps.
+`step_mean`: one value per step; steps have equal weight.
 `ess`: the effective sample size of importance weights as a fraction of their number; steps are weighted by tokens.
 `sum`, `max`: over parts and steps.
 """
