@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import random_policy
-from nodes.roles.crew import Crew
+from nodes.roles.coordinator import RankCoordinator
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
 from swarm.policy.distributed.ranks import Ranks
@@ -164,7 +164,7 @@ class Training:
                 "mix": {"local": load.questions, "external": 0},
             }
         )
-        self._crew = Crew(config, None, Ranks(), lambda: False)
+        self._coordinator = RankCoordinator(config, None, Ranks(), lambda: False)
         self._verifier = HalfRight(grading_s)
         self._node = SapoNode(
             peer_id="",
@@ -176,9 +176,9 @@ class Training:
             sampling=config.generation.sampling(),
             share=ShareSettings(groups="none"),
             mix=config.mix,
-            engine=AtOnce(self._crew) if at_once else self._crew,
+            engine=AtOnce(self._coordinator) if at_once else self._coordinator,
             verifier=self._verifier,
-            updater=self._crew,
+            updater=self._coordinator,
             exchange=Nobody(),
             pool=Pool(PoolSettings()),
             ledger=Ledger(),
@@ -204,7 +204,7 @@ class Training:
     def close(self) -> None:
         """Leave nothing running."""
         self._node.close()
-        self._crew.close()
+        self._coordinator.close()
         self._verifier.close()
 
 

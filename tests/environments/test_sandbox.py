@@ -1,4 +1,4 @@
-"""Layers of the sandbox that a machine may lack, rooms, and what a worker is told."""
+"""Layers of the sandbox that a machine may lack, worker directories, and a worker's environment variables."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from swarm.types import Grade, Question, Rejection, TaskRef
 
 
 class InlineVerifier:
-    """Implements `Verifier` without a time limit: a scorer that hangs blocks the caller, so do not use it for foreign
-    groups.
+    """Implements `Verifier` without a time limit, so not for foreign groups: a scorer that hangs blocks the caller.
 
     A few data sets iterate over a set of strings, so that their questions depend on PYTHONHASHSEED; the pool's workers
     set it to 0.
