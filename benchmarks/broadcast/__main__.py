@@ -84,8 +84,9 @@ class Swarm:
     def broadcast(
         self, workers: Sequence[Child], num_bytes: int, *, star: bool = False, during: Callable[[], None] | None = None
     ) -> dict[str, float]:
-        """Seconds from publication until each of these workers has the snapshot, by name, without dead ones. `during`
-        is called once the broadcast has started. Raises `ChildFailed`.
+        """Seconds from publication until each of these workers has the snapshot, by name, without dead ones.
+
+        `during` is called once the broadcast has started. Raises `ChildFailed`.
         """
         nodes = [self.learner, *workers]
         # A remaining one would still serve chunks, or request a place.

@@ -36,6 +36,7 @@ class ChildFailed(Exception):
 
 class Child:
     """A process that reads commands from standard input and writes events to standard output, one JSON object per line.
+
     `events` keeps all its events. It leads its own session, so that a terminal's signal reaches only the driver.
     """
 

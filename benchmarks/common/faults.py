@@ -20,8 +20,9 @@ class FaultyDaemon:
         self._random = random.Random(seed)
 
     def install(self) -> None:
-        """Intercept the transport's calls to its daemon, for the whole process. Gossip is lost below the node's state,
-        so that the transport's repair must detect missing records itself.
+        """Intercept the transport's calls to its daemon, for the whole process.
+
+        Gossip is lost below the node's state, so that the transport's repair must detect missing records itself.
         """
         # Late import: this loads hivemind, which loads torch.
         from swarm.errors import PeerUnreachable

@@ -1,5 +1,6 @@
-"""A task with long answers, and a policy that knows it partly: counting the 1 bits of a number by halving it. A
-completion of about 77 tokens has one reward and about seven critical steps: the policy is trained on workings that
+"""A task with long answers, and a policy that knows it partly: counting the 1 bits of a number by halving it.
+
+A completion of about 77 tokens has one reward and about seven critical steps: the policy is trained on workings that
 sometimes omit a bit, so that it can do each step but does not always do it. Reinforcement learning can improve this.
 """
 

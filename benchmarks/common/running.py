@@ -54,8 +54,10 @@ def measure(
 def option_parser(
     name: str, doc: str | None, measurements: Collection[str], default: str = "all"
 ) -> argparse.ArgumentParser:
-    """The options of every benchmark. `doc` is its module's docstring, of which the first line is shown. `default`
-    describes the measurements without --only.
+    """The options of every benchmark.
+
+    `doc` is its module's docstring, of which the first line is shown. `default` describes the measurements without
+    --only.
     """
     parser = argparse.ArgumentParser(prog=f"swarm bench {name}", description=(doc or "").partition("\n")[0])
     parser.add_argument(
@@ -79,8 +81,9 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def conclude(take: Callable[[], int], report: Report, options: argparse.Namespace, console: Console) -> int:
-    """Run the measurements, then print and write the results so far. Returns their exit code; 130 when interrupted,
-    also by SIGTERM, after `take` has ended its children.
+    """Run the measurements, then print and write the results so far.
+
+    Returns their exit code; 130 when interrupted, also by SIGTERM, after `take` has ended its children.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:

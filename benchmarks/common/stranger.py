@@ -1,6 +1,7 @@
-"""A stranger in the swarm: an identity with its own daemon that follows no rules. It sends arbitrary bytes: on gossip,
-in requests, on raw streams, to hivemind's DHT. Every call blocks for a bounded time; an event loop in a separate thread
-executes them.
+"""A stranger in the swarm: an identity with its own daemon that follows no rules.
+
+It sends arbitrary bytes: on gossip, in requests, on raw streams, to hivemind's DHT. Every call blocks for a bounded
+time; an event loop in a separate thread executes them.
 """
 
 from __future__ import annotations

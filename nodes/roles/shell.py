@@ -167,7 +167,10 @@ class Shell:
         engine: RolloutEngine | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Evaluate with `engine` if all is done, `close`, and write the end event. Raises errors of the evaluation."""
+        """Evaluate with `engine` if all is done, `close`, and write the end event.
+
+        Raises errors of the evaluation.
+        """
         failure: SwarmError | None = None
         try:
             if reason == "done" and engine is not None:
