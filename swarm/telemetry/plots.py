@@ -187,7 +187,7 @@ def draw_versions(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> Non
                 linewidth=2.2,
                 label=history.name,
             )
-    _finish(axes, ink, "Versions", "of the learner, and installed by workers", empty=not histories)
+    _finish(axes, ink, "Versions", "the learner's, and those installed by workers", empty=not histories)
     axes.set_xlabel("minutes", color=ink.faint)
     axes.set_ylim(bottom=0)
 

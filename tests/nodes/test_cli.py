@@ -40,7 +40,7 @@ def _run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("bootstrap", "--generation.group_size", "1"), "generation.group_size"),
         (("demo", "--local", "0", "--external", "0"), "nothing would ever be trained on"),
         (("demo", "--transport", "pigeon"), "--transport must be hivemind or memory, got 'pigeon'"),
-        (("demo", "--mix.local", "3"), "does not take"),
+        (("demo", "--mix.local", "3"), "does not accept"),
         (("export", "nowhere", "there"), "nowhere is no checkpoint and holds none"),
     ],
 )

@@ -104,7 +104,7 @@ OUTCOMES = {
     "little disk": (doctor.check_disk(Disk("cache", "c", 2 * GIB)), "warn", "2.0 GiB"),
     "no disk": (doctor.check_disk(Disk("cache", "c", 1_000)), "fail", "0.0 GiB"),
     "read-only disk": (doctor.check_disk(Disk("directory", "r", 0, "denied")), "fail", "cannot be written: denied"),
-    "no identity": (doctor.check_identity(KeyFile("k")), "ok", "will be made"),
+    "no identity": (doctor.check_identity(KeyFile("k")), "ok", "will be created"),
     "identity": (doctor.check_identity(KeyFile("k", "12D3", in_use=True)), "ok", "in use by a running node"),
     "open identity": (doctor.check_identity(KeyFile("k", "12D3", 0o644)), "warn", "mode 0644"),
     "damaged identity": (doctor.check_identity(KeyFile("k", problem="k is damaged")), "fail", "damaged"),
@@ -126,7 +126,7 @@ OUTCOMES = {
     "wrong clock, slow link": (check_clock(ClockReading(4.0, 3.5)), "warn", "to within 3.50 s"),
     "no clock": (check_clock(ClockReading(float("nan"), 0.1)), "warn", "not checked"),
     "run": (check_run(MANIFEST, "9.9", None), "ok", "schema 1 as ours; the bootstrap has swarm 9.9"),
-    "run without version": (check_run(MANIFEST, "", MANIFEST.run_id), "ok", "a version it does not tell"),
+    "run without version": (check_run(MANIFEST, "", MANIFEST.run_id), "ok", "an unknown version"),
     "no run": (check_run(None, "", None), "warn", "does not know its run"),
     "other run": (check_run(MANIFEST, "", "other-1"), "fail", "not in other-1"),
     "other schema": (check_run(Refusal("schema_version", "2"), "", None), "fail", "another version"),
@@ -141,7 +141,7 @@ OUTCOMES = {
     "same network": (check_nat(reply("192.168.1.5", True), LOCAL), "ok", "same private network"),
     "same machine": (check_nat(reply("127.0.0.1", True), LOCAL), "ok", "on this machine"),
     "no nat": (check_nat(REFUSED, LOCAL), "warn", "not checked"),
-    "nonsense nat": (check_nat(reply("\x1b[2J", True), LOCAL), "warn", "named no address"),
+    "nonsense nat": (check_nat(reply("\x1b[2J", True), LOCAL), "warn", "reported no address"),
 }
 
 
