@@ -26,7 +26,7 @@ LAG_MEAN = "sampling/lag_mean"
 LAG_MAX = "sampling/lag_max"
 """The largest of these lags."""
 REWARD_MEAN = "reward/mean"
-"""Mean reward of the completions a round generated."""
+"""Mean reward of the completions per round generated."""
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,9 @@ def bombs(plan: Plan) -> Result:
                 outcomes[rate].append(_attacked(plan, nodes, 1, attackers))
     rows = []
     for rate, seen in outcomes.items():
-        what = f"{rate} bombs a second"
+        what = f"{rate} bombs per second"
         rows += [
-            row(f"{what}: rounds a minute, of those before", [o.ratio for o in seen], "", target=KEEPS),
+            row(f"{what}: rounds per minute, of those before", [o.ratio for o in seen], "", target=KEEPS),
             row(
                 f"{what}: memory, last quarter over second quarter",
                 [o.growth for o in seen],
@@ -263,7 +263,7 @@ def learner(plan: Plan) -> Result:
                 )
                 outcomes[count].append(_attacked(plan, nodes, 0, attackers))
     rows = [
-        row(f"{count} strangers: steps a minute, of those before", [o.ratio for o in seen], "", target=KEEPS)
+        row(f"{count} strangers: steps per minute, of those before", [o.ratio for o in seen], "", target=KEEPS)
         for count, seen in outcomes.items()
     ]
     return rows, [_told("assaults", outcomes)]

@@ -291,8 +291,8 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
     tokens = statistics.fmean(cell.mean_tokens for cell in everything)
     gave_up = sum(cell.gave_up for cell in everything)
     return [
-        f"Counting 1 bits by halving a number, {tokens:.0f} tokens a completion; accuracy {first:.2f} before the first "
-        f"update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
+        f"Counting 1 bits by halving a number, {tokens:.0f} tokens per completion; accuracy {first:.2f} before the "
+        f"first update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
         f"learning rate {plan.learning_rate:g}, no KL term.",
         f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every "
         f"{plan.evaluate_every} updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of "

@@ -35,9 +35,10 @@ class ReplayBuffer:
         return content_id in self._held or content_id in self._taken
 
     def add(self, content_id: str, graded: GradedGroup, version: int, now: float) -> Counter[Reason]:
-        """Add a group while the policy is at `version`. Returns the reasons of groups that left or did not enter:
-        `stale_version`, `buffer_full`. The oldest version leaves first. Raises `ValueError` for an id already held: the
-        caller deduplicates.
+        """Add a group while the policy is at `version`.
+
+        Returns the reasons of groups that left or did not enter: `stale_version`, `buffer_full`. The oldest version
+        leaves first. Raises `ValueError` for an id already held: the caller deduplicates.
         """
         if content_id in self:
             raise ValueError(f"group {content_id} is already in the buffer")

@@ -1,7 +1,7 @@
 """A learner's workers: their measured rates, which of them are active, and the overlap model's prediction.
 
     heartbeat ──▶ installed version, availability, reward        ┐
-    delivery  ──▶ rollouts a second, by worker                   ├──▶ demand, rate ──▶ who is active
+    delivery  ──▶ rollouts per second, by worker                 ├──▶ demand, rate ──▶ who is active
     step      ──▶ seconds of training and of waiting             ┘
 Source: arXiv:2602.02192, sections 3.4, 3.5, 4.3 and appendix B.2.1.
 """

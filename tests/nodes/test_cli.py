@@ -41,7 +41,7 @@ def _run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("demo", "--local", "0", "--external", "0"), "nothing would ever be trained on"),
         (("demo", "--transport", "pigeon"), "--transport must be hivemind or memory, got 'pigeon'"),
         (("demo", "--mix.local", "3"), "does not accept"),
-        (("export", "nowhere", "there"), "nowhere is no checkpoint and holds none"),
+        (("export", "nowhere", "there"), "nowhere is not a checkpoint and contains none"),
     ],
 )
 def test_wrong_use_is_one_clear_line_and_starts_nothing(

@@ -79,7 +79,7 @@ OUTCOMES = {
     "apple": (check_gpu(Torch("2.13.0", mps=True), None, "mps"), "ok", "Apple"),
     "no apple": (check_gpu(CPU_BUILD, None, "mps"), "fail", "policy.device is mps"),
     "no torch": (check_gpu(Torch(problem="No module named torch"), None, "auto"), "fail", "No module named torch"),
-    "engine without gpu": (engine("cpu", NO_VLLM), "ok", "transformers: the policy is on cpu, and vLLM is for GPUs"),
+    "engine without gpu": (engine("cpu", NO_VLLM), "ok", "transformers: the policy is on cpu, but vLLM needs a GPU"),
     "engine of tiny": (
         engine("cuda", NO_VLLM, "tiny"),
         "ok",
@@ -88,7 +88,7 @@ OUTCOMES = {
     "engine for a gpu": (
         engine("cuda", VLLM),
         "ok",
-        "vllm: there is a CUDA GPU, and vLLM; /vllm/bin/python has vLLM 0.32.0",
+        "vllm: a CUDA GPU and vLLM are available; /vllm/bin/python has vLLM 0.32.0",
     ),
     "gpu without vllm": (engine("cuda", NO_VLLM), "warn", "the engine is transformers: /vllm/bin/python has no vLLM"),
     "gpu, transformers asked for": (engine("cuda", NO_VLLM, engine="transformers"), "ok", "transformers: asked for"),
@@ -97,7 +97,7 @@ OUTCOMES = {
     "python without vllm": (engine("cpu", NO_VLLM, vllm=NAMED), "warn", "vLLM is for GPUs; /vllm/bin/python has no"),
     "other vllm": (engine("cuda", Vllm(PYTHON, "0.31.2")), "warn", "/vllm/bin/python has vLLM 0.31.2"),
     "unnamed vllm": (engine("cuda", Vllm(PYTHON)), "ok", "has vLLM of unknown version"),
-    "sandbox": (doctor.check_sandbox(Sandbox()), "ok", "no files but Python's own, no network"),
+    "sandbox": (doctor.check_sandbox(Sandbox()), "ok", "only Python's own files, no network"),
     "sandbox with a hole": (doctor.check_sandbox(Sandbox({"files": "Landlock: none"})), "warn", "not kept from files"),
     "no worker": (doctor.check_sandbox(Sandbox(problem="workers do not start")), "fail", "do not start"),
     "disk": (doctor.check_disk(Disk("directory", "runs", 10 * GIB)), "ok", "10.0 GiB free"),
