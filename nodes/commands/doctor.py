@@ -311,7 +311,7 @@ def check_disk(disk: probes.Disk) -> Finding:
     """Whether there is disk space and permission to write."""
     if disk.problem:
         elsewhere = "choose another directory with --out" if disk.what == "directory" else "set XDG_CACHE_HOME, HF_HOME"
-        return Finding(disk.what, "fail", f"{disk.path} is not writable: {disk.problem}", f"make it so, or {elsewhere}")
+        return Finding(disk.what, "fail", f"{disk.path} cannot be written: {disk.problem}", f"allow it, or {elsewhere}")
     seen = f"{disk.path}: {disk.free_bytes / GIB:.1f} GiB free"
     if disk.free_bytes >= ENOUGH_DISK_BYTES:
         return Finding(disk.what, "ok", seen)
@@ -391,7 +391,7 @@ def check_run(answer: RunManifest | Refusal | None, their_version: str, wanted: 
         return Finding("run", "warn", "the bootstrap does not know its run yet", "wait until it has joined one")
     if isinstance(answer, Refusal):
         if answer.reason == Reason.SCHEMA_VERSION:
-            seen = f"the run uses another protocol version than ours ({SCHEMA_VERSION}): {answer.detail}"
+            seen = f"the run uses another version of the protocol than ours ({SCHEMA_VERSION}): {answer.detail}"
             return Finding("run", "fail", seen, "update swarm here or there, so that the versions match")
         return Finding("run", "fail", f"its manifest was refused: {answer}", "do not join it; ask who founded it")
     if wanted is not None and wanted != answer.run_id:

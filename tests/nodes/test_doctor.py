@@ -94,7 +94,7 @@ OUTCOMES = {
     "gpu, transformers asked for": (engine("cuda", NO_VLLM, engine="transformers"), "ok", "transformers: asked for"),
     "vllm asked for": (engine("cpu", VLLM, engine="vllm"), "ok", "vllm: asked for; /vllm/bin/python has vLLM 0.32.0"),
     "vllm asked for and not there": (engine("cuda", NO_VLLM, engine="vllm"), "fail", "generation.engine is vllm, but"),
-    "python without vllm": (engine("cpu", NO_VLLM, vllm=NAMED), "warn", "vLLM is for GPUs; /vllm/bin/python has no"),
+    "python without vllm": (engine("cpu", NO_VLLM, vllm=NAMED), "warn", "vLLM needs a GPU; /vllm/bin/python has no"),
     "other vllm": (engine("cuda", Vllm(PYTHON, "0.31.2")), "warn", "/vllm/bin/python has vLLM 0.31.2"),
     "unnamed vllm": (engine("cuda", Vllm(PYTHON)), "ok", "has vLLM of unknown version"),
     "sandbox": (doctor.check_sandbox(Sandbox()), "ok", "only Python's own files, no network"),
