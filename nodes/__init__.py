@@ -1,4 +1,4 @@
-"""The `swarm` command: its subcommands in `commands/`, the processes that it starts in `roles/`.
+"""The `swarm` command: `commands/` holds its subcommands, `roles/` the processes that it starts.
 
-Here parts of `swarm/` are put together; nothing in `swarm/` imports this.
+This package assembles the parts of `swarm/`; nothing in `swarm/` imports it.
 """

@@ -1,4 +1,4 @@
-"""The `swarm` command. Each subcommand imports what it needs when it runs: help and errors come at once."""
+"""The `swarm` command. Each subcommand imports its modules when it runs, so that help and errors appear at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Fields = list[tuple[str, str]]
 
 app = typer.Typer(
     name="swarm",
-    help="Collaborative RL post-training without a centre: train your own policy, share what it tried, learn from all.",
+    help="Collaborative RL post-training without a centre: train a policy, share rollouts, learn from others'.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -47,13 +47,13 @@ ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration;
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
 HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
 PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
-EngineOption = Annotated[str | None, typer.Option(help="What generates: auto, transformers or vllm.")]
+EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers or vllm.")]
 TargetArgument = Annotated[
     str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
 ]
 BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")]
 ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
-RunNameOption = Annotated[str | None, typer.Option(help="Name of the run founded when none is joined.")]
+RunNameOption = Annotated[str | None, typer.Option(help="Name of the run to found when none is joined.")]
 LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
 ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
@@ -62,13 +62,13 @@ OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, ch
 @app.command()
 def demo(
     mode: Annotated[
-        str, typer.Option(help="swarm: peers that learn from each other; learner: one learner, the others its workers.")
+        str, typer.Option(help="swarm: peers that learn from each other; learner: one learner with workers.")
     ] = "swarm",
-    peers: Annotated[int, typer.Option(min=1, max=64, help="Peers, each a process of its own.")] = 4,
+    peers: Annotated[int, typer.Option(min=1, max=64, help="Number of peers; each is a process.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer, or steps of the learner.")] = 200,
-    local: Annotated[int, typer.Option(min=0, help="I: local groups an update.")] = 4,
-    external: Annotated[int, typer.Option(min=0, help="J: external groups an update.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every peer's questions and samples.")] = 0,
+    local: Annotated[int, typer.Option(min=0, help="I: local groups per update.")] = 4,
+    external: Annotated[int, typer.Option(min=0, help="J: external groups per update.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every peer's questions and samples.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Directory for results; default: a new one under runs/.")] = None,
     live: LiveOption = True,
     engine: EngineOption = None,
@@ -76,7 +76,7 @@ def demo(
         str, typer.Option(help="hivemind: real processes and network; memory: one process, repeatable.")
     ] = "hivemind",
 ) -> None:
-    """Run a whole swarm on this machine: a bootstrap node and peers that learn nine arithmetic tasks together."""
+    """Run a swarm on this machine: a bootstrap node and peers that learn nine arithmetic tasks together."""
     if transport not in ("hivemind", "memory"):
         raise ConfigError(f"--transport must be hivemind or memory, got {transport!r}")
     if mode not in ("swarm", "learner"):
@@ -101,19 +101,19 @@ def join(
     bootstrap: BootstrapOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
-    name: Annotated[str | None, typer.Option(help="How this peer is called in views and reports.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this peer in views and reports.")] = None,
     run_name: RunNameOption = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     follow: Annotated[
-        str | None, typer.Option(help="Peer id of a learner, whose snapshots are adopted when they answer better.")
+        str | None, typer.Option(help="Peer id of a learner; its snapshots are adopted when they answer better.")
     ] = None,
     out: OutOption = None,
     live: LiveOption = True,
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Train as one peer of a swarm. Any field of the configuration can be given as --path.to.field VALUE."""
+    """Train as one peer of a swarm. Set any configuration field with --path.to.field VALUE."""
     file, pairs = _target(target, bootstrap)
     pairs += _given(
         {
@@ -141,7 +141,7 @@ def learn(
     target: TargetArgument = None,
     bootstrap: BootstrapOption = None,
     model: ModelOption = None,
-    name: Annotated[str | None, typer.Option(help="How this learner is called in views and reports.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this learner in views and reports.")] = None,
     run_name: RunNameOption = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
     out: OutOption = None,
@@ -149,7 +149,7 @@ def learn(
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Train one policy on what workers sample with its snapshots. Any field can be given as --path.to.field VALUE."""
+    """Train one policy on its workers' rollouts. Set any configuration field with --path.to.field VALUE."""
     file, pairs = _target(target, bootstrap)
     pairs += _given({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
     pairs += _fields(context)
@@ -167,7 +167,7 @@ def work(
     bootstrap: BootstrapOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
-    name: Annotated[str | None, typer.Option(help="How this worker is called in views and reports.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this worker in views and reports.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many batches of questions.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     out: OutOption = None,
@@ -175,7 +175,7 @@ def work(
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Sample for a learner with its snapshots; trains nothing. Any field can be given as --path.to.field VALUE."""
+    """Sample rollouts for a learner with its snapshots. Set any configuration field with --path.to.field VALUE."""
     file, pairs = _target(target, bootstrap)
     pairs += _given(
         {
@@ -200,11 +200,11 @@ def bootstrap(
     context: typer.Context,
     config: ConfigArgument = None,
     run_name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
-    relay: Annotated[bool, typer.Option("--relay", help="Also carry connections of peers behind NAT.")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Also relay connections of peers behind NAT.")] = False,
     out: OutOption = None,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Start a run and print the one line that others join it with. Trains nothing."""
+    """Start a run and print the command that others join it with. Trains nothing."""
     pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name})]
     pairs += [*([("network.serve_relay", "true")] if relay else []), *_fields(context)]
     _check(config, pairs)
@@ -217,7 +217,7 @@ def bootstrap(
 def simulate_in_memory(
     config: Path, out: Path, peers: int, first_seed: int, supervised: SupervisedOption = False
 ) -> None:
-    """All peers of a demo in this process."""
+    """Run all peers of a demo in this process."""
     from nodes.commands.memory_swarm import simulate_in_memory as run
 
     raise typer.Exit(run(config, out, peers, first_seed, supervised))
@@ -228,7 +228,7 @@ def tasks(
     pattern: Annotated[str, typer.Argument(help="Only tasks whose name contains this.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the tasks there are, each with an example."""
+    """List the available tasks, each with an example."""
     from nodes.commands.tasks import list_tasks
 
     list_tasks(pattern, as_json, _console())
@@ -236,7 +236,7 @@ def tasks(
 
 @app.command()
 def losses() -> None:
-    """List the objectives there are, with equation and paper."""
+    """List the objectives with equation and paper."""
     from nodes.commands.losses import list_losses
 
     list_losses(_console())
@@ -244,19 +244,19 @@ def losses() -> None:
 
 @app.command()
 def plan(
-    rollouts: Annotated[int, typer.Option(min=1, help="R: rollouts a learner step.")],
-    train_s: Annotated[float, typer.Option(help="Seconds a learner step takes.")],
+    rollouts: Annotated[int, typer.Option(min=1, help="R: rollouts per learner step.")],
+    train_s: Annotated[float, typer.Option(help="Seconds per learner step.")],
     broadcast_s: Annotated[float, typer.Option(help="Seconds until the workers have installed a snapshot.")],
     worker: Annotated[
-        list[str], typer.Option(help="[COUNTx]RATE[@PRICE][*AVAILABILITY]: rollouts/s, price an hour; repeatable.")
+        list[str], typer.Option(help="[COUNTx]RATE[@PRICE][*AVAILABILITY]: rollouts/s, price per hour; repeatable.")
     ],
     publish_every: Annotated[int | None, typer.Option(min=1, help="kappa: learner steps between snapshots.")] = None,
     max_staleness: Annotated[int | None, typer.Option(min=0, help="S: kappa becomes max(1, S - 1).")] = None,
-    headroom: Annotated[float, typer.Option(min=1.0, help="Aim at this multiple of the least rate.")] = 1.1,
-    learner_price: Annotated[float, typer.Option(min=0.0, help="The learner's price an hour.")] = 0.0,
+    headroom: Annotated[float, typer.Option(min=1.0, help="Multiple of the least rate to aim for.")] = 1.1,
+    learner_price: Annotated[float, typer.Option(min=0.0, help="The learner's price per hour.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How much rollout capacity a learner needs, the cheapest workers that give it, and what follows from it.
+    """Compute the rollout rate that a learner needs, the cheapest workers for it, idle time, cost and staleness.
 
     Exits with 1 when they cannot keep the learner busy.
     """
@@ -273,9 +273,9 @@ def peers(
         str, typer.Argument(help="Directory of a running node, or the multiaddr of any member of a run.")
     ] = str(DEFAULT_HOME),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on, in a terminal, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh in a terminal until Ctrl-C.")] = False,
 ) -> None:
-    """Who is in the run, what they send, and how useful it was to this node."""
+    """Show the peers of a run, what they send, and how useful it was to this node."""
     from nodes.commands.peers import show_peers
 
     show_peers(target, target.startswith(MULTIADDR_STARTS), as_json, watch, _console())
@@ -289,7 +289,7 @@ def doctor(
     out: OutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look for what keeps a node on this machine from working, and say what to do. Exits with 1 if something fails."""
+    """Check this machine and its network for problems, and suggest fixes. Exits with 1 if a check fails."""
     file, pairs = _target(target, bootstrap)
     pairs += [*_given({"out": out}), *_fields(context)]
     _check(file, pairs)
@@ -309,7 +309,7 @@ def evaluate(
     engine: EngineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Accuracy of a checkpoint on held-out questions, per task, with 95% intervals."""
+    """Measure a checkpoint's accuracy on held-out questions, per task, with 95% intervals."""
     from nodes.commands.checkpoints import evaluate_checkpoint
 
     pairs = [*_given({"generation.engine": engine}), *_fields(context)]
@@ -319,12 +319,12 @@ def evaluate(
 @app.command()
 def health(
     out: Annotated[
-        Path | None, typer.Argument(help="A node's directory; default: of every node running on this machine.")
+        Path | None, typer.Argument(help="A node's directory; default: every node running on this machine.")
     ] = None,
-    within: Annotated[float, typer.Option(min=0, help="Seconds that a peer may take for a round.")] = 300.0,
+    within: Annotated[float, typer.Option(min=0, help="Maximum seconds since a peer's last round.")] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Whether nodes do their work: exit code 0 if so, 1 if one does not or none runs. For health checks."""
+    """Check that nodes make progress: exits with 0 if so, 1 if one does not or none runs. For health checks."""
     from nodes.commands.health import report_health
 
     raise typer.Exit(report_health(out, within, as_json, _console()))
@@ -332,10 +332,10 @@ def health(
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a peer's directory: its newest one.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a peer's directory with checkpoints.")],
     directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
 ) -> None:
-    """Write a checkpoint's policy as a Hugging Face directory that from_pretrained loads."""
+    """Write a checkpoint's policy as a directory that from_pretrained loads."""
     from nodes.commands.checkpoints import export_checkpoint
 
     export_checkpoint(checkpoint, directory, _console())
@@ -343,7 +343,7 @@ def export(
 
 @app.command()
 def reasons() -> None:
-    """Why groups, records and peers are refused, in Markdown."""
+    """Print the reasons for refusing groups, records and peers, in Markdown."""
     from swarm.reasons_reference import reference
 
     print(reference(), end="")
@@ -352,9 +352,9 @@ def reasons() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which one: network, ...; with --help, its options.")],
+    name: Annotated[str, typer.Argument(help="Name, such as network; add --help for its options.")],
 ) -> None:
-    """Run a benchmark of a source checkout, e.g. `swarm bench network --quick`."""
+    """Run a benchmark from a source checkout, e.g. `swarm bench network --quick`."""
     from nodes.commands.bench import bench as run
 
     raise typer.Exit(run(name, context.args))
@@ -366,7 +366,7 @@ def config_show(
     config: ConfigArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The effective configuration, and where each value came from."""
+    """Print the effective configuration and the origin of each value."""
     from swarm.config import describe_config
 
     rows = describe_config(_check(config, _fields(context)))
@@ -381,7 +381,7 @@ def config_show(
 
 @config_app.command("schema")
 def config_schema() -> None:
-    """JSON schema of the configuration, for editors."""
+    """Print the configuration's JSON schema, for editors."""
     from swarm.config import NodeConfig
 
     print(json.dumps(NodeConfig.model_json_schema(), indent=2))
@@ -389,7 +389,7 @@ def config_schema() -> None:
 
 @config_app.command("reference")
 def config_reference() -> None:
-    """The configuration reference in Markdown."""
+    """Print the configuration reference in Markdown."""
     from swarm.config_reference import reference
 
     print(reference(), end="")
@@ -400,7 +400,7 @@ def identity_show(
     where: HomeArgument = DEFAULT_HOME,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Peer id, key file, its mode and age, and whether a node is using it."""
+    """Show peer id, key file, its mode and age, and whether a node is using it."""
     from nodes.commands.identity import show_identity
 
     show_identity(where, as_json, _console())
@@ -412,7 +412,7 @@ def identity_export(
     where: Annotated[Path, typer.Option("--from", help="A node's directory, or its key file.")] = DEFAULT_HOME,
     passphrase_file: PassphraseOption = None,
 ) -> None:
-    """Back a node's key up; the node may be running."""
+    """Back up a node's key; the node may be running."""
     from nodes.commands.identity import export_identity
 
     export_identity(backup, where, passphrase_file, _console())
@@ -420,25 +420,25 @@ def identity_export(
 
 @identity_app.command("import")
 def identity_import(
-    backup: Annotated[Path, typer.Argument(help="What `swarm identity export` wrote.")],
+    backup: Annotated[Path, typer.Argument(help="A file written by `swarm identity export`.")],
     where: Annotated[Path, typer.Option("--to", help="A node's directory, or a key file.")] = DEFAULT_HOME,
     passphrase_file: PassphraseOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept beside.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept.")] = False,
 ) -> None:
-    """Restore a key: the node of that directory is then that peer."""
+    """Restore a key, which gives the directory's node that peer id."""
     from nodes.commands.identity import import_identity
 
     import_identity(backup, where, passphrase_file, force, _console())
 
 
 def main() -> None:
-    """Entry point: typed errors become one message and an exit code."""
+    """Entry point: turns typed errors into one message and an exit code."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
         arguments, fields = split_fields(sys.argv[1:])
         if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
-            raise ConfigError(f"--{fields[0][0]} is a field of the configuration, which this command does not take")
+            raise ConfigError(f"--{fields[0][0]} is a configuration field, which this command does not accept")
         app(args=arguments, obj=fields)
     except (ConfigError, TaskError, IdentityError) as error:
         _fail(error, exits.USAGE)
@@ -455,19 +455,19 @@ def _fail(error: SwarmError, code: int) -> None:
 
 
 def _console() -> Console:
-    # Without a terminal nobody wraps lines for a screen that is not there.
+    # Without a terminal, lines are not wrapped.
     return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def _check(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:
-    """Validate before anything slow is imported, downloaded or started."""
+    """Validate before any slow import, download or start."""
     from swarm.config import load_config
 
     return load_config(file, None, os.environ, pairs)
 
 
 def _target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[Path | None, Fields]:
-    """The configuration file and bootstraps that a command was given."""
+    """The configuration file and bootstraps in a command's arguments."""
     pairs = [("network.bootstrap", address) for address in bootstraps or []]
     if target is not None and target.startswith(MULTIADDR_STARTS):
         return None, [*pairs, ("network.bootstrap", target)]
@@ -484,7 +484,7 @@ def _fields(context: typer.Context) -> Fields:
 
 
 def split_fields(arguments: Sequence[str]) -> tuple[list[str], Fields]:
-    """Take `--mix.local 3` and `--mix.local=3` out of a command line: what has a dot is a field, the rest stays.
+    """Split options such as `--mix.local 3` and `--mix.local=3` from a command line: a dot marks a field.
 
     Raises `ConfigError` for a field without a value.
     """

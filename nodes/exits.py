@@ -5,7 +5,7 @@ from __future__ import annotations
 DONE = 0
 FAILED = 1
 USAGE = 2
-"""Wrong use or configuration."""
+"""Usage or configuration error."""
 NETWORK = 3
-"""The network is lost for good."""
+"""The network is permanently lost."""
 INTERRUPTED = 130

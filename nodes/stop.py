@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that is honoured where everything is consistent."""
+"""Turns Ctrl-C and SIGTERM into a stop request, obeyed where the state is consistent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ STDIN = 0
 
 
 class StopRequest:
-    """Set by the first signal; the second one ends the process at once."""
+    """Set by the first signal; the second ends the process at once."""
 
     def __init__(self, supervised: bool = False) -> None:
-        """Catch SIGINT and SIGTERM from now on. Main thread only.
+        """Handle SIGINT and SIGTERM from now on.
 
-        `supervised`: the end of standard input is such a request too. Whoever started this process holds the other end
-        of the pipe, and the kernel closes it however that process dies.
+        Main thread only. `supervised`: the end of standard input is a stop request, too. The parent holds the other end
+        of the pipe, and the kernel closes it however the parent dies.
         """
         self._asked = False
         signal.signal(signal.SIGINT, self._on_signal)
@@ -38,6 +38,6 @@ class StopRequest:
 
 
 def _end_with_stdin() -> None:
-    while os.read(STDIN, 1):  # not sys.stdin, whose lock would be held when the interpreter exits
+    while os.read(STDIN, 1):  # not sys.stdin, because its lock would be held when the interpreter exits
         pass
     os.kill(os.getpid(), signal.SIGTERM)

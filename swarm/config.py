@@ -1,6 +1,6 @@
 """The configuration of a node, composed from its components' models, and where each value came from.
 
-Layers, later ones win: defaults, what suits the chosen model, the run's manifest, the YAML file, the environment
+Layers, in rising priority: defaults, defaults for the chosen model, the run's manifest, the YAML file, the environment
 (`SWARM_MIX__LOCAL=3`), the command line (`--mix.local 3`).
 """
 
@@ -43,18 +43,18 @@ class CheckpointSettings(Settings):
 
     every_rounds: int = Field(50, ge=1)
     keep: int = Field(2, ge=1)
-    """Checkpoints kept; with 2, a torn newest one costs `every_rounds` rounds at most."""
+    """Checkpoints to keep; with 2, a torn newest checkpoint costs at most `every_rounds` rounds."""
 
 
 class EvaluationSettings(Settings):
     """Accuracy on held-out questions, sampled as in training, with its own random stream."""
 
     num_questions: int = Field(256, ge=0)
-    """0 switches evaluation off."""
+    """0 disables evaluation."""
     every_rounds: int | None = Field(None, ge=1)
-    """Rounds between further evaluations; by default only before the first and after the last."""
+    """Rounds between evaluations; by default a node evaluates only before the first round and after the last."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Which of the streams of held-out questions; no node trains on any of them."""
+    """Selects one of the streams of held-out questions; no node trains on any of them."""
 
     @property
     def stream(self) -> int:
@@ -66,7 +66,7 @@ class NodeConfig(Settings):
     """Everything that decides what a node does."""
 
     name: str = "peer"
-    """How this node is called in views and reports."""
+    """Name of this node in views and reports."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")
@@ -74,7 +74,8 @@ class NodeConfig(Settings):
     rounds: int | None = Field(None, ge=1)
     """Stop after this many rounds; default: never."""
     seed: int | None = Field(None, ge=0, lt=HELD_OUT_STREAMS)
-    """Stream of questions and samples; default: derived from the peer id, so that no two peers ask the same."""
+    """Seed of this node's questions and samples; default: derived from the peer id, so that peers ask different
+    questions."""
     tasks: tuple[TaskConfig, ...] = Field(TINY_TASKS, min_length=1)
     policy: PolicySettings = PolicySettings()
     generation: GenerationSettings = GenerationSettings()
@@ -97,7 +98,8 @@ class NodeConfig(Settings):
         if self.mix.local > self.generation.questions_per_round:
             raise ValueError(
                 f"mix.local must be at most generation.questions_per_round, got {self.mix.local} > "
-                f"{self.generation.questions_per_round}: there could never be that many local groups"
+                f"{self.generation.questions_per_round}: a round cannot produce more local groups than it asks "
+                f"questions"
             )
         return self
 
@@ -123,9 +125,10 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     command_line: Sequence[tuple[str, str]] = (),
 ) -> LoadedConfig:
-    """Merge the layers and validate. Raises `ConfigError` with the path of every wrong field and where it came from.
+    """Merge the layers and validate.
 
-    `manifest` holds values a run asks for, `command_line` (dotted path, text) pairs.
+    Raises `ConfigError` with the path and the origin of every wrong field. `manifest` holds the values that the run
+    sets, `command_line` (dotted path, text) pairs.
     """
     own: list[tuple[str, Values]] = []
     if file is not None:
@@ -153,7 +156,7 @@ def describe_config(loaded: LoadedConfig) -> list[tuple[str, str, str]]:
 
 
 def _preset(model: str) -> tuple[str, Values]:
-    """Defaults that suit the embedded policy where they differ from those for real models."""
+    """Defaults for the embedded policy where they differ from those for real models."""
     if model != TINY:
         return "", {}
     return "default for tiny", {
@@ -196,7 +199,7 @@ def _environment_pairs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _nest(pairs: Iterable[tuple[str, str]], origin: str) -> Values:
-    """Texts by dotted path as nested values; a repeated list field collects its values."""
+    """Nest the texts by their dotted paths; a repeated list field collects its values."""
     nested: Values = {}
     for path, text in pairs:
         *parents, leaf = path.split(".")
@@ -215,7 +218,7 @@ def _nest(pairs: Iterable[tuple[str, str]], origin: str) -> Values:
 
 
 def _parse(text: str, path: str, origin: str) -> JsonValue:
-    """Texts stay texts, pydantic reads numbers from them; lists, mappings and null are YAML."""
+    """Text stays text (pydantic parses numbers later); lists, mappings and null are parsed as YAML."""
     if text in ("null", "none", "~") or text.startswith(("[", "{")):
         try:
             return None if text == "none" else yaml.safe_load(text)
@@ -237,7 +240,7 @@ def _check_path(path: str, origin: str) -> bool:
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             if isabstract(annotation):
-                return False  # another field decides which fields this one has: they are checked with the values
+                return False  # the fields depend on another field's value: `model_validate` checks them
             model = annotation
         elif depth + 1 < len(parts):
             raise ConfigError(f"{path} (from {origin}): {'.'.join(parts[: depth + 1])} has no fields")
@@ -262,7 +265,7 @@ def _merge(target: Values, values: Values, origin: str, origins: dict[str, str],
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str | None:
-    """Origin of a path or of the nearest list or mapping it lies in."""
+    """Origin of a path, or of the nearest list or mapping that contains it."""
     while path:
         if path in origins:
             return origins[path]

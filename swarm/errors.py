@@ -19,15 +19,15 @@ class TaskError(SwarmError):
 
 
 class Refusal(SwarmError):
-    """Something of another peer that was refused: a record, its sender, the question of a group.
+    """Something from another peer was refused: a record, its sender, a group's question.
 
-    Bad rollouts are data: every refusal becomes a count, none of them stops a node.
+    Bad rollouts are data: the node counts each refusal and goes on.
     """
 
     def __init__(self, reason: Reason, detail: str = "", peer_id: str | None = None) -> None:
-        """`reason` is what it is counted under, `detail` for people, `peer_id` whom a good signature holds responsible.
+        """`reason` is the counter's key, `peer_id` the peer that a valid signature makes responsible.
 
-        A detail quotes what was refused, so it is cleaned here, for every log and view.
+        `detail` is for people and quotes foreign text, so it is cleaned here for every log and view.
         """
         detail = clean(detail)
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -41,11 +41,11 @@ class IdentityError(SwarmError):
 
 
 class IdentityInUse(IdentityError):
-    """The identity belongs to a node that is running."""
+    """A running node already uses the identity."""
 
 
 class BackupError(IdentityError):
-    """A backup of an identity that is damaged, of another format, or whose passphrase does not fit."""
+    """A backup of an identity is damaged, has another format, or needs another passphrase."""
 
 
 class TransportError(SwarmError):
@@ -57,56 +57,56 @@ class PeerUnreachable(TransportError):
 
 
 class DirectoryError(TransportError):
-    """The directory of peers could not be asked this time."""
+    """This query to the directory of peers failed."""
 
 
 class DirectoryLost(DirectoryError):
-    """The process that keeps the directory of peers is gone, or of no use any more; it can be started again."""
+    """The process that keeps the directory of peers has died or stopped responding; it can be restarted."""
 
 
 class PolicyError(SwarmError):
-    """A model or tokenizer that cannot be loaded, or that do not fit each other."""
+    """A model or tokenizer cannot be loaded, or the two do not match."""
 
 
 class SamplingError(ConfigError):
-    """Sampling settings that no token could be sampled with, or a stop token that the tokenizer does not have."""
+    """Sampling settings leave no token to sample, or name a stop token that the tokenizer lacks."""
 
 
 class EngineError(SwarmError):
-    """A model that an engine cannot generate with, or that gives no numbers to sample from; or too little memory."""
+    """The engine cannot generate with this model, the model's logits are not finite, or memory is too small."""
 
 
 class EngineCrashed(EngineError):
-    """The process that generates is gone, or has said nothing for too long; it can be started again."""
+    """The generating process died or timed out; it can be restarted."""
 
 
 class WeightsRefused(EngineError):
-    """New weights that do not fit the policy; the old ones stay in use."""
+    """New weights do not fit the policy; the old ones stay in use."""
 
 
 class NonFiniteUpdates(SwarmError):
-    """Too many optimizer steps in a row had a loss or gradient that was not finite."""
+    """Too many consecutive optimizer steps had a non-finite loss or gradient."""
 
 
 class OutOfMemory(SwarmError):
-    """A single completion does not fit in memory; there is nothing left to cut."""
+    """A single completion does not fit in memory; the batch cannot be split further."""
 
 
 class SnapshotError(SwarmError):
-    """Weights from elsewhere that cannot be what they are said to be."""
+    """Received weights do not match their manifest or their format."""
 
 
 class CorruptChunk(SnapshotError):
-    """A chunk that is not the one that the learner signed for."""
+    """A chunk's digest differs from the one that the learner signed."""
 
 
 class CheckpointError(SwarmError):
-    """A checkpoint that is missing, of another model, or made by an incompatible version."""
+    """A checkpoint is missing, belongs to another model, or was written by an incompatible version."""
 
 
 class TornCheckpoint(CheckpointError):
-    """A checkpoint of which files are missing or damaged."""
+    """Files of a checkpoint are missing or damaged."""
 
 
 class Interrupted(SwarmError):
-    """The user asked to stop; raised where stopping leaves everything consistent."""
+    """The user asked to stop; raised only where the state is consistent."""

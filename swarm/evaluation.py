@@ -1,4 +1,4 @@
-"""Accuracy on held-out questions, with the uncertainty that belongs to it."""
+"""Accuracy on held-out questions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from swarm.protocols import RolloutEngine, Verifier
 from swarm.types import Rejection, Sampling
 
 CORRECT = 0.99
-"""A reward from here on counts as a correct answer, also under partial credit."""
+"""Least reward that counts as a correct answer, also for tasks with partial credit."""
 
 
 class Evaluation(Struct, frozen=True):
-    """(correct, asked) by task; questions that could not be graded are left out."""
+    """(correct, asked) by task, without questions that could not be graded."""
 
     tasks: dict[str, tuple[int, int]]
 
@@ -28,7 +28,7 @@ class Evaluation(Struct, frozen=True):
 
     @property
     def accuracy(self) -> float | None:
-        """Part of all questions answered correctly; None when there were none."""
+        """Fraction of all questions answered correctly; None when there were none."""
         return self.num_correct / self.num_questions if self.num_questions else None
 
 
@@ -37,7 +37,7 @@ def evaluate(
 ) -> Evaluation:
     """Ask the first `num_questions` of the held-out stream `seed` once each.
 
-    Questions and samples are functions of `seed` alone: evaluating more often changes nothing about training.
+    Questions and samples depend on `seed` alone, so that evaluations do not change training.
     """
     questions = verifier.draw(seed, 0, num_questions)
     answers = engine.generate([question.prompt for question in questions], 1, sampling, seed)
@@ -50,6 +50,6 @@ def evaluate(
         if isinstance(verdict, Rejection):
             continue
         correct, asked = counts.get(question.ref.task, (0, 0))
-        # A prompt that leaves the model no room has no answer, and is answered wrongly.
+        # A prompt that leaves no room for a completion counts as a wrong answer.
         counts[question.ref.task] = (correct + any(reward >= CORRECT for reward in verdict.rewards), asked + 1)
     return Evaluation(dict(sorted(counts.items())))

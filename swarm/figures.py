@@ -1,8 +1,8 @@
-"""Figures: what a loss or a stage of the round reports, by conventional name, and how the parts of one combine.
+"""Figures: what a loss or a stage of the round reports, by conventional name, and how to reduce the parts.
 
-A figure is named where it is computed and nowhere else: every sink takes the mapping as it is. Names follow the
-dashboards of TRL's GRPO trainer where it has the figure (`kl`, `entropy`, `clip_ratio/low_mean`,
-`completions/mean_length`, `sampling/...`), so that curves of different trainers lie over each other.
+Only the code that computes a figure names it: every sink takes the mapping as it is. Names follow TRL's GRPO trainer
+where it has the figure (`kl`, `entropy`, `clip_ratio/low_mean`, `completions/mean_length`, `sampling/...`), so that
+dashboards can compare trainers.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from dataclasses import dataclass
 from typing import Literal, SupportsFloat
 
 Reduction = Literal["token_mean", "sequence_mean", "step_mean", "sum", "max", "ess"]
-"""How parts of one step become its value, and the steps of one update that of the update:
+"""How the parts of a step reduce to its value, and the steps of an update to the update's:
 
-`token_mean`, `sequence_mean`: the mean over all tokens or completions; steps weigh as many of them as they have.
-`step_mean`: a step has one value, steps weigh alike.
-`ess`: the effective sample size of importance weights as a part of their number, steps weigh as their tokens.
+`token_mean`, `sequence_mean`: the mean over all tokens or completions of all steps.
+`step_mean`: one value per step; steps have equal weight.
+`ess`: the effective sample size of importance weights as a fraction of their number; steps are weighted by tokens.
 `sum`, `max`: over parts and steps.
 """
 
 LAG_MEAN = "sampling/lag_mean"
-"""Updates between the policy that sampled a token and the one that trains on it, mean over own groups' tokens."""
+"""Updates between the policy that sampled a token and the one that trains on it, mean over the tokens of own groups."""
 LAG_MAX = "sampling/lag_max"
 """The largest of these lags."""
 REWARD_MEAN = "reward/mean"
-"""Mean reward of the completions a round generated."""
+"""Mean reward of the completions per round generated."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What one part, such as a micro-batch, contributes to a figure; scalars without gradient, numbers or tensors."""
+    """The contribution of one part, such as a micro-batch, to a figure. Numbers or scalar tensors without gradient."""
 
     reduction: Reduction
     total: SupportsFloat
-    """The sum, or the largest."""
+    """The sum or the maximum."""
     count: SupportsFloat = 1.0
-    """What the sum is divided by."""
+    """The divisor of the sum."""
     squares: SupportsFloat = 0.0
     """`ess`: the sum of the squared weights."""
 
     def detached(self) -> Figure:
-        """The same in numbers: a small tensor that outlives its micro-batch keeps the allocator from the space around
-        it."""
+        """The same as plain numbers: small tensors that outlive their micro-batch would fragment the allocator's
+        memory."""
         return Figure(self.reduction, float(self.total), float(self.count), float(self.squares))
 
     def with_part(self, other: Figure) -> Figure:
-        """The figure of two parts together."""
+        """The figure over both parts."""
         a, b = float(self.total), float(other.total)
         total = max(a, b) if self.reduction == "max" else a + b
         count, squares = float(self.count) + float(other.count), float(self.squares) + float(other.squares)
@@ -55,7 +55,7 @@ class Figure:
 
     @property
     def value(self) -> float:
-        """The figure of all parts so far. A mean over nothing is 0, the effective sample size of nothing 1."""
+        """The figure over all parts so far. A mean over nothing is 0, the effective sample size of nothing is 1."""
         total, count = float(self.total), float(self.count)
         if self.reduction in ("sum", "max"):
             return total
@@ -68,7 +68,7 @@ Figures = Mapping[str, Figure]
 
 
 def joined(parts: Iterable[Figures]) -> dict[str, Figure]:
-    """The figures of several parts together, each by its reduction."""
+    """The figures over several parts, each by its reduction."""
     whole: dict[str, Figure] = {}
     for part in parts:
         for name, figure in part.items():
@@ -82,5 +82,5 @@ def values(figures: Figures) -> dict[str, float]:
 
 
 def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    """The numbers as JSON can carry them: None for one that is not finite."""
+    """The numbers as JSON can represent them: None for one that is not finite."""
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

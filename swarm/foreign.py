@@ -1,7 +1,7 @@
-"""Words of strangers, made fit to be shown: on a terminal, on a page, in a log.
+"""Sanitize foreign text before it reaches a terminal, a page or a log.
 
-Names are held to a pattern where they enter, in `swarm/net/records/wire.py`. This is for where anything is shown: no
-control or escape sequence, no character that turns or hides others, no line of its own, not long.
+`swarm/net/records/wire.py` checks names against a pattern on arrival. This module protects output: no control or escape
+sequences, no bidirectional or invisible characters, no line breaks, bounded length.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import logging
 import re
 
 NAME_CHARS = r"A-Za-z0-9 ._:/+@=()~-"
-"""What names of tasks, models, roles and versions are made of: nothing that a terminal, a page or markup acts upon."""
+"""Characters allowed in names of tasks, models, roles and versions: none has a meaning to a terminal or to markup."""
 MAX_CLEAN_CHARS = 500
 
 
 def is_name(text: str, max_chars: int) -> bool:
-    """Whether a text is a name: 1 to `max_chars` of `NAME_CHARS`."""
+    """Whether a text is a name: 1 to `max_chars` characters of `NAME_CHARS`."""
     return len(text) <= max_chars and re.fullmatch(f"[{NAME_CHARS}]+", text) is not None
 
 
 def clean(text: str, max_chars: int = MAX_CLEAN_CHARS) -> str:
-    """A stranger's words in one line of at most `max_chars` printable characters."""
+    """Foreign text as one line of at most `max_chars` printable characters."""
     printable = text[: max_chars + 1]
     if not printable.isprintable():
         printable = "".join(char if char.isprintable() else "?" for char in printable)
@@ -28,13 +28,13 @@ def clean(text: str, max_chars: int = MAX_CLEAN_CHARS) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """Our own words with strangers' among them: printable, whatever their length; its lines stay."""
+    """Our own text that quotes foreign text: made printable; length and line breaks stay."""
     return "\n".join(clean(line, max(2, len(line))) for line in text.split("\n"))
 
 
 class CleanFormatter(logging.Formatter):
-    """Log lines, tracebacks included, as `clean_lines` shows them."""
+    """Sanitizes log lines, tracebacks included, with `clean_lines`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or lines."""
+        """The formatted line or lines."""
         return clean_lines(super().format(record))

@@ -1,4 +1,4 @@
-"""The seams of a node: what can be replaced, by another implementation or by a double in a test."""
+"""The interfaces between the parts of a node; other implementations and test doubles can replace each part."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
 
 StreamHandler = Callable[[str, bytes], Iterator[bytes | None]]
-"""(remote peer id, request) -> chunks of the answer. Advanced on the network thread: must not block.
-
-None: the next chunk is not there yet; the iterator is advanced again a little later.
+"""(remote peer id, request) -> chunks of the response. Advanced on the network thread: must not block. It yields None
+while the next chunk is not ready; the caller tries again a little later.
 """
 
 
@@ -41,11 +40,11 @@ class TaskSource(Protocol):
     name: str
 
     def question(self, seed: int, index: int) -> Question:
-        """Question `index` of the stream `seed`; the same arguments give the same question."""
+        """Question `index` of the stream `seed`, a pure function of both."""
         ...
 
     def recall(self, ref: TaskRef) -> Question:
-        """The question behind a reference. Raises `Refusal` when it cannot be had here or its text differs."""
+        """The question behind a reference. Raises `Refusal` when this node cannot produce it or its text differs."""
         ...
 
     def score(self, ref: TaskRef, completion: str) -> float:
@@ -54,18 +53,18 @@ class TaskSource(Protocol):
 
 
 class Verifier(Protocol):
-    """Draws questions and grades completions, away from the main process where need be."""
+    """Draws questions and grades completions, in other processes where necessary."""
 
     def draw(self, seed: int, start: int, count: int) -> list[Question]:
         """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`."""
         ...
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
-        """Grade groups and wait: one result a job, in order."""
+        """Grade groups and wait: one result per job, in order."""
         ...
 
     def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
-        """Grade one of this node's own groups without waiting; it goes before what `submit` queued."""
+        """Grade one of this node's own groups without waiting; it takes precedence over what `submit` queued."""
         ...
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
@@ -73,11 +72,11 @@ class Verifier(Protocol):
         ...
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
-        """What has been graded since the last call."""
+        """Results since the last call, by key."""
         ...
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts of what went wrong: scorer failures, time-outs, crashes, overflow."""
+        """Cumulative counts of failures: scorer errors, time-outs, crashes, overflow."""
         ...
 
     def close(self) -> None:
@@ -89,39 +88,40 @@ class RolloutEngine(Protocol):
     """Generates completions with the node's policy."""
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or why a prompt has none: the others go on.
+        """G completions for each of P prompts, [P][G]; a failed prompt gets a `Rejection`, the others go on.
 
-        A completion is a function of the weights, its prompt, `seed` and both indices, as far as arithmetic allows.
-        Raises `SamplingError`, `Interrupted`.
+        A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
+        `SamplingError`, `Interrupted`.
         """
         ...
 
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """As `generate`, each prompt's index and answers as soon as it has them all; closing it drops the rest."""
+        """As `generate`, but yields each prompt's index and answers as soon as they are complete; closing it drops the
+        rest."""
         ...
 
 
 class StreamingEngine(RolloutEngine, Protocol):
-    """Also takes other weights at any time.
+    """Also accepts new weights at any time.
 
-    Tokens sampled from then on are theirs; a completion says which version sampled which of its tokens.
+    They sample all later tokens; a completion records which version sampled which of its tokens.
     """
 
     def check(self, sampling: Sampling) -> None:
-        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        """Raises `SamplingError` for settings that do not work with this policy."""
         ...
 
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample from other weights from the next decode step on; any thread may call.
+        """Sample from other weights from the next decode step on; any thread may call it.
 
-        Raises `WeightsRefused` with the old ones in use.
+        Raises `WeightsRefused`; the old weights then stay in use.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what it holds; it cannot be used afterwards."""
+        """Release all resources; the engine cannot be used afterwards."""
         ...
 
 
@@ -135,7 +135,7 @@ class Updater(Protocol):
 
     @property
     def max_chars(self) -> int:
-        """Characters of a completion beyond which the model cannot have room for it."""
+        """The most characters of a completion that the model can have room for."""
         ...
 
     def fits(self, group: GradedGroup) -> bool:
@@ -152,53 +152,54 @@ class Updater(Protocol):
 
 
 class StreamingUpdater(Updater, Protocol):
-    """Also takes an update's groups as they come, sampled by other nodes with this very policy's snapshots."""
+    """Also accumulates an update's groups as they arrive, sampled by other nodes with snapshots of this policy."""
 
     def refusal(self, group: GradedGroup) -> Reason | None:
-        """Why this policy cannot have sampled the group as it says; None when it can."""
+        """Why this policy cannot have sampled the group as claimed; None when it can."""
         ...
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Add groups to the update that is open; the policy does not change."""
+        """Add groups to the open update; the policy does not change."""
         ...
 
     def apply(self) -> UpdateReport:
-        """Make the update of all groups accumulated: the same as if they had come at once."""
+        """Apply the update of all accumulated groups; it equals the update of one batch of them."""
         ...
 
     def abandon(self) -> None:
-        """Forget the update that is open."""
+        """Discard the open update."""
         ...
 
     def snapshot(self) -> bytes:
-        """The policy as it is now, packed."""
+        """The current policy, packed."""
         ...
 
 
 class Auditor(Protocol):
-    """Knows what each snapshot would have sampled."""
+    """Checks groups against the snapshots that they name."""
 
     def keep(self, version: int, snapshot: bytes) -> None:
-        """Remember a published snapshot, and forget those that no admissible group can name any more."""
+        """Remember a published snapshot, and forget those that no admissible group can still name."""
         ...
 
     def verdict(self, group: GradedGroup) -> Reason | None:
-        """`wrong_logprobs` when the snapshots a group names did not give them, `wrong_version` when there are none."""
+        """`wrong_logprobs` when the group's log-probabilities are not those of the snapshots it names, `wrong_version`
+        when there are no such snapshots."""
         ...
 
 
 class RecordTransport(Protocol):
-    """Records of a run in and out, and from whom. None of its methods blocks on the network but `wait`."""
+    """Sends and receives the records of a run. Only `wait` blocks on the network."""
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""
         ...
 
     def publish(self, record: bytes) -> None:
-        """Hand a record to everyone in the run; before a run is known it is dropped and counted.
+        """Send a record to everyone in the run; without a known run it is dropped and counted.
 
-        Peers that are there, that come back, or that come within the backfill time get it, once, in no particular
-        order. A record larger than gossip carries is fetched by its receivers.
+        Peers that are connected, reconnect, or join within the backfill time receive it once, in no particular order.
+        Receivers fetch a record that is too large for gossip.
         """
         ...
 
@@ -207,63 +208,63 @@ class RecordTransport(Protocol):
         ...
 
     def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first, raw and unverified."""
+        """Records received since the last call, oldest first, raw and unverified."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there is something to drain; whether there is."""
+        """Block until there is something to drain; returns whether there is."""
         ...
 
     def ban(self, peer_ids: Collection[str]) -> None:
-        """Have nothing to do with these peers; each call replaces the set.
+        """Ban these peers; each call replaces the set.
 
-        Their connections are dropped and their new ones soon after they are made; their requests are refused, and so
-        is what they published, whoever passes it on. Counted as `banned_connections`, `banned_streams` and
-        `banned_gossip`.
+        Their connections are closed, new ones soon after they open; their requests are refused, and so are records they
+        published, whoever forwards them. Counted as `banned_connections`, `banned_streams` and `banned_gossip`.
         """
         ...
 
     def trust(self, peer_ids: Collection[str]) -> None:
-        """Take in what these peers sign at a member's rate, and others' at a newcomer's; each call replaces the set."""
+        """Rate-limit records that these peers sign as a member's and all others as a newcomer's; each call replaces the
+        set."""
         ...
 
     def complaints(self) -> list[tuple[str, Reason]]:
-        """(peer id, reason) of what peers did that speaks against them, since the last call."""
+        """(peer id, reason) of peers' offences since the last call."""
         ...
 
 
 class RequestTransport(Protocol):
-    """Questions between two peers. `request` and `stream` block on the network."""
+    """Requests between two peers. `request` and `stream` block on the network."""
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`."""
         ...
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer; not from a request handler. Raises `PeerUnreachable`.
+        """Ask one peer; never from a request handler.
 
-        A peer that is known but not connected is dialled first, within the same `timeout_s`.
+        Raises `PeerUnreachable`. A known peer without a connection is dialled first, within the same `timeout_s`.
         """
         ...
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
-        """Answer requests for `protocol` with as many bytes as it takes; each chunk is sent before the next is made."""
+        """Answer requests for `protocol` with any number of bytes; each chunk is sent before the next is made."""
         ...
 
     def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> Generator[bytes, None, None]:
-        """Ask one peer; chunks of its answer as they arrive, not as its handler cut them. Not from a handler.
+        """Ask one peer; yields the response's bytes as they arrive, not in its handler's chunks.
 
-        A peer that is known but not connected is dialled first. `timeout_s` is the longest silence; closing the
-        iterator hangs up. Raises `PeerUnreachable` at the first or any later chunk: the answer is whole only when the
-        iterator ends by itself.
+        Never from a handler. A known peer without a connection is dialled first. `timeout_s` bounds the time between
+        chunks; closing the iterator closes the stream. Raises `PeerUnreachable` at the first or any later chunk: the
+        response is complete only when the iterator ends normally.
         """
         ...
 
 
 class PeerTransport(Protocol):
-    """Which run this is, where this node is reached, and who else is there."""
+    """The run, this node's addresses, and the other peers."""
 
     peer_id: str
 
@@ -272,7 +273,7 @@ class PeerTransport(Protocol):
         ...
 
     def sealed_manifest(self) -> bytes | None:
-        """The manifest as its founder signed it, served to whoever asks."""
+        """The manifest as its founder signed it; any peer may ask for it."""
         ...
 
     def set_manifest(self, sealed: bytes) -> None:
@@ -280,11 +281,11 @@ class PeerTransport(Protocol):
         ...
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+        """Addresses where others can reach this node, each ending in `/p2p/PEER_ID`."""
         ...
 
     def peers(self) -> tuple[PeerRecord, ...]:
-        """What others have said about themselves; entries may have expired."""
+        """The records that other peers published about themselves; entries may have expired."""
         ...
 
 
@@ -292,54 +293,55 @@ class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
     """A network: moves bytes between peers."""
 
     def start(self) -> None:
-        """Open the network. Raises `TransportError` when the stack itself cannot run; absent peers are no error."""
+        """Open the network. Raises `TransportError` when the stack itself cannot run; unreachable peers are not an
+        error."""
         ...
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts.
 
-        Records `published`, `delivered` by gossip, `repaired` and `backfilled` by asking peers, `fetched` because
-        they were large, `duplicates`; drops by reason; failures and restarts.
+        Records: `published`, `delivered` by gossip, `repaired` and `backfilled` from peers, `fetched` because of their
+        size, `duplicates`; drops by reason; failures and restarts.
         """
         ...
 
     def close(self) -> None:
-        """Leave the swarm and stop every thread and process this transport started."""
+        """Leave the swarm and stop every thread and process that this transport started."""
         ...
 
 
 NEWCOMERS = ""
-"""What all peers without standing count as, together: one account, one author."""
+"""The account and author that all peers without standing share."""
 
 
 class GroupExchange(Protocol):
-    """Signed rollout groups in and out, over any transport."""
+    """Sends and receives signed rollout groups over any transport."""
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """Stamp with the run id, sign, publish; the group as published, or None when there is no run to publish to."""
+        """Stamp with the run id, sign and publish; returns the group as published, or None without a run."""
         ...
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """(content id, group) of what arrived and passed the envelope checks, and refusals by reason."""
+        """(content id, group) of each group that passed the envelope checks, and the refusals by reason."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until records have arrived; whether they have."""
+        """Block until records arrive; returns whether any did."""
         ...
 
     def account(self, peer_id: str) -> str:
-        """On whose account a peer's groups take up room: its own once it was of use, all newcomers' before."""
+        """The account charged for a peer's groups: its own once it has been useful, the newcomers' before that."""
         ...
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
-        """Tell what became of a received group.
+        """Report the outcome of a received group.
 
         `verify_s`: seconds its verification took.
         """
         ...
 
     def established(self) -> frozenset[str]:
-        """Peers that have been useful for long enough to count as authors of their own."""
+        """Peers that have been useful for long enough to count as separate authors."""
         ...
 
     def status(self) -> NetworkStatus:
@@ -348,26 +350,26 @@ class GroupExchange(Protocol):
 
 
 class SnapshotPublisher(Protocol):
-    """Where a learner puts its weights."""
+    """Takes a learner's weights and distributes them."""
 
     def publish(self, version: int, snapshot: bytes) -> None:
-        """Make a snapshot (whole, packed weights) known to the run and serve it; returns at once. Versions only rise.
+        """Announce a snapshot (whole, packed weights) to the run and serve it; returns at once.
 
-        Raises `SnapshotError` for a version that is not above every earlier one, those before a restart included.
+        Raises `SnapshotError` unless the version is above every earlier one, those before a restart included.
         """
         ...
 
 
 class SnapshotFeed(Protocol):
-    """Where a worker gets its learner's weights from."""
+    """Gives a worker its learner's weights."""
 
     def newest(self) -> tuple[int, bytes] | None:
-        """Version and whole packed bytes of the newest complete, verified snapshot; never blocks.
+        """Version and packed bytes of the newest complete, verified snapshot; never blocks.
 
-        None when there is none newer than the last one returned here.
+        None when none is newer than the last one returned.
         """
         ...
 
     def announced(self) -> int | None:
-        """The newest version known to exist by the learner's signature, complete here or not."""
+        """The newest version that the learner has signed, complete here or not."""
         ...

@@ -1,6 +1,6 @@
-"""Why something is refused, dropped or held against a peer: the keys of the ledger, of metrics and of peers' accounts.
+"""Why something is refused, dropped or counted against a peer: keys of the ledger, metrics and peers' accounts.
 
-A value never changes its meaning: it is written to disk, and compared with what other versions wrote there.
+A value never changes its meaning: it is written to disk and compared with values from other versions.
 """
 
 from __future__ import annotations
@@ -10,145 +10,145 @@ from typing import Literal
 
 
 class Subject(StrEnum):
-    """What a reason speaks of first; some apply to others as well, and say so."""
+    """The main subject of a reason; a reason that also applies to others says so."""
 
     RECORD = "record"
     """Anything signed: a group, a manifest, a peer record, an announcement, a directory entry."""
     SENDER = "sender"
-    """A record refused for the account of whoever signed it."""
+    """A record refused because of its signer's account."""
     CONDUCT = "conduct"
-    """What a peer did on the network; no group is dropped with it."""
+    """A peer's conduct on the network; no group is dropped."""
     GROUP = "group"
     """A readable group of another peer."""
     FOLLOWED = "followed"
-    """A group that its sampler says comes from this learner's snapshots."""
+    """A group that claims to be sampled from this learner's snapshots."""
     OWN = "own"
-    """A question of this node's own that was not trained on."""
+    """One of this node's own questions that was not trained on."""
 
 
 class Reason(StrEnum):
-    """Each member is its key; `subject` says what it speaks of, `sentence` what it means."""
+    """Each member is its key, with its `subject` and a `sentence` that explains it."""
 
     subject: Subject
     sentence: str
 
     def __new__(cls, key: str, subject: Subject, sentence: str) -> Reason:
-        """A string that is `key`, with its explanation."""
+        """The string `key` with its explanation."""
         reason = str.__new__(cls, key)
         reason._value_ = key
         reason.subject = subject
         reason.sentence = sentence
         return reason
 
-    OVERSIZED = "oversized", Subject.RECORD, "It is larger than allowed, or would be once decompressed."
-    MALFORMED = "malformed", Subject.RECORD, "It cannot be decoded, or is of another kind than expected."
-    SCHEMA_VERSION = "schema_version", Subject.RECORD, "Its schema version is not the one of this node."
+    OVERSIZED = "oversized", Subject.RECORD, "It is larger than allowed, before or after decompression."
+    MALFORMED = "malformed", Subject.RECORD, "It cannot be decoded, or its kind is not the expected one."
+    SCHEMA_VERSION = "schema_version", Subject.RECORD, "Its schema version differs from this node's."
     WRONG_RUN = "wrong_run", Subject.RECORD, "It belongs to another run, or this node knows no run yet."
-    BAD_SIGNATURE = "bad_signature", Subject.RECORD, "Its signature is not that of the peer it names."
+    BAD_SIGNATURE = "bad_signature", Subject.RECORD, "Its signature does not belong to the peer it names."
     WRONG_PEER = "wrong_peer", Subject.RECORD, "Its signer is not the author, founder, learner or owner that it names."
     CLOCK = (
         "clock",
         Subject.RECORD,
-        "One of its times lies too far in the future by this node's clock: one of the two clocks is wrong.",
+        "One of its times is too far in this node's future: one of the two clocks is wrong.",
     )
     STALE = (
         "stale",
         Subject.RECORD,
-        "A group was made too long ago, a manifest is older than the one in force, or an own group was sampled by a "
-        "policy too many updates behind.",
+        "The group is too old, the manifest is older than the one in force, or an own group was sampled by a policy "
+        "too many updates behind.",
     )
     LIMITS = "limits", Subject.RECORD, "A number in it is out of range, or a name, text or list is too long."
 
-    QUARANTINED = "quarantined", Subject.SENDER, "Its sender is in quarantine for earlier offences."
+    QUARANTINED = "quarantined", Subject.SENDER, "Its sender is quarantined for earlier offences."
     REPLAYED = (
         "replayed",
         Subject.SENDER,
-        "Its sequence number was used before, or it was made before its sender was last forgotten here.",
+        "Its sequence number was used before, or it was made before this node last forgot its sender.",
     )
-    RATE = "rate", Subject.SENDER, "Its sender sends more groups or bytes a minute than it may."
+    RATE = "rate", Subject.SENDER, "Its sender exceeds its limit of groups or bytes per minute."
     VERIFY_BUDGET = (
         "verify_budget",
         Subject.SENDER,
-        "Its sender's groups take more verification time a minute than they may.",
+        "Its sender's groups exceed their limit of verification time per minute.",
     )
 
-    SLOW_HOLDER = "slow_holder", Subject.CONDUCT, "The peer gave a large record more slowly than it must."
-    BAD_GIFT = "bad_gift", Subject.CONDUCT, "The peer gave, in repair, a record that every honest node refuses."
-    CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer gave a chunk other than the one the learner signed for."
-    FLOOD = "flood", Subject.CONDUCT, "The peer makes more requests a second than it may."
-    BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer made a request that raised an error here."
-    BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "The peer sent a gossip message that raised an error here."
+    SLOW_HOLDER = "slow_holder", Subject.CONDUCT, "The peer served a large record below the minimum rate."
+    BAD_GIFT = "bad_gift", Subject.CONDUCT, "In repair, the peer served a record that every honest node refuses."
+    CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
+    FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."
+    BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
+    BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "The peer's gossip message raised an error here."
 
     DUPLICATE = "duplicate", Subject.GROUP, "It has arrived before."
     PEER_QUOTA = (
         "peer_quota",
         Subject.GROUP,
-        "Its sender's groups already take up as much of the grading queue or the pool as one peer's may.",
+        "Its sender's groups already fill one peer's share of the grading queue or the pool.",
     )
-    REPEATED = "repeated", Subject.GROUP, "Most of its completions were given to the same question before."
+    REPEATED = "repeated", Subject.GROUP, "Most of its completions repeat earlier completions of the same question."
     COPIED = (
         "copied",
         Subject.GROUP,
-        "Most of its completions are long, and another peer gave them to the same question a minute ago or more.",
+        "Most of its completions are long, and another peer sent them for the same question at least a minute ago.",
     )
-    TOO_LONG = "too_long", Subject.GROUP, "The prompt with one of its completions does not fit this node's model."
+    TOO_LONG = "too_long", Subject.GROUP, "Its prompt with one of its completions does not fit this node's model."
     VERIFIER_OVERFLOW = (
         "verifier_overflow",
         Subject.GROUP,
-        "The queue for grading was full, and it was the oldest group of the sender with the most in it.",
+        "The grading queue was full, and this was the oldest group of the sender with the most groups in it.",
     )
     UNKNOWN_TASK = "unknown_task", Subject.GROUP, "Its task is not among this node's tasks."
-    OPTIONS_DIFFER = "options_differ", Subject.GROUP, "Its task has other options at this node."
+    OPTIONS_DIFFER = "options_differ", Subject.GROUP, "Its task's options differ from this node's."
     QUESTION_MISMATCH = (
         "question_mismatch",
         Subject.GROUP,
-        "This node gets another question for its reference, none at all, or one that is too long.",
+        "For its reference this node gets a different question, none, or one that is too long.",
     )
     VERIFIER_TIMEOUT = "verifier_timeout", Subject.GROUP, "Grading it took longer than `verification.time_limit_s`."
     VERIFIER_CRASH = "verifier_crash", Subject.GROUP, "The process that was grading it ended."
     ZERO_ADVANTAGE = (
         "zero_advantage",
         Subject.GROUP,
-        "All completions of the group, another's or own, have the same reward.",
+        "All completions of the group, received or own, have the same reward.",
     )
     POOL_FULL = (
         "pool_full",
         Subject.GROUP,
-        "The pool was full, and it was the oldest group of the author with the most in it.",
+        "The pool was full, and this was the oldest group of the author with the most groups in it.",
     )
     EXPIRED = "expired", Subject.GROUP, "It was in the pool for longer than `pool.max_age_s`."
     IMPROBABLE = (
         "improbable",
         Subject.GROUP,
-        "Without the rewarded completions that this policy finds very improbable, it has no signal.",
+        "It has no signal without its rewarded completions that this policy finds very improbable.",
     )
     HARMFUL = (
         "harmful",
         Subject.GROUP,
-        "The group was in the pool, or groups of the sender were in the updates, when this node became worse.",
+        "When this node's reward fell, the group was in the pool, or the sender's groups were in the updates.",
     )
     UPDATE_SKIPPED = (
         "update_skipped",
         Subject.GROUP,
-        "The update that used the group, another's or own, took no optimizer step.",
+        "The update that used the group, received or own, took no optimizer step.",
     )
     LOST_IN_RESTART = (
         "lost_in_restart",
         Subject.GROUP,
-        "It was being graded when the checkpoint was written that the node went on from.",
+        "It was being graded when the node wrote the checkpoint that it later resumed from.",
     )
 
     WRONG_VERSION = "wrong_version", Subject.FOLLOWED, "It names a version of the policy that was never published."
     STALE_VERSION = (
         "stale_version",
         Subject.FOLLOWED,
-        "It was sampled by a version older than the learner's staleness bound allows; a worker does not send it, a "
-        "learner drops it.",
+        "The version that sampled it exceeds the learner's staleness bound; a worker does not send it, a learner drops "
+        "it.",
     )
-    BUFFER_FULL = "buffer_full", Subject.FOLLOWED, "The buffer was full, and it had the oldest version in it."
-    OTHER_POLICY = "other_policy", Subject.FOLLOWED, "Its tokenizer is not that of this policy."
-    OTHER_SAMPLING = "other_sampling", Subject.FOLLOWED, "It was sampled at another temperature than the learner's."
-    NO_TOKENS = "no_tokens", Subject.FOLLOWED, "A completion has no token ids or no log-probabilities."
+    BUFFER_FULL = "buffer_full", Subject.FOLLOWED, "The buffer was full, and this group had the oldest version."
+    OTHER_POLICY = "other_policy", Subject.FOLLOWED, "Its tokenizer differs from this policy's."
+    OTHER_SAMPLING = "other_sampling", Subject.FOLLOWED, "Its sampling temperature differs from the learner's."
+    NO_TOKENS = "no_tokens", Subject.FOLLOWED, "A completion lacks token ids or log-probabilities."
     HIDDEN_TOKENS = (
         "hidden_tokens",
         Subject.FOLLOWED,
@@ -158,23 +158,23 @@ class Reason(StrEnum):
     WRONG_LOGPROBS = (
         "wrong_logprobs",
         Subject.FOLLOWED,
-        "Its log-probabilities are not those that the snapshots it names give.",
+        "Its log-probabilities differ from those under the snapshots it names.",
     )
 
-    NOT_SAMPLED = "not_sampled", Subject.OWN, "It has signal, but was not drawn for the update."
-    NOT_FINISHED = "not_finished", Subject.OWN, "A worker ended the batch before this question was answered."
+    NOT_SAMPLED = "not_sampled", Subject.OWN, "It has signal but was not drawn for the update."
+    NOT_FINISHED = "not_finished", Subject.OWN, "The worker ended the batch before it answered this question."
     PROMPT_EMPTY = "prompt_empty", Subject.OWN, "Its prompt has no tokens."
     PROMPT_TOO_LONG = "prompt_too_long", Subject.OWN, "Its prompt leaves no room for a completion."
     ENGINE_REFUSED = "engine_refused", Subject.OWN, "The engine refused its prompt."
 
 
 Outcome = Reason | Literal["informative", "used"]
-"""What became of a received group: it had signal, an update used it, or why it was given up."""
+"""The outcome of a received group: it had signal, an update used it, or the reason it was dropped."""
 
 
 _SENTENCES = {str(reason): reason.sentence for reason in Reason}
 
 
 def sentence(key: str) -> str:
-    """What a key read from a file means; another version of this project may have written it."""
+    """The meaning of a key read from a file, which another version of this project may have written."""
     return _SENTENCES.get(key, "This version of swarm does not know this reason.")

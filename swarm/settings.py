@@ -1,4 +1,4 @@
-"""Base of every configuration model. Each component keeps its own next to it; `swarm.config` composes them."""
+"""Base of every configuration model. Each component defines its own settings; `swarm.config` composes them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):
-    """Frozen, refuses unknown fields, documents each field by the string below it."""
+    """Frozen; refuses unknown fields; the string below a field documents it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -1,8 +1,7 @@
 """The records that travel between the parts of a node and between nodes.
 
-All frozen, all msgspec: the same definition is the schema on the wire, and what makes no sense as a number or a name
-is refused when it is decoded. A question travels *by reference*; what a receiver needs to grade it, it regenerates
-itself.
+All are frozen msgspec structs: the definition is also the wire schema, and decoding refuses numbers and names out of
+range. A question travels *by reference*; a receiver regenerates what it needs to grade it.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ MAX_NAME_CHARS = 256
 MAX_STOPS = 64
 MAX_COMPLETIONS = 256
 ELEMENT_BYTES = 40
-"""An item of a list and its place there, in memory."""
+"""Memory of one list item and its slot."""
 
-# Checked by msgspec when a record is decoded, and only then; NaN passes no bound.
+# msgspec checks these bounds when it decodes a record, and only then; NaN fails every bound.
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 LogProb = Annotated[float, Meta(ge=-1e4, le=0)]
-"""No sampler draws what is less likely; sums and squares over a whole group stay finite."""
+"""No sampler draws a less likely token; sums and squares over a whole group stay finite."""
 Seconds = Annotated[float, Meta(ge=-1e11, le=1e11)]
-"""Since 1970 or any other beginning."""
+"""Since 1970 or any other origin."""
 Reward = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 HELD_OUT_STREAMS = 2**62
-"""Question streams from this seed on are for evaluation: no node trains on them."""
+"""Question streams with this seed or above are for evaluation: no node trains on them."""
 
 
 class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields=True):
-    """A generated question: whoever has the library and the task's options can make it again."""
+    """A generated question: the library and the task's options reproduce it."""
 
     task: Name
     """Task name as the run's manifest lists it, e.g. `gcd`."""
@@ -50,7 +49,7 @@ class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields
     seed: Count
     index: Count
     question_hash: Name
-    """Digest of the question's text: a different library version is harmless while the text agrees."""
+    """Digest of the question's text: another library version is harmless if the text is the same."""
 
 
 class DatasetRef(Struct, frozen=True, tag="dataset", forbid_unknown_fields=True):
@@ -58,7 +57,7 @@ class DatasetRef(Struct, frozen=True, tag="dataset", forbid_unknown_fields=True)
 
     task: Name
     dataset: Name
-    """Hub id, or `local` for files; the rows are the same when `revision` is."""
+    """Hub id, or `local` for files; `revision` determines the rows."""
     revision: Name
     """Hub revision, or the digest of the local files."""
     options_digest: Name
@@ -70,31 +69,31 @@ TaskRef = ProceduralRef | DatasetRef
 
 
 class Question(Struct, frozen=True):
-    """A question as asked; its answer stays with the task source that made it."""
+    """A question as asked; the expected answer stays with the task source."""
 
     ref: TaskRef
     prompt: str
 
 
 class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How completions were sampled. On the wire only what differs from the defaults."""
+    """How completions were sampled. The wire carries only values that differ from the defaults."""
 
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
     top_p: Fraction = 1.0
-    """Only the most likely tokens that together have this probability; 1: all."""
+    """Keep the most likely tokens whose probabilities sum to this; 1: all."""
     max_new_tokens: Count = 256
     top_k: Count = 0
     """Keep the k most likely tokens; 0: all."""
     min_p: Fraction = 0.0
-    """Only tokens at least so likely as this part of the most likely one's probability; 0: all."""
+    """Keep tokens whose probability is at least this fraction of the most likely token's; 0: all."""
     stop: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()
-    """Texts that end a completion, and stay in it."""
+    """Texts that end a completion and remain in it."""
     stop_tokens: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()
-    """Tokens, by name, that end a completion besides the policy's own end tokens."""
+    """Names of tokens that end a completion, besides the policy's own end tokens."""
 
 
 class VersionSpan(Struct, frozen=True, forbid_unknown_fields=True):
-    """Adjacent tokens of a completion that were sampled from the same policy version."""
+    """Adjacent tokens of a completion that the same policy version sampled."""
 
     version: Count
     num_tokens: Positive
@@ -107,7 +106,7 @@ FinishReason = Literal["stop", "stop_sequence", "length"]
 class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One answer, the same from every engine and on the wire.
 
-    `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer.
+    The swarm shares `text`; ids and log-probabilities serve peers with the same tokenizer.
     """
 
     text: str
@@ -116,14 +115,14 @@ class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     logprobs: tuple[LogProb, ...] = ()
     """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which policy version sampled which of the T tokens, in order; new weights may enter in the middle."""
+    """The policy version that sampled each of the T tokens, in order; weights may change within a completion."""
     routing: bytes = b""
-    """The experts that prompt and completion but the last token met, as `swarm/policy/routing.py` stores them; never
-    shared."""
+    """The experts that routed the prompt and the completion except its last token, as `swarm/policy/routing.py` stores
+    them; never shared."""
 
 
 class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which policy spoke."""
+    """The policy that sampled a group."""
 
     model: Name
     tokenizer_hash: Name
@@ -138,8 +137,8 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """Empty until the group is shared."""
     peer_id: Name
     sequence: Count
-    """Increases with every group a peer publishes, also across restarts: milliseconds since 1970 at its start, then
-    one more for each."""
+    """Increases with every group that a peer publishes, also across restarts: starts at the milliseconds since 1970,
+    then one more for each group."""
     created_at: Seconds
     """Unix seconds on the sender's clock."""
     policy: PolicyId
@@ -148,9 +147,9 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     completions: Annotated[tuple[Completion, ...], Meta(max_length=MAX_COMPLETIONS)]
     """[G]"""
     rewards: Annotated[tuple[Reward, ...], Meta(max_length=MAX_COMPLETIONS)]
-    """[G] the sender's rewards: telemetry only, never trained on by a receiver."""
+    """[G] the sender's rewards: telemetry only, a receiver never trains on them."""
     log_expectation: LogProb | None = None
-    """GEPO's log of the expectation of the sampler over all G completions, at most 0; None when it is not known."""
+    """GEPO's log of the sampler's expectation over all G completions, at most 0; None when unknown."""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -165,7 +164,7 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes in memory: one wide character makes all of its text as wide."""
+        """Approximate memory; one wide character widens its whole text."""
         return sum(map(getsizeof, (c.text for c in self.completions))) + ELEMENT_BYTES * self.num_elements
 
 
@@ -179,17 +178,17 @@ class GradedGroup(Struct, frozen=True):
 
 
 class Grade(Struct, frozen=True):
-    """A verifier's word on one group: all that comes back from the process that read the texts."""
+    """A verifier's result for one group: all that comes back from the process that read the texts."""
 
     prompt: str
     rewards: tuple[float, ...]
     """[G]"""
     seconds: float = 0.0
-    """What it took to make the question again and score its completions."""
+    """Time to regenerate the question and score its completions."""
 
 
 class Rejection(Struct, frozen=True):
-    """Why a question was not answered, or a group not graded."""
+    """Why a question was not answered or a group was not graded."""
 
     reason: Reason
     detail: str = ""
@@ -198,11 +197,11 @@ class Rejection(Struct, frozen=True):
 
 
 Answers = tuple[Completion, ...] | Rejection
-"""What an engine makes of one prompt: [G] completions, or why there are none."""
+"""An engine's result for one prompt: [G] completions, or why there are none."""
 
 
 class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A task as a manifest carries it: enough for a stranger to set up the same source."""
+    """A task as a manifest carries it: any peer can build the same source from it."""
 
     name: Name
     kind: Name
@@ -212,10 +211,10 @@ class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a run is: served by every member, signed by its founder."""
+    """The definition of a run: signed by its founder, served by every member."""
 
     run_id: str
-    """`NAME-DIGEST`, the digest taken from `founder`: a run id names its owner, so it cannot be claimed by another."""
+    """`NAME-DIGEST` with the digest of `founder`: a run id names its owner, so that nobody else can claim it."""
     founder: str
     """Peer id of the key that signed it."""
     created_at: Seconds
@@ -229,7 +228,7 @@ class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChunkList(Struct, frozen=True, forbid_unknown_fields=True):
-    """What bytes look like when they travel in chunks of one size; the last may be shorter."""
+    """How bytes are cut into chunks of one size; the last may be shorter."""
 
     num_bytes: Positive
     chunk_bytes: Positive
@@ -242,23 +241,23 @@ class ChunkList(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotManifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A learner's weights at one version, signed by its key: whoever holds some of them can prove that they are its."""
+    """A learner's weights at one version, signed by its key: any holder of chunks can prove their origin."""
 
     run_id: str
     learner: str
     """Peer id of the key that signed it."""
     version: Count
     digest: bytes
-    """Of the whole, 32 bytes."""
+    """Digest of the whole, 32 bytes."""
     whole: ChunkList
     parent: Count | None = None
-    """The version that `change` is to be applied to."""
+    """The version that `change` applies to."""
     change: ChunkList | None = None
-    """The lossless delta from the parent; None where the whole is no larger."""
+    """The lossless delta from the parent; None when it is not smaller than the whole."""
 
 
 class PeerRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer's entry in the DHT, signed by its key and short-lived."""
+    """A peer's short-lived DHT entry, signed by its key."""
 
     run_id: str
     peer_id: str
@@ -271,47 +270,47 @@ class PeerRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NetworkStatus(Struct, frozen=True):
-    """What the network side of a node looks like now."""
+    """The current state of a node's network."""
 
     run_id: str | None
     connected: tuple[str, ...]
-    """Peer ids that are connected and take part in the run, bootstraps included."""
+    """Peer ids of connected members of the run, bootstraps included."""
     alone_since: float | None
-    """Unix seconds since when no peer has been connected; None while there is one."""
+    """Unix time since when no peer has been connected; None while one is connected."""
     detail: str = ""
-    """One line: what was tried last and how it ended."""
+    """One line: the last attempt and its result."""
 
 
 class UpdateReport(Struct, frozen=True):
-    """What one policy update did, in numbers only: it goes to whoever asked for the update."""
+    """The result of one policy update, in numbers only: it goes to whoever asked for the update."""
 
     figures: dict[str, float] = {}
-    """By conventional name; see `swarm/figures.py`. Of the steps taken."""
+    """Figures of the steps taken, by conventional name; see `swarm/figures.py`."""
     skipped: bool = False
-    """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
+    """True when no step was taken: the loss or gradient was not finite, or there was nothing to learn from."""
 
 
 class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker tells its learner about itself; counts are cumulative since its process began."""
+    """A worker's report to its learner; counts are cumulative since its process started."""
 
     started_at: Seconds
-    """Unix seconds on the worker's clock: another value means another process, whose counts begin at 0."""
+    """Unix seconds on the worker's clock: a new value means a new process, whose counts start at 0."""
     version: Count | None
-    """The snapshot it samples from; None before the first."""
+    """The snapshot that it samples from; None before the first."""
     num_completions: Annotated[int, Meta(ge=0, le=2**53)]
     reward: Annotated[float, Meta(ge=-1e15, le=1e15)]
     """Sum of the rewards of these completions under its own verifier: telemetry only."""
     price: Annotated[float, Meta(ge=0, le=1e9)]
-    """What it costs an hour, in the run's currency."""
+    """Cost per hour, in the run's currency."""
 
 
 class Orders(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a learner answers a worker."""
+    """A learner's response to a worker's heartbeat."""
 
     version: Count
-    """The learner's own."""
+    """The learner's current version."""
     max_staleness: Count
     active: bool
-    """Whether its rollouts are wanted now."""
+    """Whether the learner wants this worker's rollouts now."""
     finished: bool = False
-    """The learner has made all its steps: there is nothing more to do."""
+    """The learner has made all its steps; the worker can stop."""

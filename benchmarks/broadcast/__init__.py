@@ -1,1 +1,1 @@
-"""How fast a snapshot reaches everyone: `swarm bench broadcast`."""
+"""How fast a snapshot reaches all workers: `swarm bench broadcast`."""

@@ -1,10 +1,10 @@
-"""How fast a learner's snapshot reaches its workers: through each other, and from the learner alone.
+"""How fast a learner's snapshot reaches its workers: relayed by workers, and from the learner alone.
 
     python -m benchmarks.broadcast [--quick] [--out FILE] [--only NAME ...] [--workers N ...] [--repeats N]
         [--links buckets]
 
-Every node is a process with its own daemon. Links are network namespaces shaped with `tc tbf` where that is allowed;
-elsewhere the nodes' own rate limits are all there is. The learner's uplink is four times that of a worker.
+Every node is a process with its own daemon. Links are network namespaces shaped with `tc tbf` where allowed; otherwise
+only the nodes' own rate limits apply. The learner's uplink is four times that of a worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DAEMONS = [sys.executable, "-m", "benchmarks.broadcast.daemons"]
 SOCKETS = [sys.executable, "-m", "benchmarks.broadcast.sockets"]
 CHANGE = [sys.executable, "-m", "benchmarks.broadcast.change"]
 UPLINKS = 4
-"""The learner's uplink, in uplinks of a worker."""
+"""The learner's uplink, in multiples of a worker's."""
 MIB = 2**20
 START_TIMEOUT_S = 300.0
 WITHIN = 1.25
@@ -47,19 +47,19 @@ class Plan:
     quick: bool
     repeats: int
     namespaces: bool
-    """Links of the kernel's; otherwise the nodes' own limits only."""
+    """Links shaped by the kernel; otherwise only the nodes' own limits."""
     folder: Path
     counts: tuple[int, ...]
     """Numbers of workers."""
 
     @property
     def rate(self) -> int:
-        """A worker's link, bytes a second each way: what two cores can keep full for 32 workers and a learner."""
+        """A worker's link, bytes per second each way: the most that two cores can fill for 32 workers and a learner."""
         return MIB // 2
 
     @property
     def num_bytes(self) -> int:
-        """Of a snapshot over limited links."""
+        """Bytes of a snapshot over limited links."""
         return (2 if self.quick else 12) * MIB
 
     @property
@@ -69,7 +69,7 @@ class Plan:
 
 
 class Swarm:
-    """A learner and workers that are connected, for one broadcast after another."""
+    """A learner with connected workers, for consecutive broadcasts."""
 
     def __init__(self, learner: Child, workers: list[Child], learner_id: str, peers: dict[str, Child]) -> None:
         """Nodes that have started."""
@@ -77,19 +77,19 @@ class Swarm:
         self.workers = workers
         self.peers = peers
         self.present = [learner, *workers]
-        """Those that have not been hit."""
+        """Nodes that were not killed or stopped."""
         self._learner_id = learner_id
         self._version = 0
 
     def broadcast(
         self, workers: Sequence[Child], num_bytes: int, *, star: bool = False, during: Callable[[], None] | None = None
     ) -> dict[str, float]:
-        """Seconds from publication until each of these workers has the snapshot, by its name; who is gone is left out.
+        """Seconds from publication until each of these workers has the snapshot, by name, without dead ones.
 
-        `during` is called once the broadcast has begun. Raises `ChildFailed`.
+        `during` is called once the broadcast has started. Raises `ChildFailed`.
         """
         nodes = [self.learner, *workers]
-        # One that is still there would be asked for, or ask for a place.
+        # A remaining one would still serve chunks, or request a place.
         for node in self.present:
             node.tell("leave")
         for node in self.present:
@@ -99,7 +99,7 @@ class Swarm:
         for node in nodes:
             node.wait_for("following")
         placed = until(lambda: self.learner.ask("status")["placed"] == len(workers), 60.0)
-        # What the last of them changed in the plan, the others hear when they next ask; publication tells all.
+        # The others learn changes of the plan at their next poll; publication informs all.
         if not placed:
             raise ChildFailed("not all workers have found the learner")
         self._version += 1
@@ -125,7 +125,7 @@ class Swarm:
 
 @contextmanager
 def swarm(plan: Plan, num_workers: int, uplinks: int | None = UPLINKS) -> Iterator[Swarm]:
-    """Start everyone; without `uplinks` nothing is limited. Raises `ChildFailed`."""
+    """Start all nodes; without `uplinks` nothing is limited. Raises `ChildFailed`."""
     folder = Path(tempfile.mkdtemp(dir=plan.folder))
     with ExitStack() as stack:
         links = stack.enter_context(Links()) if plan.namespaces and uplinks is not None else None
@@ -158,7 +158,7 @@ def swarm(plan: Plan, num_workers: int, uplinks: int | None = UPLINKS) -> Iterat
 
 
 def capped(plan: Plan) -> Result:
-    """Ours and the star over limited links."""
+    """Relayed and star distribution over limited links."""
     ours: dict[int, list[float | None]] = {count: [] for count in plan.counts}
     star: dict[int, list[float | None]] = {count: [] for count in plan.counts}
     with swarm(plan, max(plan.counts)) as nodes:
@@ -166,7 +166,7 @@ def capped(plan: Plan) -> Result:
         for repeat in range(plan.repeats):
             for count in plan.counts:
                 ours[count].append(_within_95(nodes, count, plan))
-                # The star takes N times as long, and a repeat of it tells no more.
+                # The star takes N times as long, and repeats add no information.
                 if repeat == 0:
                     star[count].append(_within_95(nodes, count, plan, star=True))
     rows = [
@@ -190,12 +190,12 @@ def capped(plan: Plan) -> Result:
     return rows, [
         f"Snapshots of {plan.num_bytes / MIB:.0f} MiB, workers' links {plan.rate / MIB:g} MiB/s each way, the "
         f"learner's {UPLINKS} times that: the lower bound max(M/U, M/b) is {plan.bound_s:.3g} s. {_links(plan)}",
-        "The star: the learner gives everybody the snapshot itself, with the same code and limits.",
+        "The star: the learner serves all workers itself, with the same code and limits.",
     ]
 
 
 def killed(plan: Plan) -> Result:
-    """A relay killed, and one frozen, in mid-broadcast."""
+    """One relay killed, and one stopped, during a broadcast."""
     count = 4 if plan.quick else 8
     rows, delays = [], {"killed": [], "frozen": []}  # type: ignore[var-annotated]
     complete = {"killed": [], "frozen": []}  # type: ignore[var-annotated]
@@ -219,16 +219,16 @@ def killed(plan: Plan) -> Result:
         rows.append(row(f"a relay {how} in mid-broadcast: others that complete", complete[how], "", target=1.0))
         rows.append(row(f"a relay {how}: the last one is later by", delays[how], "s", target=REROUTE_S, better="lower"))
     return rows, [
-        f"Relays: {count} workers in two chains; the first of one, which feeds others, is hit after a third of the "
+        f"Relays: {count} workers in two chains; the first of one, which serves others, is hit after a third of the "
         "time. `frozen`: it and its daemon are stopped, its connections stay open. Later than the undisturbed "
-        "broadcast of the same nodes; who got nothing but its missing chunks has to get them at the same rate."
+        "broadcast of the same nodes; a worker behind it must receive its missing chunks at the same rate."
     ]
 
 
 def _disturbed(
     nodes: Swarm, workers: Sequence[Child], plan: Plan, hit: Callable[[], None], victim: list[Child]
 ) -> tuple[dict[str, float], int]:
-    """What the others took; the one that was hit is left out."""
+    """Seconds of the others, without the node that was hit."""
 
     def hit_and_leave() -> None:
         hit()
@@ -240,18 +240,18 @@ def _disturbed(
 
 
 def _a_relay(nodes: Swarm, after_s: float) -> Child:
-    """One that the learner feeds and that feeds another, some way into the broadcast."""
+    """A worker that the learner serves and that serves another, during the broadcast."""
     time.sleep(after_s)
     feeds = nodes.learner.ask("status")["feeds"]
     assert isinstance(feeds, list)
     for peer_id in feeds:
         if nodes.peers[peer_id].ask("status")["feeds"]:
             return nodes.peers[peer_id]
-    raise ChildFailed("nobody hands anything on")
+    raise ChildFailed("no worker relays")
 
 
 def unlimited(plan: Plan) -> Result:
-    """Against plain TLS sockets between as many processes, and what their daemons alone could do."""
+    """Compared with plain TLS sockets between as many processes, and with the daemons alone."""
     rows = []
     num_bytes = (16 if plan.quick else 128) * MIB
     for count in (1, 4):
@@ -270,7 +270,7 @@ def unlimited(plan: Plan) -> Result:
         f"Unlimited: {num_bytes / MIB:.0f} MiB, from publication until the last worker has it verified and on disk, so "
         "with cutting, hashing and signing. The sockets: one sender, a process for each receiver, all at once, "
         "into memory and unhashed. The daemons alone: the same through one stream to each of the receivers' daemons, "
-        "also unhashed: what is left of a socket's rate when the network daemon carries it. All processes share this "
+        "also unhashed: the rate that the network daemon itself allows. All processes share this "
         "machine's cores."
     ]
 
@@ -299,7 +299,7 @@ def _over_daemons(plan: Plan, count: int, num_bytes: int) -> float:
 
 
 def change(plan: Plan) -> Result:
-    """What a step changes."""
+    """The size of a step's delta."""
     folder = Path(tempfile.mkdtemp(dir=plan.folder))
     model = "0.13 M" if plan.quick else "25 M"
     with Nursery(folder) as nursery:
@@ -311,8 +311,8 @@ def change(plan: Plan) -> Result:
         rows.append(row(f"{event['precision']}: bytes of a step's change", [part / MIB], "MiB", baseline=[full / MIB]))
     return rows, [
         f"Change: one update of a policy of {model} parameters with the default objective and learning rate (1e-6, "
-        "AdamW), after others; random weights, float32 where it is trained. Exact for what travels: `bfloat16` and "
-        "`int8` are the weights as rounded to that. The baseline column is the whole snapshot in that precision.",
+        "AdamW), after others; random weights, float32 training. Lossless for the sent bytes: `bfloat16` and "
+        "`int8` are the weights rounded to that type. The baseline column is the whole snapshot in that precision.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""How much of a policy a step of reinforcement learning changes.
+"""The size of the delta of one reinforcement learning step.
 
     python -m benchmarks.broadcast.change FOLDER MODEL UPDATES
 
@@ -25,7 +25,7 @@ from swarm.training.updater import PolicyUpdater
 
 
 def main(folder: Path, model: str, num_updates: int) -> None:
-    """Update, and say what the last one changed."""
+    """Update, and report the last delta."""
     write(Workload(model, sequences=16, longest=256), folder)
     settings = {"model": str(folder / MODEL), "device": "cpu", "system_prompt": ""}
     policy = load_policy(PolicySettings.model_validate(settings))

@@ -1,4 +1,4 @@
-"""What the network daemons alone can do where links have no limit: bytes through a stream of two, nothing done to them.
+"""The rate of the network daemons alone over unlimited links: bytes through one stream of two daemons, unprocessed.
 
     python -m benchmarks.broadcast.daemons serve NUM_BYTES
     python -m benchmarks.broadcast.daemons fetch MULTIADDR NUM_BYTES
@@ -25,7 +25,7 @@ SILENCE_S = 60.0
 
 
 async def serve(num_bytes: int) -> None:
-    """Send to whoever asks, until told to quit."""
+    """Serve every client until told to quit."""
     daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), processors=PROCESSORS)
     content = bytes(MAX_CHUNK_BYTES)
 
@@ -42,7 +42,7 @@ async def serve(num_bytes: int) -> None:
 
 
 async def fetch(multiaddr: str, num_bytes: int) -> None:
-    """Receive it all, once told to."""
+    """Receive everything when told to."""
     daemon = await Daemon.start(listen=(), processors=PROCESSORS)
     try:
         address, _, server = multiaddr.rpartition("/p2p/")

@@ -1,10 +1,10 @@
-"""A host for every node with a link of limited rate each way: network namespaces on one bridge, shaped with `tc tbf`.
+"""A host per node with rate-limited links: network namespaces on one bridge, shaped with `tc tbf`.
 
     namespace n0: eth0 (10.77.0.1) ──tbf──┐
-    namespace n1: eth0 (10.77.0.2) ──tbf──┤ bridge, in a namespace too; what goes to a host is shaped there
+    namespace n1: eth0 (10.77.0.2) ──tbf──┤ bridge, in a namespace too, which shapes traffic to the hosts
     ...                                   ┘
 
-When the namespaces are deleted, nothing is left.
+Deleting the namespaces removes everything.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NET = "10.77."
 BURST_BYTES = 2**16
 QUEUE = "200ms"
 CONGESTION = "cubic"
-"""TCP's, Linux's own default: what a machine is set to otherwise makes figures of two machines hard to compare."""
+"""Linux's default for TCP, set explicitly so that machines with other settings give comparable figures."""
 
 
 def missing() -> str | None:
-    """Why links cannot be made here; None when they can."""
+    """Why links cannot be created here; None when they can."""
     if absent := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         return f"{' and '.join(absent)} must be installed (iproute2)"
     if os.geteuid() != 0:
@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 
 class Links:
-    """Hosts and their links; leaving it deletes them."""
+    """Hosts and their links, deleted at the end of the block."""
 
     def __init__(self) -> None:
         """None yet."""
@@ -72,7 +72,7 @@ class Links:
         return address
 
     def on(self, host: str) -> list[str]:
-        """What to put before a command that is to run there."""
+        """Prefix of a command that runs on the host."""
         return ["ip", "netns", "exec", self._prefix + host]
 
     def _in(self, host: str, command: str) -> None:

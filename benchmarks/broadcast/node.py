@@ -4,7 +4,7 @@ commands  start (bootstrap, listen), follow (learner, star), publish (version, n
 events    warm, ready (peer_id, addresses), following, published (version, at, digest), installed (version, at, digest),
           status, left
 
-`follow` begins anew, with an empty folder: one start of the network serves several broadcasts.
+`follow` starts again with an empty folder: one network serves several broadcasts.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.subscribe import Subscriber
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
-"""The latter where links are limited: many nodes that look all the time would leave no processor to the rest."""
+"""The latter with limited links: frequent polling by many nodes would use up the processor."""
 
 
 class Star(Plan):
-    """What is compared with: the learner gives to everybody itself."""
+    """The baseline: the learner serves everybody itself."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Star(Plan):
         tried: Collection[str] = (),
         idle: Collection[str] = (),
     ) -> None:
-        """Everybody's place is at the learner."""
+        """Every worker's source is the learner."""
         share = limits.up / max(1, len(workers)) if limits.up else None
         self.bytes_per_s = share
         self.places = {worker: Place((learner,), 0, share) for worker in workers}
@@ -60,12 +60,12 @@ class Star(Plan):
 
 @dataclass(frozen=True)
 class Spec:
-    """How a node is set up; the first argument, as JSON."""
+    """A node's settings; the first argument, as JSON."""
 
     folder: str
     name: str
     bytes_per_s: int | None
-    """What it gives and takes at most."""
+    """Rate limits of uploads and downloads."""
     founder: bool = False
 
     def as_argument(self) -> str:
@@ -74,11 +74,11 @@ class Spec:
 
 
 class Node:
-    """Relays and says when it has a snapshot."""
+    """Relays snapshots and reports when it has one."""
 
     def __init__(self, spec: Spec) -> None:
         """Import everything, start nothing."""
-        import swarm.net.hivemind.daemon  # noqa: F401  the seconds this takes are not part of any figure
+        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
 
         self._spec = spec
         self._folder = Path(spec.folder) / spec.name
@@ -105,7 +105,7 @@ class Node:
         emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
 
     def follow(self, learner: str, star: bool) -> None:
-        """Begin as the learner, or as a worker that relays, with nothing on disk."""
+        """Start as the learner, or as a relaying worker, with nothing on disk."""
         assert self._transport is not None
         vars(placement_module)["Plan"] = Star if star else Plan
         while self._transport.manifest() is None:
@@ -122,7 +122,7 @@ class Node:
         emit("following")
 
     def leave(self) -> None:
-        """Relay no more, and forget what was relayed."""
+        """Stop relaying and delete the snapshots."""
         for part in (self._publisher, self._subscriber):
             if part is not None:
                 part.close()
@@ -145,7 +145,7 @@ class Node:
             emit("installed", version=version, at=at, digest=digest(snapshot).hex())
 
     def status(self) -> None:
-        """Say how it is."""
+        """Report the status."""
         publisher, subscriber = self._publisher, self._subscriber
         following = publisher or subscriber
         progress = following.progress() if following else None
@@ -168,14 +168,14 @@ class Node:
 
 
 def _feed_nobody(subscriber: Subscriber) -> None:
-    """Not even a worker that finds the learner silent, which is one more than the plan's none."""
+    """Accept no worker beyond the plan, not even one whose learner is silent."""
     uploads = subscriber._serving.uploads
     uploads.follow(Place((), -1, None))
     uploads.follow = lambda place, second=(): None  # type: ignore[method-assign]
 
 
 def main() -> None:
-    """Obey until told to quit, or until the driver is gone."""
+    """Execute commands until told to quit, or until the driver exits."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     spec = Spec(**json.loads(sys.argv[1]))
     node = Node(spec)

@@ -1,4 +1,4 @@
-"""What relays are compared with where links have no limit: bytes through a plain TLS socket.
+"""The baseline for unlimited links: bytes through a plain TLS socket.
 
     python -m benchmarks.broadcast.sockets serve FOLDER NUM_BYTES NUM_CLIENTS
     python -m benchmarks.broadcast.sockets fetch PORT NUM_BYTES
@@ -27,7 +27,7 @@ PIECE_BYTES = 2**18
 
 
 def serve(folder: Path, num_bytes: int, num_clients: int) -> None:
-    """Send to all clients at the same time, once all are there."""
+    """Send to all clients simultaneously, once all are connected."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_certificate(folder))
     content = bytes(PIECE_BYTES)
@@ -50,7 +50,7 @@ def serve(folder: Path, num_bytes: int, num_clients: int) -> None:
 
 
 def fetch(port: int, num_bytes: int) -> None:
-    """Receive it all into memory."""
+    """Receive everything into memory."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     piece = bytearray(PIECE_BYTES)

@@ -1,1 +1,1 @@
-"""What benchmarks share: reports, child processes, attackers."""
+"""Code that benchmarks share: reports, child processes, attackers."""

@@ -1,4 +1,4 @@
-"""Questions whose right answers a benchmark can tell without the task library, and a policy that half knows them."""
+"""Questions that a benchmark can solve without the task library, and a policy that answers half of them correctly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm.environments.config import ReasoningGymTask
 from swarm.types import Completion, Rejection, Sampling
 
 SLOW_TASK = "futoshiki"
-"""Its questions take 0.1 to 1 s to make, whoever picks the seed."""
+"""A task whose questions take 0.1 to 1 s to make."""
 ARITHMETIC = (
     ReasoningGymTask(name="products", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),
     ReasoningGymTask(
@@ -35,7 +35,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>")
 
 
 def solve(prompt: str) -> int | None:
-    """The answer to a question of `ARITHMETIC`; None to any other."""
+    """The answer to a question of `ARITHMETIC`; None for any other."""
     found = _EXPRESSION.search(prompt)
     if found is None:
         return None
@@ -44,19 +44,19 @@ def solve(prompt: str) -> int | None:
 
 
 def is_right(prompt: str, text: str) -> bool:
-    """Whether a completion answers a question of `ARITHMETIC` rightly."""
+    """Whether a completion answers a question of `ARITHMETIC` correctly."""
     answers = _ANSWER.findall(text)
     return bool(answers) and answers[-1] == str(solve(prompt))
 
 
 def answer(value: int | None, num_chars: int, source: random.Random) -> str:
-    """A completion with an answer behind some reasoning that hardly compresses."""
+    """A completion with an answer after some incompressible reasoning."""
     reasoning = base64.b64encode(source.randbytes(num_chars * 3 // 4 + 3)).decode()[:num_chars]
     return f"{reasoning} <answer>{value}</answer>"
 
 
 class HalfRight:
-    """`RolloutEngine` without a model: of each group's completions the first half is right."""
+    """`RolloutEngine` without a model: the first half of each group's completions is right."""
 
     def __init__(self, num_chars: int) -> None:
         """Completions of about `num_chars` characters."""

@@ -1,4 +1,4 @@
-"""Child processes that speak JSON lines, and the certainty that none of them outlives the benchmark."""
+"""Child processes that communicate with JSON lines; none of them outlives the benchmark."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Json = dict[str, object]
 
 
 class ChildFailed(Exception):
-    """A child ended or stayed silent where it must not have."""
+    """A child exited or timed out unexpectedly."""
 
 
 class Child:
-    """A process with commands on its standard input and events on its standard output, one JSON object a line.
+    """A process that reads commands from standard input and writes events to standard output, one JSON object per line.
 
-    `events` keeps everything it said. It leads a session of its own: a signal to the terminal reaches only us.
+    `events` keeps all its events. It leads its own session, so that a terminal's signal reaches only the driver.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] = {}) -> None:
@@ -64,7 +64,7 @@ class Child:
         output = self.process.stdout
         assert output is not None
         for line in output:
-            # Libraries print too, and a killed process leaves half a line.
+            # Libraries print too, and a killed process leaves an incomplete line.
             with suppress(json.JSONDecodeError):
                 event = json.loads(line)
                 if isinstance(event, dict) and "event" in event:
@@ -73,7 +73,7 @@ class Child:
         self._news.put(None)
 
     def tell(self, do: str, **arguments: object) -> None:
-        """Send a command; a process that is gone hears nothing."""
+        """Send a command; ignored by a dead process."""
         pipe = self.process.stdin
         assert pipe is not None
         with suppress(BrokenPipeError, ValueError):
@@ -81,14 +81,14 @@ class Child:
             pipe.flush()
 
     def wait_for(self, event: str, timeout_s: float = 120.0) -> Json:
-        """The next event of this kind, passing over others. Raises `ChildFailed`."""
+        """The next event of this kind; skips others. Raises `ChildFailed`."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise ChildFailed(
-                    f"{self.name} said no {event!r} within {timeout_s:g} s: {self.last_words()}"
+                    f"{self.name} did not send {event!r} within {timeout_s:g} s: {self.last_words()}"
                 ) from None
             if news is None:
                 raise ChildFailed(f"{self.name} ended before {event!r}: {self.last_words()}")
@@ -101,37 +101,37 @@ class Child:
         return self.wait_for(do, timeout_s)
 
     def said(self, event: str) -> list[Json]:
-        """Everything of this kind so far."""
+        """All events of this kind so far."""
         return [each for each in list(self.events) if each["event"] == event]
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def tree(self) -> list[psutil.Process]:
-        """The process and everything it started, remembered after it is gone."""
+        """The process and its descendants, also after its death."""
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.process.pid)
-            # A dead process has no children any more, but what it started may still be there.
+            # A dead process has no children, but its descendants may still run.
             found = [root, *root.children(recursive=True)]
             self._tree = found + [process for process in self._tree if process not in found and process.is_running()]
         return self._tree
 
     def signal_tree(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all it started, such as its network daemon."""
+        """Send a signal to the process and its descendants, such as its network daemon."""
         for process in self.tree():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to it and what it started: a machine that loses power."""
+        """SIGKILL to it and its descendants, like a power failure."""
         self.signal_tree(signal.SIGKILL)
         self.process.wait()
         self._reader.join(5)
 
     def end(self) -> None:
-        """Leave nothing of it."""
+        """Kill it and its descendants."""
         tree = self.tree()
         self.signal_tree(signal.SIGCONT)
         for process in tree:
@@ -146,7 +146,7 @@ class Child:
                     pipe.close()
 
     def cpu_s(self) -> float:
-        """CPU seconds so far, of the process and what it started."""
+        """CPU seconds so far of the process and its descendants."""
         total = 0.0
         for process in self.tree():
             with suppress(psutil.NoSuchProcess):
@@ -155,7 +155,7 @@ class Child:
         return total
 
     def memory_bytes(self) -> int:
-        """Resident memory now, of the process and what it started."""
+        """Resident memory of the process and its descendants."""
         total = 0
         for process in self.tree():
             with suppress(psutil.NoSuchProcess):
@@ -163,7 +163,7 @@ class Child:
         return total
 
     def own_memory_bytes(self) -> int:
-        """The same, a page that several processes map counted to each in part (PSS, where the system tells it)."""
+        """The same, with shared pages divided among their processes (PSS, where available)."""
         total = 0
         for process in self.tree():
             with suppress(psutil.NoSuchProcess):
@@ -180,7 +180,7 @@ class Child:
 
 
 class Nursery:
-    """Every child of a measurement; leaving it ends them all, whatever happened."""
+    """All children of a measurement; the end of the block ends them, whatever happened."""
 
     def __init__(self, folder: Path) -> None:
         """Logs go to `folder`."""
@@ -188,11 +188,11 @@ class Nursery:
         self.children: list[Child] = []
 
     def __enter__(self) -> Nursery:
-        """Nothing started yet."""
+        """Start without children."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End them all; one that resists does not keep the others."""
+        """End all children; one failure does not stop the rest."""
         with patient():
             for child in self.children:
                 child.tree()
@@ -203,7 +203,7 @@ class Nursery:
                     child.end()
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str] = {}) -> Child:
-        """A child that ends with this nursery."""
+        """Start a child that ends with this nursery."""
         child = Child(name, arguments, self.folder / f"{name}.log", environment)
         self.children.append(child)
         return child
@@ -211,7 +211,7 @@ class Nursery:
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Hold Ctrl-C back while children are being ended."""
+    """Defer Ctrl-C while children are ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -223,7 +223,7 @@ def patient() -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.1) -> bool:
-    """Wait for something to come true; whether it did."""
+    """Wait for a condition; returns whether it became true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -233,13 +233,13 @@ def until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.1)
 
 
 def emit(event: str, **fields: object) -> None:
-    """In a child: one event to the driver, whole lines only."""
+    """In a child: send one event to the driver as a whole line."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
 
 def commands() -> queue.SimpleQueue[Json]:
-    """In a child: the driver's commands as they come; `quit` when it is gone."""
+    """In a child: yield the driver's commands; `quit` when the driver exits."""
     waiting: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""A bad network in user space: loss and delay under the transport, where it cannot tell them from the real thing."""
+"""Simulated loss and delay below the transport, indistinguishable from a real bad network."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ Deliver = Callable[[str, bytes], None]
 
 
 class FaultyDaemon:
-    """What a link does to a node's incoming gossip and its outgoing requests."""
+    """Faults of a node's incoming gossip and outgoing requests."""
 
     def __init__(self, loss: float, delay_s: float, seed: int) -> None:
-        """Lose this fraction of messages and requests, and hold the others back this long."""
+        """Lose this fraction of messages and requests, and delay the others by this time."""
         self.loss = loss
         self.delay_s = delay_s
         self.lost = 0
         self._random = random.Random(seed)
 
     def install(self) -> None:
-        """Stand between the transport and its daemon, for this whole process.
+        """Intercept the transport's calls to its daemon, for the whole process.
 
-        Gossip is lost below the transport, so a transport that repairs must notice by itself that something is missing.
+        Gossip is lost below the transport, whose repair must therefore detect missing records itself.
         """
-        # Imported late: this loads hivemind, which loads torch.
+        # Late import: this loads hivemind, which loads torch.
         from swarm.errors import PeerUnreachable
         from swarm.net.hivemind.daemon import Daemon
 
@@ -45,7 +45,7 @@ class FaultyDaemon:
         Daemon.call = faulty_call  # type: ignore[method-assign, assignment]
 
     def wrap(self, deliver: Deliver) -> Deliver:
-        """A delivery that is late, or never happens."""
+        """A delayed or lost delivery."""
 
         def late(sender: str, message: bytes) -> None:
             if not self.loses():
@@ -54,7 +54,7 @@ class FaultyDaemon:
         return late
 
     def loses(self) -> bool:
-        """Decide one message; counts those that are gone."""
+        """Decide the fate of one message; counts lost ones."""
         gone = self._random.random() < self.loss
         self.lost += gone
         return gone

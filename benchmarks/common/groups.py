@@ -1,4 +1,4 @@
-"""Rollout groups of a given size, as they are shared."""
+"""Rollout groups of a given size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_COMPLETIONS = 8
 MAX_CHARS = 2**20
 """Characters of a completion; larger groups have more completions."""
 MAX_RECORD_BYTES = 64 * 2**20
-"""What the benchmark's run allows: the most that can be configured."""
+"""The limits of the benchmark's run: the largest allowed."""
 
 
 def benchmark_manifest(founder: Identity) -> bytes:
@@ -27,7 +27,7 @@ def benchmark_manifest(founder: Identity) -> bytes:
 
 
 def make_group(sequence: int, num_chars: int) -> RolloutGroup:
-    """A group whose completions have `num_chars` characters altogether that hardly compress (to three quarters)."""
+    """A group whose completions have `num_chars` characters in total, which compress only to three quarters."""
     source = random.Random(sequence)
     num_completions = max(NUM_COMPLETIONS, -(-num_chars // MAX_CHARS))
     each = num_chars // num_completions
@@ -47,11 +47,11 @@ def make_group(sequence: int, num_chars: int) -> RolloutGroup:
 
 @lru_cache
 def chars_for(size_bytes: int) -> int:
-    """Characters at which a sealed group has about `size_bytes` bytes, and not more."""
+    """Characters of a sealed group of at most and about `size_bytes` bytes."""
     identity = Identity.generate()
     num_chars = size_bytes
     for _ in range(4):
         sealed = len(seal(identity, "benchmark-" + 20 * "0", "group", make_group(0, num_chars)))
-        # Groups of the same length differ by a few bytes once compressed.
+        # Groups of the same length differ by a few bytes after compression.
         num_chars = max(0, int(num_chars + (0.99 * size_bytes - sealed) * num_chars / max(1, sealed)))
     return num_chars

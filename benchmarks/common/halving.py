@@ -1,8 +1,7 @@
-"""A task with long answers, and a policy that half-knows it: counting the 1 bits of a number by halving it.
+"""A task with long answers, and a policy that knows it partly: counting the 1 bits of a number by halving it.
 
-A completion of some 77 tokens has one reward and about seven places where it was decided: the policy learns from
-workings that now and then forget to count a bit, so it knows how to do each step and does not always do it.
-Reinforcement learning can make it.
+A completion of about 77 tokens has one reward and about seven critical steps: the policy is trained on workings that
+sometimes omit a bit, so that it can do each step but does not always do it. Reinforcement learning can improve this.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from swarm.policy.tiny import tiny_config, tiny_tokenizer
 TASK = ReasoningGymTask(name="count_bits", options={"min_n": 2**13, "max_n": 2**14 - 1})
 NUM_EXAMPLES = 6_000
 TRAINING_STREAM = 2**40
-"""Question stream of the examples; no cell of a benchmark asks them."""
+"""Question stream of the examples; no benchmark run asks them."""
 
 
 MAX_WORKINGS = 8
@@ -31,25 +30,25 @@ MAX_WORKINGS = 8
 
 @dataclass(frozen=True)
 class WarmStart:
-    """How the policy is made."""
+    """The recipe of the policy."""
 
     steps: int = 500
     batch_size: int = 32
     learning_rate: float = 5e-3
     warmup_steps: int = 20
     final_fraction: float = 0.1
-    """Linear decay of the learning rate to this part of it."""
+    """Linear decay of the learning rate to this fraction of it."""
     forgotten: float = 0.15
-    """Part of the 1 bits that are not counted."""
+    """Fraction of the 1 bits that are not counted."""
     again: float = 0.0
-    """Chance after each working that it is done once more, up to `MAX_WORKINGS`: lengths with a long tail."""
+    """Probability of repeating the working after each one, up to `MAX_WORKINGS`: long-tailed lengths."""
     seed: int = 1
 
 
 def working(number: int, recipe: WarmStart, rng: random.Random) -> str:
-    """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far; `; ` before it is done again."""
+    """Of 13: `6 1, 3 1, 1 2, 0 3<answer>3</answer>`, the half and the bits so far; `; ` before a repetition."""
     workings: list[str] = []
-    # Nothing is drawn for `again` when it is 0: what is made without it stays what it was.
+    # With `again` 0 no random number is drawn, so that such examples do not change.
     while not workings or (recipe.again and len(workings) < MAX_WORKINGS and rng.random() < recipe.again):
         bits, rest = 0, number
         steps = []
@@ -62,7 +61,7 @@ def working(number: int, recipe: WarmStart, rng: random.Random) -> str:
 
 
 def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> None:
-    """Make the policy and write it to `directory`, in Hugging Face format."""
+    """Train the policy and write it to `directory`, in Hugging Face format."""
     tokenizer = tiny_tokenizer()
     rng = random.Random(recipe.seed)
     examples = []
@@ -88,7 +87,7 @@ def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> 
 
 
 def load(directory: Path) -> Policy:
-    """The policy in `directory`, untrained since."""
+    """The policy in `directory`."""
     model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return Policy("halving", model, tiny_tokenizer(), system_prompt=None)
 

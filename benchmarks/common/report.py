@@ -1,4 +1,4 @@
-"""What every benchmark prints and writes: one table, one JSON shape."""
+"""The output of every benchmark: one table, one JSON format."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ PACKAGES = ("swarm", "hivemind", "torch", "transformers", "msgspec", "zstandard"
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `value` is the median of `n` repeats, `spread` their smallest and largest."""
+    """One figure. `value` is the median of `n` repeats, `spread` their minimum and maximum."""
 
     what: str
     value: float | None
-    """None when it could not be measured; `what` or a note says why."""
+    """None when not measured; `what` or a note gives the reason."""
     unit: str
     baseline: float | None = None
-    """The peer's figure, measured in the same run."""
+    """The baseline's figure, measured in the same run."""
     ratio: float | None = None
     """`value / baseline`."""
     target: float | None = None
     met: bool | None = None
-    """Whether `value` reaches `target`; None when there is no target, false when there is one and no value."""
+    """Whether `value` reaches `target`; None without a target, false without a value."""
     spread: tuple[float, float] | None = None
     n: int = 0
 
 
 @dataclass
 class Report:
-    """The rows of one run, and what is needed to read or repeat them."""
+    """The rows of one run, with the information to read and repeat them."""
 
     benchmark: str
     peer: str = "public peer"
-    """What the baseline is called."""
+    """Name of the baseline."""
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Definitions and oddities: printed under the table, not part of the JSON shape."""
+    """Definitions and remarks: printed below the table, not part of the JSON."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Further versions, of peers for example."""
+    """Additional versions, for example of baselines."""
     started: float = field(default_factory=time.time)
 
     def add(self, rows: Iterable[Row], notes: Iterable[str] = ()) -> None:
-        """Take in what one measurement gave."""
+        """Add the rows and notes of one measurement."""
         self.rows += rows
         self.notes += [note for note in notes if note not in self.notes]
 
     def as_json(self) -> str:
-        """The one JSON shape."""
+        """The JSON format."""
         shape = {
             "benchmark": self.benchmark,
             "rows": [asdict(row) for row in self.rows],
@@ -73,7 +73,7 @@ class Report:
         return json.dumps(shape, indent=1) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write the JSON, whole or not at all."""
+        """Write the JSON atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".partial")
         draft.write_text(self.as_json())
@@ -107,7 +107,7 @@ def row(
     target: float | None = None,
     better: Better = "higher",
 ) -> Row:
-    """A row from repeats of ours and of the peer's; repeats that gave nothing are left out of `n`."""
+    """A row from repeats of ours and of the baseline's; repeats without a value do not count in `n`."""
     ours = [value for value in values if value is not None]
     theirs = [value for value in baseline if value is not None]
     value = statistics.median(ours) if ours else None
@@ -129,7 +129,7 @@ def row(
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Nearest-rank percentile; None of nothing."""
+    """Nearest-rank percentile; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -145,14 +145,14 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def figure(value: float | None) -> str:
-    """Four digits that matter; whole numbers from 1000 on; nothing for None."""
+    """Four significant digits; integers from 1000 on; empty for None."""
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def command() -> str:
-    """How this run was started; of paths the last part only."""
+    """The command of this run, with only the last part of paths."""
     arguments = (Path(argument).name if os.sep in argument else argument for argument in sys.argv[1:])
     return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).parent.name}", *arguments])
 
@@ -175,7 +175,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, str | int | float]:
-    """What it ran on, and how busy that was."""
+    """The machine and its load."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),

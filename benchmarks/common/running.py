@@ -1,4 +1,4 @@
-"""What every benchmark does: its options, one measurement after the other, its table and JSON at the end."""
+"""The frame of every benchmark: options, measurements in order, table and JSON at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.common.children import ChildFailed
 from benchmarks.common.report import Report, Row, row
 
 Result = tuple[list[Row], list[str]]
-"""Rows, and notes that explain them."""
+"""Rows, with explanatory notes."""
 P = TypeVar("P")
 
 
@@ -32,7 +32,7 @@ def measure(
     *,
     quick: bool,
 ) -> int:
-    """Take the measurements of these names, or all, into the report; 1 if one of them could not be had, else 0."""
+    """Run the named measurements, or all, and add them to the report; returns 1 if one failed, else 0."""
     code = 0
     names = names or list(measurements)
     for index, name in enumerate(names, 1):
@@ -40,11 +40,11 @@ def measure(
         console.print(f"[{index}/{len(names)}] {name} ...", highlight=False, markup=False)
         try:
             rows, notes = measurements[name](plan)
-            # Targets are for full sizes: a quick run neither meets nor misses them.
+            # Targets apply to full sizes only.
             report.add([replace(each, target=None, met=None) for each in rows] if quick else rows, notes)
             outcome = "done"
         except ChildFailed as error:
-            # One row that cannot be had is no reason to lose the others.
+            # A failed measurement must not lose the others.
             report.add([row(f"{name}: not measured", [], "")], [f"{name} was not measured: {error}"])
             outcome, code = f"failed: {error}", 1
         console.print(f"      {outcome} in {time.monotonic() - began:.0f} s", highlight=False, markup=False)
@@ -54,13 +54,14 @@ def measure(
 def option_parser(
     name: str, doc: str | None, measurements: Collection[str], default: str = "all"
 ) -> argparse.ArgumentParser:
-    """The options that every benchmark has. `doc`: its module's, of which the first line is shown.
+    """The options of every benchmark.
 
-    `default` says what is measured without --only.
+    `doc` is its module's docstring, of which the first line is shown. `default` describes the measurements without
+    --only.
     """
     parser = argparse.ArgumentParser(prog=f"swarm bench {name}", description=(doc or "").partition("\n")[0])
     parser.add_argument(
-        "--quick", action="store_true", help="small and once: to see that it works, not for its figures"
+        "--quick", action="store_true", help="small sizes, once: to check that it works, not for figures"
     )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
@@ -70,25 +71,25 @@ def option_parser(
 
 
 def wide_console() -> Console:
-    """A terminal as wide as it is; anything else wide enough for a table of figures."""
+    """A console with the terminal's width; otherwise wide enough for a table of figures."""
     return Console(width=None if sys.stdout.isatty() else 180)
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder for what a benchmark needs while it runs."""
+    """A temporary folder for a benchmark."""
     return tempfile.TemporaryDirectory(prefix="swarm-bench-", ignore_cleanup_errors=True)
 
 
 def conclude(take: Callable[[], int], report: Report, options: argparse.Namespace, console: Console) -> int:
-    """Take the measurements, then print and write what there is by then.
+    """Run the measurements, then print and write the results so far.
 
-    Returns their exit code; 130 when interrupted, by SIGTERM too: `take` has then ended its children.
+    Returns their exit code; 130 when interrupted, also by SIGTERM, after `take` has ended its children.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = take()
     except KeyboardInterrupt:
-        console.print("interrupted: every process has been ended", style="red")
+        console.print("interrupted: all processes have ended", style="red")
         code = 130
     report.print(console)
     if options.out:

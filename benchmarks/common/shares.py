@@ -1,4 +1,4 @@
-"""Parts of the processor for single processes, as if each had a machine of its own. Linux control groups, as root."""
+"""Limits processes to fractions of the processor, as if each had its own machine. Linux control groups, as root."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 20_000
-"""Short: a process that has had its part waits a few milliseconds for the next."""
+"""Short, so that a process waits only a few milliseconds for its next share."""
 PATIENCE_S = 2.0
 
 
@@ -16,28 +16,28 @@ def missing(root: Path = ROOT) -> str | None:
     """Why processes cannot be limited here; None when they can."""
     folder, shared_out = _parent(root), root / "cgroup.subtree_control"
     if folder == root and not (shared_out.exists() and "cpu" in shared_out.read_text().split()):
-        return f"Processes cannot be given parts of the processor: no control group in {root} shares it out."
+        return f"Processes cannot be limited: no control group in {root} provides the cpu controller."
     if not os.access(folder, os.W_OK):
-        return f"Processes cannot be given parts of the processor: no group can be made in {folder}."
+        return f"Processes cannot be limited: no group can be created in {folder}."
     return None
 
 
 def _parent(root: Path) -> Path:
-    """Where groups are made: version 1 has a hierarchy for processor time alone."""
+    """Parent of new groups: version 1 has a separate hierarchy for CPU time."""
     return root / "cpu" if (root / "cpu").is_dir() else root
 
 
 class CpuShares:
-    """Limits of this process's children, gone when it is closed."""
+    """CPU limits of this process's children, removed when closed."""
 
     def __init__(self, root: Path = ROOT) -> None:
-        """For where nothing is `missing`."""
+        """Requires that nothing is `missing`."""
         self._parent = _parent(root)
         self._is_v1 = self._parent != root
         self._groups: list[Path] = []
 
     def limit(self, pid: int, cores: float) -> None:
-        """Limit the process, and what it starts from now on, to `cores` seconds of time a second. Raises `OSError`."""
+        """Limit the process and its future children to `cores` CPU seconds per second. Raises `OSError`."""
         group = self._parent / f"swarm-bench-{os.getpid()}-{pid}"
         group.mkdir()
         self._groups.append(group)
@@ -50,7 +50,7 @@ class CpuShares:
         (group / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
-        """Remove the groups; those of processes that do not end stay."""
+        """Remove the groups, except those of processes that do not end."""
         deadline = time.monotonic() + PATIENCE_S
         while self._groups and time.monotonic() < deadline:
             try:

@@ -1,7 +1,7 @@
-"""A stranger in the swarm: an identity with a daemon of its own, and nothing that keeps it to the rules.
+"""A stranger in the swarm: an identity with its own daemon that follows no rules.
 
-It sends whatever bytes it is given: on gossip, in requests, on raw streams, to hivemind's DHT. Every call blocks and
-is bounded in time; they run on one event loop in a thread of the stranger's own.
+It sends arbitrary bytes: on gossip, in requests, on raw streams, to hivemind's DHT. Every call blocks for a bounded
+time; an event loop in a separate thread executes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swarm.types import RunManifest
 T = TypeVar("T")
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 UNBOUNDED = (*DIAL_ONLY, f"-persistentConnMaxMsgSize={2**22}")
-"""Arguments of a daemon that passes larger requests on than ours do."""
+"""Arguments of a daemon that forwards larger requests than ours."""
 CALL_TIMEOUT_S = 60.0
 
 
@@ -41,7 +41,7 @@ class RawStream:
         self._writer = writer
 
     def send(self, content: bytes) -> None:
-        """Write bytes as they are. Raises `ConnectionError` once the victim has hung up."""
+        """Write raw bytes. Raises `ConnectionError` once the victim has closed the stream."""
 
         async def send() -> None:
             self._writer.write(content)
@@ -50,7 +50,7 @@ class RawStream:
         self._stranger.run(send())
 
     def read(self, most: int = 2**16, timeout_s: float = 10.0) -> bytes:
-        """Whatever comes next; empty when the victim has hung up. Raises `TimeoutError`."""
+        """The next bytes; empty when the victim has closed the stream. Raises `TimeoutError`."""
 
         async def read() -> bytes:
             async with asyncio.timeout(timeout_s):
@@ -61,7 +61,7 @@ class RawStream:
         return self._stranger.run(read())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the stream."""
 
         async def close() -> None:
             self._writer.close()
@@ -81,7 +81,7 @@ class Stranger:
         self._thread.start()
         self.daemon = self.run(Daemon.start(listen=listen, identity=self.identity.path, nat=UNBOUNDED, timeout_s=60.0))
         self.heard: list[tuple[str, bytes]] = []
-        """(sender, record) of everything on the topics it follows."""
+        """(sender, record) of every message on its topics."""
         self._background: list[asyncio.Task[None]] = []
         self._dht: DHTProtocol | None = None
 
@@ -91,7 +91,7 @@ class Stranger:
         return self.identity.peer_id
 
     def run(self, coroutine: Coroutine[object, object, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
-        """The result of a coroutine on the stranger's loop, for attacks that need many things at once."""
+        """Run a coroutine on the stranger's loop, for concurrent attacks."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 
     def connect(self, *addresses: str) -> tuple[str, ...]:
@@ -102,24 +102,24 @@ class Stranger:
         return tuple(victims)
 
     def connected(self) -> frozenset[str]:
-        """Who is connected with it."""
+        """Peer ids of its connections."""
         return self.run(self.daemon.connected())
 
     def manifest(self, victim: str) -> RunManifest:
-        """The run that a victim is in. Raises `PeerUnreachable`."""
+        """The victim's run. Raises `PeerUnreachable`."""
         return open_manifest(self.request(victim, MANIFEST_PROTOCOL, b""))
 
     def seal(self, run_id: str, kind: Kind, record: Record) -> bytes:
-        """A record in a correct envelope, whatever is inside."""
+        """A record in a correct envelope, with any content."""
         return seal(self.identity, run_id, kind, record)
 
     def follow(self, run_id: str) -> None:
-        """Hear the gossip of a run, and be part of its mesh."""
+        """Subscribe to a run's gossip and join its mesh."""
 
         self.begin(self.daemon.subscribe(topic_of(run_id), lambda sender, record: self.heard.append((sender, record))))
 
     def begin(self, coroutine: Coroutine[object, object, None]) -> None:
-        """Let a coroutine run until the stranger leaves."""
+        """Run a coroutine until the stranger leaves."""
 
         async def begin() -> None:
             self._background.append(asyncio.create_task(coroutine))
@@ -127,11 +127,11 @@ class Stranger:
         self.run(begin())
 
     def publish(self, run_id: str, record: bytes) -> None:
-        """Put bytes on a run's gossip. Raises `TransportError` for more than 1 MiB."""
+        """Publish bytes on a run's gossip. Raises `TransportError` for more than 1 MiB."""
         self.run(self.daemon.publish(topic_of(run_id), record))
 
     def request(self, victim: str, protocol: str, payload: bytes, timeout_s: float = 10.0) -> bytes:
-        """A whole answer to one request. Raises `PeerUnreachable`."""
+        """The complete response to one request. Raises `PeerUnreachable`."""
         return self.run(self.daemon.call(victim, protocol, payload, timeout_s))
 
     def serve(self, protocol: str, answer: Callable[[str, bytes], bytes]) -> None:
@@ -139,7 +139,7 @@ class Stranger:
         self.run(self.daemon.answer(protocol, lambda remote, request: iter([answer(remote, request)])))
 
     def open_stream(self, victim: str, protocol: str) -> RawStream:
-        """A stream on which nothing has been said. Raises `TransportError`."""
+        """A new, unused stream. Raises `TransportError`."""
         reader, writer = self.run(self.daemon._open_stream(victim, protocol))
         return RawStream(self, reader, writer)
 

@@ -1,9 +1,9 @@
-"""How fast the engine generates, and how far its log-probabilities can be trusted.
+"""How fast the engine generates, and how accurate its log-probabilities are.
 
-`swarm bench engine`: tokens a second against both ways of transformers to generate and, given a Python that has it,
-against vLLM, under one token budget; sampled log-probabilities against a teacher-forced pass; what new weights in the
-middle of a completion do to them; what is won when generation runs beside updates and grading beside generation; what
-replaying the choices of experts changes.
+`swarm bench engine`: tokens per second against transformers' two generation loops and, with --vllm-python, against
+vLLM, under one token budget; sampled log-probabilities against a teacher-forced pass; the effect of a weight change
+within a completion; the gain from generating during updates and grading during generation; the effect of replaying
+expert choices.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SAMPLINGS = {
 }
 QUESTIONS = [f"Calculate {a} + {b}. Give only the result as your final answer." for a in (3, 41, 250) for b in (7, 999)]
 STEP = 3e-4
-"""What one AdamW step at the embedded policy's learning rate changes a weight by, at most."""
+"""Largest change of a weight by one AdamW step at the embedded policy's learning rate."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def workload(self) -> Workload:
-        """At full size, or just enough to see that it works."""
+        """At full size, or small to check that it works."""
         return Workload(4, 4, (8, 16), 32, 64, 8) if self.quick else Workload()
 
 
@@ -77,7 +77,7 @@ def tiny(plan: Plan) -> Result:
 
 
 def small(plan: Plan) -> Result:
-    """Speed at a size where arithmetic outweighs Python."""
+    """Speed at a size where arithmetic dominates Python overhead."""
     return _speed("25 M", plan)
 
 
@@ -91,20 +91,20 @@ def _speed(size: str, plan: Plan) -> Result:
     best = [max(static, continuous) for _, static, continuous in zip(*speeds.values(), strict=True)]
     gains = [mine / other for mine, other in zip(speeds["swarm"], best, strict=True)]
     rows = [row(f"{size} parameters: {name}", values, "tokens/s") for name, values in speeds.items()]
-    rows.append(row(f"{size} parameters: against the better of the two", gains, "x", target=2.0))
+    rows.append(row(f"{size} parameters: against the faster of the two", gains, "x", target=2.0))
     return rows, [_describe(workload, outcomes)]
 
 
 def vllm(plan: Plan) -> Result:
-    """Speed of both engines of this project, at a size that vLLM has kernels for on a CPU."""
+    """Speed of both engines of this project, at a size with CPU kernels in vLLM."""
     if plan.vllm_python is None:
-        return [], ["vLLM was not measured: --vllm-python names a Python that has it."]
+        return [], ["vLLM was not measured: set --vllm-python to a Python that has it."]
     policy, workload = random_policy("25 M"), plan.workload
     theirs = Vllm(policy, workload, plan.vllm_python)
     runs: dict[str, list[Outcome]] = {"transformers": [], "vllm": []}
     walls: dict[str, list[Outcome]] = {"transformers": [], "vllm": []}
     try:
-        timed(theirs, policy, workload, plan.repeats)  # its first batch allocates
+        timed(theirs, policy, workload, plan.repeats)  # its first batch allocates memory
         for repeat in range(plan.repeats):
             for name, contender in (("transformers", ours), ("vllm", theirs)):
                 began = time.monotonic()
@@ -119,7 +119,7 @@ def vllm(plan: Plan) -> Result:
         gains = [mine / other for mine, other in zip(speeds["transformers"], speeds["vllm"], strict=True)]
         rows.append(row(f"25 M parameters: transformers against vllm, {unit}", gains, "x"))
     return rows, [
-        "vLLM: its CPU build, without compilation, one thread, float32, the same room for keys and values; its "
+        "vLLM: its CPU build, without compilation, one thread, float32, the same KV cache size; its "
         "process's time is counted with the node's. The two sample different completions of like length."
     ]
 
@@ -132,7 +132,7 @@ def _describe(workload: Workload, outcomes: dict[str, list[Outcome]]) -> str:
         f"{statistics.mean(lengths):.0f}, median {statistics.median(lengths):.0f}, 95th percentile "
         f"{lengths[int(0.95 * len(lengths))]}, longest {lengths[-1]}. Budget: keys and values of "
         f"{workload.budget_tokens} tokens at once. One thread, float32, random weights; seconds are processor time of "
-        "the process, so that other work on the machine does not count."
+        "the process, so that other load on the machine does not count."
     )
 
 
@@ -154,7 +154,7 @@ def logprobs(plan: Plan) -> Result:
 
 
 def swaps(plan: Plan) -> Result:
-    """What tokens sampled after a swap report, against a pass with the new weights alone."""
+    """Log-probabilities of tokens sampled after a swap, against a pass with the new weights alone."""
     rows = []
     for steps in (1, 10):
         for kv in ("recompute", "keep"):
@@ -195,18 +195,18 @@ def _errors_after_swap(kv: str, steps: int, num_completions: int) -> list[float]
 
 
 def overlap(plan: Plan) -> Result:
-    """Rounds a second when the next groups are generated while an update runs."""
+    """Rounds per second when the next groups are generated during an update."""
     parts = [ahead.overlap(size, plan.quick, plan.repeats) for size in ahead.LOADS]
     return [each for rows, _ in parts for each in rows], [note for _, notes in parts for note in notes]
 
 
 def grading(plan: Plan) -> Result:
-    """What verification adds to a round when groups are graded as they are finished."""
+    """Time that verification adds to a round when groups are graded as they finish."""
     return ahead.grading(plan.quick, plan.repeats)
 
 
 def routing(plan: Plan) -> Result:
-    """What replaying a mixture-of-experts model's choices does."""
+    """The effect of replaying a mixture-of-experts model's choices."""
     return replaying.routing(plan.quick, plan.repeats)
 
 

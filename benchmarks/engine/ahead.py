@@ -1,7 +1,7 @@
-"""Rounds a second when generation runs beside updates and grading beside generation, against one after the other.
+"""Rounds per second with generation during updates and grading during generation, against sequential execution.
 
-Real model, engine, updater and round; questions, rewards and network are doubles that cost nothing, or as much as they
-are told to. Models are random, so nearly every completion has its full length.
+Real model, engine, updater and round; questions, rewards and network are doubles with zero or configured cost. Models
+are random, so nearly every completion has full length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import random_policy
-from nodes.roles.crew import Crew
+from nodes.roles.coordinator import RankCoordinator
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
 from swarm.policy.distributed.ranks import Ranks
@@ -46,13 +46,13 @@ TARGET = 1.5
 
 @dataclass(frozen=True)
 class Load:
-    """A round: its questions, completions for each, and their tokens. Chosen so that an update costs as much."""
+    """Size of a round: questions, completions and tokens. Chosen so that generation and update cost the same."""
 
     questions: int
     group_size: int
     max_new_tokens: int
     rounds: int
-    """Timed in a row."""
+    """Consecutive timed rounds."""
 
 
 LOADS = {"0.13 M": Load(16, 8, 32, 12), "25 M": Load(2, 8, 32, 4)}
@@ -60,7 +60,7 @@ QUICK = Load(2, 2, 4, 2)
 
 
 class HalfRight:
-    """A `Verifier` that finds every other completion right, in a thread of its own after `seconds` a group."""
+    """A `Verifier` that accepts every other completion, in a separate thread after `seconds` per group."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         """Grades one group at a time."""
@@ -89,7 +89,7 @@ class HalfRight:
         return [verdict.result() for verdict in [self.begin(ref, texts) for ref, texts in jobs]]
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
-        """Nobody sends anything."""
+        """Nothing is received."""
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
         """Nothing."""
@@ -108,7 +108,7 @@ class Nobody:
     """A `GroupExchange` without a swarm."""
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """To no one."""
+        """Share with no one."""
         return None
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
@@ -120,7 +120,7 @@ class Nobody:
         return False
 
     def account(self, peer_id: str) -> str:
-        """Everybody has a full one."""
+        """Every peer has its own account."""
         return peer_id
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
@@ -136,10 +136,10 @@ class Nobody:
 
 
 class AtOnce:
-    """An engine that gives all groups when the last one is finished."""
+    """An engine that yields all groups after the last one finishes."""
 
     def __init__(self, engine: RolloutEngine) -> None:
-        """Of the groups of `engine`."""
+        """Wrap `engine`."""
         self._engine = engine
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
@@ -149,17 +149,17 @@ class AtOnce:
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """All of it, late."""
+        """All groups at the end."""
         yield from list(self._engine.stream(prompts, num_completions, sampling, seed))
 
 
 class Training:
-    """One node that trains by itself."""
+    """One node that trains alone."""
 
     def __init__(
         self, model: Path, load: Load, max_staleness: int = 0, grading_s: float = 0.0, at_once: bool = False
     ) -> None:
-        """`grading_s` a group; `at_once`: none is graded before all are generated."""
+        """`grading_s` per group; `at_once`: grading starts after all groups are generated."""
         config = NodeConfig.model_validate(
             {
                 "policy": {"model": str(model), "system_prompt": "", "threads": 1},
@@ -173,7 +173,7 @@ class Training:
                 "mix": {"local": load.questions, "external": 0},
             }
         )
-        self._crew = Crew(config, None, Ranks(), lambda: False)
+        self._coordinator = RankCoordinator(config, None, Ranks(), lambda: False)
         self._verifier = HalfRight(grading_s)
         self._node = SapoNode(
             peer_id="",
@@ -185,9 +185,9 @@ class Training:
             sampling=config.generation.sampling(),
             share=ShareSettings(groups="none"),
             mix=config.mix,
-            engine=AtOnce(self._crew) if at_once else self._crew,
+            engine=AtOnce(self._coordinator) if at_once else self._coordinator,
             verifier=self._verifier,
-            updater=self._crew,
+            updater=self._coordinator,
             exchange=Nobody(),
             pool=Pool(PoolSettings()),
             ledger=Ledger(),
@@ -195,10 +195,10 @@ class Training:
         )
         self.reports: list[RoundReport] = []
         self.own_s, self.beside_s = 0.0, 0.0
-        """Processor seconds a round timed last: of this process, and of those that generate for it."""
+        """CPU seconds per round of the last timing: of this process and its generating processes."""
 
     def rounds_per_s(self, count: int) -> float:
-        """Of `count` rounds after one that is not timed: what was got ready while nobody looked does not count."""
+        """Time `count` rounds after an untimed one, so that batches prepared in advance do not count."""
         self._node.run_round()
         began, own, beside = time.perf_counter(), time.process_time(), _worker_s()
         self.reports = [self._node.run_round() for _ in range(count)]
@@ -207,18 +207,18 @@ class Training:
         return count / taken
 
     def seconds(self, stage: str) -> float:
-        """Of this stage in a round timed last."""
+        """Seconds of this stage per round of the last timing."""
         return statistics.median(report.timings[stage] for report in self.reports)
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Stop everything."""
         self._node.close()
-        self._crew.close()
+        self._coordinator.close()
         self._verifier.close()
 
 
 def _worker_s() -> float:
-    """Processor seconds of the processes that generate."""
+    """CPU seconds of the generating processes."""
     children = psutil.Process().children(recursive=True)
     times = [child.cpu_times() for child in children if "swarm.engines.process.worker" in child.cmdline()]
     return sum(each.user + each.system for each in times)
@@ -232,7 +232,7 @@ def _saved(size: str) -> Iterator[Path]:
 
 
 def overlap(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
-    """Alternating against `max_staleness` 1, in turns."""
+    """Alternating against `max_staleness` 1, interleaved."""
     load = QUICK if quick else LOADS[size]
     alternating_s, overlapping_s, generate_s, update_s, processor = [], [], [], [], []
     with _saved(size) as model:
@@ -252,22 +252,22 @@ def overlap(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]
     gains = [ours / theirs for ours, theirs in zip(overlapping_s, alternating_s, strict=True)]
     best = [(g + u) / max(g, u) for g, u in zip(generate_s, update_s, strict=True)]
     return [
-        row(f"{size} parameters: generation, alternating", generate_s, "s a round"),
-        row(f"{size} parameters: update, alternating", update_s, "s a round"),
+        row(f"{size} parameters: generation, alternating", generate_s, "s/round"),
+        row(f"{size} parameters: update, alternating", update_s, "s/round"),
         row(f"{size} parameters: overlapping", overlapping_s, "rounds/s", baseline=alternating_s),
         row(f"{size} parameters: times the rounds of alternating", gains, "x", target=TARGET),
         row(f"{size} parameters: the same by processor time", processor, "x"),
-        row(f"{size} parameters: the most that these costs allow", best, "x"),
+        row(f"{size} parameters: upper bound for these costs", best, "x"),
     ], [
         f"{size}: {load.questions} questions x {load.group_size} completions of at most {load.max_new_tokens} tokens, "
         f"all trained on; {load.rounds} rounds of each in turns, one thread a process, wall-clock time. The baseline "
         "of rounds/s is max_staleness 0, ours is 1. By processor time: a round's when alternating, through that of the "
-        "busier process when overlapping: what two cores would give that nobody else uses."
+        "busier process when overlapping: the gain on two idle cores."
     ]
 
 
 def grading(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
-    """Groups graded as they are finished against all of them afterwards, where grading takes as long as generation."""
+    """Grading groups as they finish, against grading all afterwards, when grading takes as long as generation."""
     size = "0.13 M"
     load = Load(8, 2, 4, 2) if quick else LOADS[size]
     with _saved(size) as model:
@@ -288,10 +288,10 @@ def grading(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
                 training.close()
     added = [(b - f) / (a - f) for f, b, a in zip(alone_s, beside_s, after_s, strict=True)]
     return [
-        row("generation with free verification", alone_s, "s a round"),
-        row("generation and verification that costs as much, beside it", beside_s, "s a round", baseline=after_s),
-        row("part of verification that is added to the round", added, ""),
+        row("generation with free verification", alone_s, "s/round"),
+        row("generation with concurrent verification of equal cost", beside_s, "s/round", baseline=after_s),
+        row("fraction of verification added to the round", added, ""),
     ], [
-        "Verification: one worker that sleeps as long for each group as generating one takes; the baseline grades when "
+        "Verification: one worker that sleeps for each group as long as its generation takes; the baseline grades when "
         "all groups are generated."
     ]

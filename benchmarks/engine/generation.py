@@ -1,7 +1,7 @@
-"""The workload of the engine benchmark, and those that do it: ours, the two ways transformers has, and vLLM.
+"""The workload of the engine benchmark, and its contenders: ours, transformers' two loops, and vLLM.
 
-Completions end at random, at stop tokens: the models are random, so every token is about equally likely, and lengths
-are geometric. A few completions then last six times as long as the mean one, as in real rollouts.
+Completions end at random stop tokens: the models are random, so that all tokens are about equally likely and lengths
+are geometric. A few completions are six times as long as the mean, as in real rollouts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from swarm.protocols import RolloutEngine
 from swarm.types import Rejection, Sampling
 
 PAGE_TOKENS = 32
-"""Page size of transformers' continuous batching: with its default of 256 most of the budget would be lost in pages."""
+"""Page size of transformers' continuous batching: its default of 256 would waste most of the budget."""
 PASS_TOKENS = 512
 """Tokens of one of its forward passes."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """P prompts, G completions each, and the tokens whose keys and values may be held at once."""
+    """P prompts, G completions each, and the KV cache budget in tokens."""
 
     num_prompts: int = 32
     num_completions: int = 8
@@ -43,20 +43,20 @@ class Workload:
     mean_tokens: int = 48
     max_new_tokens: int = 320
     static_rows: int = 64
-    """Sequences of greatest length that the budget holds: what a static batch has to reckon with."""
+    """Sequences of maximum length that fit the budget: the size of a static batch."""
 
     @property
     def budget_tokens(self) -> int:
-        """The one token budget."""
+        """The token budget in tokens."""
         return self.static_rows * (self.prompt_tokens[1] + self.max_new_tokens)
 
     def prompts(self) -> list[str]:
-        """Of letters: one token each."""
+        """Prompts of letters, one token each."""
         draw = random.Random(0)
         return ["".join(draw.choices("abcdefgh", k=draw.randint(*self.prompt_tokens))) for _ in range(self.num_prompts)]
 
     def stop_tokens(self, policy: Policy) -> list[str]:
-        """As many as end a completion of uniform tokens after `mean_tokens`."""
+        """Enough stop tokens to end a completion of uniform tokens after `mean_tokens` on average."""
         vocabulary = policy.model.config.vocab_size
         count = max(1, vocabulary // self.mean_tokens - len(policy.stop_ids))
         return list(policy.tokenizer.convert_ids_to_tokens(range(6, 6 + count)))
@@ -64,16 +64,16 @@ class Workload:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of the workload took."""
+    """The result of one run of the workload."""
 
     lengths: list[int]
     """Tokens of each completion, in no particular order."""
     seconds: float
-    """Of processor time, all threads."""
+    """CPU time of all threads."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens a second."""
+        """Sampled tokens per second."""
         return sum(self.lengths) / self.seconds
 
 
@@ -82,7 +82,7 @@ Contender = Callable[[Policy, Workload, int], list[int]]
 
 
 def random_policy(name: str) -> Policy:
-    """`0.13 M`, the embedded policy's shape, or `25 M` parameters; random weights."""
+    """`0.13 M`, the embedded policy's architecture, or `25 M` parameters; random weights."""
     tokenizer = tiny_tokenizer()
     config = tiny_config()
     if name != "0.13 M":
@@ -110,7 +110,7 @@ def timed(
     seed: int,
     clock: Callable[[], float] = time.process_time,
 ) -> Outcome:
-    """One run. Processor time, because other work on the machine shall not count."""
+    """One run, in CPU time, so that other load on the machine does not count."""
     began = clock()
     lengths = contender(policy, workload, seed)
     return Outcome(lengths, clock() - began)
@@ -129,7 +129,7 @@ class Vllm:
     """vLLM in its own process, as a node would use it; a `Contender`."""
 
     def __init__(self, policy: Policy, workload: Workload, python: Path) -> None:
-        """Start it: that is not part of any run."""
+        """Start it before any run."""
         bytes_per_token = sum(shape.num_bytes for shape in Decoder(policy).shapes)
         self._settings = GenerationSettings(
             max_batch_sequences=workload.num_prompts * workload.num_completions,
@@ -148,7 +148,7 @@ class Vllm:
         return _lengths(VllmEngine(policy, self._settings, self._service), policy, workload, seed)
 
     def process_time(self) -> float:
-        """Processor time of this process and of vLLM's."""
+        """CPU time of this process and of vLLM's."""
         theirs = psutil.Process(self._service.pid).cpu_times()
         return time.process_time() + theirs.user + theirs.system
 

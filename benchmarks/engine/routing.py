@@ -1,4 +1,4 @@
-"""What replaying expert choices does: how far engine and trainer are apart, and what it costs."""
+"""The effect of replaying expert choices: the difference between engine and trainer, and the cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUP_SIZE = 8
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one generation and one update of what it gave."""
+    """Figures of one generation and one update on it."""
 
     mismatch: float
     generate_s: float
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def mixture(replay: bool, seed: int) -> Policy:
-    """Four layers of 32 experts of which 4 are met, random, computing in bfloat16."""
+    """Four layers, 4 of 32 experts per token, random, in bfloat16."""
     torch.manual_seed(seed)
     tokenizer = tiny_tokenizer()
     config = Qwen3MoeConfig(
@@ -91,9 +91,9 @@ def outcome(replay: bool, seed: int, num_completions: int) -> Outcome:
 
 
 def routing(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
-    """With replay against without, in turns, every repeat another model."""
+    """With replay against without, interleaved, with a new model per repeat."""
     runs: dict[bool, list[Outcome]] = {False: [], True: []}
-    outcome(False, 0, 2)  # the first pass of a process is slower
+    outcome(False, 0, 2)  # warm up: the first pass of a process is slower
     for seed in range(repeats):
         for replay, outcomes in runs.items():
             outcomes.append(outcome(replay, seed, 2 if quick else GROUP_SIZE))
@@ -106,7 +106,7 @@ def routing(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
             "nats",
             baseline=[each.mismatch for each in without],
         ),
-        row("routing replay: part of the mismatch that is gone", fewer, ""),
+        row("routing replay: fraction of the mismatch removed", fewer, ""),
         row(
             "routing replay: generation",
             [each.generate_s for each in replayed],
@@ -120,7 +120,7 @@ def routing(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
             baseline=[each.update_s for each in without],
         ),
     ], [
-        "Routing replay: a random Qwen3-MoE model of 4 layers, 4 of 32 experts a token, computing in bfloat16; "
+        "Routing replay: a random Qwen3-MoE model of 4 layers, 4 of 32 experts per token, in bfloat16; "
         f"{len(PROMPTS)} prompts x {GROUP_SIZE} completions of 32 tokens, one update on all of them; the baseline is "
         "without replay. Seconds are processor time."
     ]

@@ -1,8 +1,8 @@
-"""The network, as users get it: sealed groups through `swarm.net.trust.exchange`, every node a process, on loopback.
+"""The real network: sealed groups through `swarm.net.trust.exchange`, every node a process, on loopback.
 
     python -m benchmarks.network [--quick] [--out FILE] [--only NAME ...] [--no-baseline] [--repeats N]
 
-The baseline is the public peer's own communication class (`baseline/`), measured in the same run, in turns with
+The baseline is the public peer's own communication class (`baseline/`), measured in the same run, interleaved with
 ours: in its default mode, in which a round takes what the DHT holds, and with the barrier, in which it waits for all.
 """
 
@@ -40,12 +40,13 @@ PEER_AT_4_KB = (
     "at 16 KB its DHT process fails (see the row on the largest group)."
 )
 HOSTILE = (
-    "The hostile peer comes back under a new identity when a node has hung up on it. Half of the nodes look for "
-    "arrivals all the time, latency is between these; the others once in a round of 10 s. Everything up to the updater "
-    "is what users get, questions made again and answers scored in the verification workers included."
+    "The hostile peer returns under a new identity when a node closes its connection. Half of the nodes poll for "
+    "arrivals all the time, latency is between these; the others once in a round of 10 s. Everything before the "
+    "updater "
+    "is real, including regenerated questions and answers scored in verification workers."
 )
 TAIL_S = 2.0
-"""Groups shared so shortly before publishing stops are not counted, whoever shared them."""
+"""Groups shared this shortly before publishing stops are not counted."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Plan:
     folder: Path
 
     def kinds(self, *, barrier: bool = True, quick: bool = True) -> list[Kind]:
-        """What is measured in turns; with `quick` false a quick run leaves the peer out."""
+        """The interleaved contenders; with `quick` false a quick run omits the public peer."""
         if self.peer_python is None or (self.quick and not quick):
             return ["ours"]
         return ["ours", "peer", "peer-barrier"] if barrier and not self.quick else ["ours", "peer"]
@@ -71,7 +72,7 @@ class Plan:
     def fleet(
         self, kind: Kind, count: int, *, loss: float = 0, delay_s: float = 0, poll_s: float = 0.0, num_patient: int = 0
     ) -> Iterator[Fleet]:
-        """Nodes that are gone afterwards."""
+        """Nodes that end with the block."""
         setting = Setting(kind, count, loss, delay_s, poll_s, self.peer_python, num_patient)
         with self.nursery() as nursery:
             yield Fleet(nursery, setting, kind)
@@ -84,12 +85,12 @@ class Plan:
 
 
 def _versus(mode: str, kinds: Collection[Kind]) -> str:
-    """What a row's baseline is, for its name."""
+    """Suffix of a row's name that describes its baseline."""
     return f" (peer: {mode})" if len(kinds) > 1 else ""
 
 
 def delivered(plan: Plan) -> Result:
-    """Groups shared while nodes are still coming up."""
+    """Groups shared while nodes are still starting."""
     got: dict[Kind, list[float | None]] = {kind: [] for kind in plan.kinds()}
     live: list[float | None] = []
     count, size = int(plan.scaled(8, 4)), 4 * KIB
@@ -108,7 +109,7 @@ def delivered(plan: Plan) -> Result:
 
 
 def faults(plan: Plan) -> Result:
-    """Nodes that die and come back, on a network that loses and delays."""
+    """Nodes that die and restart, on a network with loss and delay."""
     rows: list[Row] = []
     count, size = int(plan.scaled(8, 4)), 4 * KIB
     for loss, delay_s in ((0.05, 0.1),) if plan.quick else ((0.0, 0.0), (0.05, 0.1)):
@@ -129,7 +130,7 @@ def faults(plan: Plan) -> Result:
 def _shared(
     plan: Plan, kind: Kind, count: int, size: int, seed: int, kills: int = 0, loss: float = 0, delay_s: float = 0
 ) -> list[NodeLog]:
-    """One run of nodes that start within 4 s and share from their start on; `kills` of them die on the way."""
+    """One run of nodes that start within 4 s and share from their start on; `kills` of them die during the run."""
     draw = random.Random(seed)
     offsets = [0.0, *(draw.uniform(0, 4) for _ in range(count - 1))]
     seconds, settle_s = plan.scaled(20, 5), plan.scaled(20, 2)
@@ -150,7 +151,7 @@ def _shared(
         fleet.quiet()
 
         def counted() -> list[NodeLog]:
-            # The public peer's rounds end unevenly: what it shares as they stop would count against it unjustly.
+            # The public peer's rounds end unevenly: groups shared at the end would count against it unfairly.
             logs = fleet.logs()
             for log in logs:
                 log.published = {key: at for key, at in log.published.items() if at < quiet_at - TAIL_S}
@@ -163,7 +164,7 @@ def _shared(
 
 
 def latency(plan: Plan) -> Result:
-    """From sharing to the receiver's hands, verified."""
+    """Latency from sharing to the verified group at the receiver."""
     count = int(plan.scaled(16, 4))
     figures: dict[Kind, list[list[Delivery]]] = {kind: [] for kind in plan.kinds()}
     for _ in range(plan.repeats):
@@ -213,7 +214,7 @@ def latency(plan: Plan) -> Result:
 
 
 def largest(plan: Plan) -> Result:
-    """The largest group that arrives each of three times."""
+    """The largest group that arrives three times in a row."""
     inline = [64 * KIB, 256 * KIB, 512 * KIB, 900_000, 1_000_000, MIB]
     by_hash = [2 * MIB, 8 * MIB, 64 * MIB] if not plan.quick else [2 * MIB]
     for_peer = [KIB, 4 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB]
@@ -274,7 +275,7 @@ def _arrives_at_peer(fleet: Fleet, size: int) -> bool:
 
 
 def stopped(plan: Plan) -> Result:
-    """What one stopped process does to the others."""
+    """The effect of one stopped process on the others."""
     count = int(plan.scaled(8, 3))
     kept: dict[Kind, list[float | None]] = {kind: [] for kind in plan.kinds(quick=False)}
     slower: dict[Kind, list[float | None]] = {kind: [] for kind in kept}
@@ -308,7 +309,7 @@ def stopped(plan: Plan) -> Result:
 
 
 def _others(fleet: Fleet, seconds: float) -> list[Delivery]:
-    """What the members but the last share and get of one another from now on."""
+    """Groups that all members except the last exchange from now on."""
     since = time.time()
     time.sleep(seconds)
     before = time.time()
@@ -329,7 +330,7 @@ def _ratio(value: float | None, of: float | None) -> float | None:
 
 
 def resources(plan: Plan) -> Result:
-    """What a node costs, its network daemon included."""
+    """CPU and memory of a node with its network daemon."""
     count = int(plan.scaled(8, 3))
     cpu: dict[Kind, list[float | None]] = {kind: [] for kind in plan.kinds(barrier=False, quick=False)}
     memory: dict[Kind, list[float | None]] = {kind: [] for kind in cpu}
@@ -362,14 +363,14 @@ def resources(plan: Plan) -> Result:
         ),
     ]
     notes = [
-        "Memory is resident memory of the process and all it started, shared pages counted in each; torch, which "
-        "hivemind imports, is most of it. Nodes look for arrivals four times a second here.",
+        "Memory is resident memory of the process and its descendants, with shared pages counted in each; torch, which "
+        "hivemind imports, is most of it. Nodes poll for arrivals four times per second here.",
     ]
     return rows, [*notes, PEER_AT_4_KB] if len(cpu) > 1 else notes
 
 
 def crowd(plan: Plan) -> Result:
-    """Many nodes on one machine: whether they find each other, and what each then costs."""
+    """Many nodes on one machine: discovery, and the cost of each."""
     count = int(plan.scaled(32, 4))
     joined: list[float | None] = []
     got: list[float | None] = []
@@ -469,7 +470,7 @@ def hostile(plan: Plan) -> Result:
 
 
 def join(plan: Plan) -> Result:
-    """From starting `swarm join` to the first group of another peer, everything cached."""
+    """From the start of `swarm join` to the first external group, with warm caches."""
     from swarm.telemetry.history import PeerHistory
     from swarm.telemetry.records import METRICS_FILE
 
@@ -495,7 +496,7 @@ def join(plan: Plan) -> Result:
         until(
             lambda: (first / METRICS_FILE).exists() and PeerHistory.read(first / METRICS_FILE).latest is not None, 90.0
         )
-        # The first joins are there to fill caches.
+        # The first joins fill the caches.
         for repeat in range(plan.repeats + 1):
             began = time.monotonic()
             out = run(f"joining-{repeat}", "join", address)
@@ -526,7 +527,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 130 when interrupted."""
     parser = option_parser("network", __doc__, MEASUREMENTS)
     parser.add_argument("--repeats", type=int, help="of every measurement; default 3, with --quick 1")
-    parser.add_argument("--no-baseline", action="store_true", help=f"leave the public peer ({PACKAGE}) out")
+    parser.add_argument("--no-baseline", action="store_true", help=f"omit the public peer ({PACKAGE})")
     options = parser.parse_args(arguments)
     report, console = Report("network"), wide_console()
 
@@ -541,7 +542,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_peer(plan: Plan, report: Report, console: Console) -> Plan:
-    console.print(f"the public peer: {PACKAGE} in a virtual environment of its own (minutes when first used)")
+    console.print(f"the public peer: {PACKAGE} in a separate virtual environment (takes minutes on first use)")
     try:
         python = genrl_python()
         report.versions.update(genrl_versions(python))

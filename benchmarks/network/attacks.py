@@ -1,7 +1,7 @@
-"""What a hostile peer publishes: records of five kinds that must not teach anybody, and one that lies about rewards.
+"""A hostile peer's records: five kinds that must never be trained on, and one with false rewards.
 
-Every variant is one method. A record of a group says `hostile VARIANT` where an honest one names its model, so that a
-benchmark can tell what became of it.
+Every variant is one method. A hostile group has `hostile VARIANT` as its model name, so that a benchmark can trace its
+fate.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from swarm.net.records.wire import Announcement, Envelope, Limits, seal, seal_an
 from swarm.types import SCHEMA_VERSION, Completion, PolicyId, ProceduralRef, Question, RolloutGroup, Sampling
 
 KINDS = ("forged", "replayed", "oversize", "malformed", "wrong")
-"""Of these nothing may be trained on."""
+"""Kinds that must never be trained on."""
 LYING = "lying"
 """Right and wrong answers under false rewards: may be trained on, with the receiver's rewards."""
 LABEL = "hostile "
 BOMB_BYTES = 16 * 2**20
 WIDE_COMPLETIONS = 121
-"""As many as a payload of eight times the largest record holds."""
+"""Elements of a payload of eight times the largest record."""
 KEPT = 512
 SMALL = 200
 """Characters of a completion."""
@@ -40,13 +40,13 @@ SMALL = 200
 
 @dataclass
 class Attacker:
-    """Who sends: an identity, and what it has published so far."""
+    """The sender: an identity and its records so far."""
 
     identity: Identity
     sequence: int = 0
 
     def next(self) -> int:
-        """A sequence number that it has not used."""
+        """A new sequence number."""
         self.sequence += 1
         return self.sequence
 
@@ -59,7 +59,7 @@ class Attacks:
         self._run_id = run_id
         self._limits = limits
         self._mixture = mixture
-        # Every question of a task has the same.
+        # All questions of a task have the same digest.
         self._slow_digest = _procedural(mixture.sources[SLOW_TASK].question(0, 0)).options_digest
         self._random = random.Random(seed)
         self._honest: list[bytes] = []
@@ -125,7 +125,7 @@ class Attacks:
         return tuple(self._turns)
 
     def hear(self, record: bytes) -> None:
-        """Remember an honest record: some newer ones in place of older ones."""
+        """Remember an honest record; newer ones replace some older ones."""
         self.num_heard += 1
         if len(self._honest) < KEPT:
             self._honest.append(record)
@@ -133,7 +133,7 @@ class Attacks:
             self._honest[self._random.randrange(KEPT)] = record
 
     def make(self, kind: str, attacker: Attacker) -> bytes:
-        """The next record of a kind. Raises `IndexError` before anything honest was heard."""
+        """The next record of a kind. Raises `IndexError` before the first honest record."""
         variant = next(self._turns[kind])
         record = variant(attacker)
         self.made[f"{kind}/{variant.__name__.strip('_')}"] += 1
@@ -159,12 +159,12 @@ class Attacks:
         return msgspec.msgpack.encode(replace(envelope, payload=_packed(altered)))
 
     def _unsigned(self, attacker: Attacker) -> bytes:
-        """A group of a peer that there is, with a signature of nobody's."""
+        """A group of an existing peer with an invalid signature."""
         group = self._group("unsigned", attacker)
         return msgspec.msgpack.encode(replace(self._envelope(group), signature=self._random.randbytes(64)))
 
     def _of_another_inside(self, attacker: Attacker) -> bytes:
-        """An envelope of the sender's own around a group that names an honest peer."""
+        """The sender's own envelope around a group that names an honest peer."""
         group = self._group("of_another_inside", attacker, peer_id=self._victim())
         return seal(attacker.identity, self._run_id, "group", group)
 
@@ -175,15 +175,15 @@ class Attacks:
         return self._random.choice(self._honest)
 
     def _again_in_other_bytes(self, attacker: Attacker) -> bytes:
-        """An honest record whose fields come in another order: the signature holds, the bytes are new."""
+        """An honest record with reordered fields: the signature is valid, the bytes are new."""
         return self._shuffled(self._heard())
 
     def _own_again(self, attacker: Attacker) -> bytes:
-        """A record of the sender's own, or of an identity it had before, byte for byte."""
+        """The sender's own record, or one of its earlier identities, byte for byte."""
         return self._random.choice(self._own)[1] if self._own else self._lying(attacker)
 
     def _own_sequence_again(self, attacker: Attacker) -> bytes:
-        """A group that lies about rewards, under a sequence number that another had: one of the two may be used."""
+        """A group with false rewards and a repeated sequence number: one of the two may be used."""
         if not self._own or self._own[-1][0].peer_id != attacker.identity.peer_id:
             return self._lying(attacker)
         again = replace(self._own[-1][0], created_at=time.time())
@@ -198,21 +198,21 @@ class Attacks:
     # oversize
 
     def _long_record(self, attacker: Attacker) -> bytes:
-        """More bytes than a record may have, and not more than gossip carries."""
+        """More bytes than a record may have, but within gossip's limit."""
         size = self._limits.max_record_bytes + self._random.randrange(1, 1_000)
         envelope = Envelope(SCHEMA_VERSION, self._run_id, attacker.identity.peer_id, "group", b"", bytes(64))
         return msgspec.msgpack.encode(replace(envelope, payload=self._random.randbytes(size)))
 
     def _bomb(self, attacker: Attacker) -> bytes:
-        """A few kilobytes that say truly what they decompress to."""
+        """A few kilobytes with a true, huge decompressed size."""
         return self._around(self._bombs.true, attacker)
 
     def _bomb_of_unstated_size(self, attacker: Attacker) -> bytes:
-        """A few kilobytes that do not say what they decompress to."""
+        """A few kilobytes without a stated decompressed size."""
         return self._around(self._bombs.unstated, attacker)
 
     def _bomb_of_false_size(self, attacker: Attacker) -> bytes:
-        """A few kilobytes that say they decompress to a thousand."""
+        """A few kilobytes with a false decompressed size of a thousand."""
         return self._around(self._bombs.false, attacker)
 
     def _many_completions(self, attacker: Attacker) -> bytes:
@@ -220,7 +220,7 @@ class Attacks:
         return self._bounded("many_completions", attacker, (Completion("1", "stop"),) * count)
 
     def _wide_completions(self, attacker: Attacker) -> bytes:
-        """Kilobytes of texts that each keep to the limit, and take four bytes a character in memory."""
+        """Kilobytes of texts within the limit that take four bytes per character in memory."""
         text = "\N{FIRE}" + "1" * (self._limits.max_completion_chars - 1)
         return self._bounded("wide_completions", attacker, (Completion(text, "stop"),) * WIDE_COMPLETIONS)
 
@@ -233,7 +233,7 @@ class Attacks:
         return self._bounded("many_tokens", attacker, (Completion("1", "stop", ids), Completion("2", "stop")))
 
     def _announced_too_large(self, attacker: Attacker) -> bytes:
-        """The announcement of more than a record may have."""
+        """The announcement of an oversized record."""
         return self._announced(attacker, self._limits.max_record_bytes + self._random.randrange(1, 2**30))
 
     def _announced_in_vain(self, attacker: Attacker) -> bytes:
@@ -255,7 +255,7 @@ class Attacks:
         return bytes(changed)
 
     def _other_message(self, attacker: Attacker) -> bytes:
-        """Valid MessagePack that is no envelope."""
+        """Valid MessagePack that is not an envelope."""
         return msgspec.msgpack.encode({"rollouts": list(self._random.randbytes(300))})
 
     def _wrong_types(self, attacker: Attacker) -> bytes:
@@ -266,26 +266,26 @@ class Attacks:
         return msgspec.msgpack.encode({**fields, "signature": self._random.randbytes(64)})
 
     def _payload_of_noise(self, attacker: Attacker) -> bytes:
-        """Well signed, and nothing that decompresses."""
+        """Valid signature, undecompressable payload."""
         return self._around(self._random.randbytes(500), attacker)
 
     def _payload_of_wrong_types(self, attacker: Attacker) -> bytes:
-        """Well signed, a group with one field of another type."""
+        """Valid signature, a group with one field of another type."""
         fields = msgspec.to_builtins(self._group("payload_of_wrong_types", attacker))
         fields[self._random.choice(list(fields))] = self._random.choice([None, -0.5, "x" * 9, [[]], {"task": 1}])
         return self._around(zstandard.compress(msgspec.msgpack.encode({**fields, "surplus": 1})), attacker)
 
     def _deep(self, attacker: Attacker) -> bytes:
-        """Well signed, arrays in arrays in arrays."""
+        """Valid signature, deeply nested arrays."""
         depth = self._random.randrange(10_000, 60_000)
         return self._around(zstandard.compress(b"\x91" * depth + b"\xc0"), attacker)
 
     def _endless(self, attacker: Attacker) -> bytes:
-        """Well signed, an array that says it has four thousand million elements."""
+        """Valid signature, an array with a claimed length of four billion."""
         return self._around(zstandard.compress(b"\xdd\xff\xff\xff\xff" + self._random.randbytes(50)), attacker)
 
     def _bad_numbers(self, attacker: Attacker) -> bytes:
-        """Well signed, not finite, negative, or not one reward a completion."""
+        """Valid signature, with non-finite or negative values, or a wrong number of rewards."""
         group = self._group("bad_numbers", attacker)
         changed = self._random.choice(
             [
@@ -300,7 +300,7 @@ class Attacks:
         return seal(attacker.identity, self._run_id, "group", changed)
 
     def _bad_logprobs(self, attacker: Attacker) -> bytes:
-        """Well signed log-probabilities that are finite, and whose sum is not."""
+        """Valid signature, finite log-probabilities with an infinite sum."""
         answers = tuple(
             replace(each, token_ids=(1, 2), logprobs=(-1e308, -1e308)) for each in self._answers([1, 2, 3, 4])
         )
@@ -322,7 +322,7 @@ class Attacks:
         return self._group_record("wrong", attacker, _procedural(question), completions)
 
     def _wrong_by_nobody(self, attacker: Attacker) -> bytes:
-        """The same by a key made for this one record: no peer of that name ever connects."""
+        """The same, signed with a one-time key: no such peer ever connects."""
         return self._wrong(Attacker(Identity.generate()))
 
     def _tokens_that_say_more(self, attacker: Attacker) -> bytes:
@@ -335,7 +335,7 @@ class Attacks:
         return self._group_record("tokens_that_say_more", attacker, _procedural(question), completions)
 
     def _other_question(self, attacker: Attacker) -> bytes:
-        """A question whose text is not the one that its reference makes."""
+        """A question whose text does not match its reference."""
         ref = replace(self._reference(), question_hash=self._random.randbytes(16).hex())
         return self._group_record("other_question", attacker, ref)
 
@@ -346,7 +346,7 @@ class Attacks:
         return self._group_record("unknown_task", attacker, replace(self._reference(), task="alchemy"))
 
     def _slow(self, attacker: Attacker) -> bytes:
-        """A question that takes long to make, far out in the stream, with a digest of nothing."""
+        """A question that is slow to make, far along the stream, with an arbitrary digest."""
         source = self._mixture.sources[SLOW_TASK]
         ref = ProceduralRef(
             task=source.name,
@@ -359,7 +359,7 @@ class Attacks:
         return self._group_record("slow", attacker, ref)
 
     def _lying(self, attacker: Attacker) -> bytes:
-        """Half of the answers right, and the rewards those of the other half."""
+        """Half of the answers are right, with inverted rewards."""
         question = self._question()
         answers, rewards = self._half_right(question), (0.0, 0.0, 1.0, 1.0)
         group = self._group(LYING, attacker, question=_procedural(question), completions=answers, rewards=rewards)
@@ -415,7 +415,7 @@ class Attacks:
         return seal_announcement(attacker.identity, announcement)
 
     def _question(self) -> Question:
-        """One that can be made again, of those with an answer that `solve` knows."""
+        """A reproducible question that `solve` can answer."""
         while True:
             question = self._mixture.question(self._random.randrange(2**40), self._random.randrange(1_000))
             if solve(question.prompt) is not None:
@@ -430,7 +430,7 @@ class Attacks:
         return self._answers([right, right, right + 1, right + 2])
 
     def _answers(self, values: Sequence[int], *, wrong: str = "") -> tuple[Completion, ...]:
-        """Completions; with `wrong`, the values are how far they are off the answer to that prompt."""
+        """Completions; with `wrong`, the values are offsets from the right answer."""
         offset = (solve(wrong) or 0) if wrong else 0
         return tuple(Completion(answer(offset + value, SMALL, self._random), "stop") for value in values)
 
@@ -444,12 +444,12 @@ class Attacks:
         return Envelope(SCHEMA_VERSION, self._run_id, group.peer_id, "group", _packed(group), b"")
 
     def _around(self, payload: bytes, attacker: Attacker) -> bytes:
-        """A good signature around any payload, in bytes that no earlier record had."""
+        """A valid signature around any payload, with new bytes."""
         envelope = Envelope(SCHEMA_VERSION, self._run_id, attacker.identity.peer_id, "group", payload, b"")
         return self._shuffled(replace(envelope, signature=attacker.identity.sign(envelope.signed_bytes())))
 
     def _shuffled(self, envelope: Envelope) -> bytes:
-        """The same envelope, its fields in another order."""
+        """The same envelope with reordered fields."""
         fields = list(msgspec.structs.asdict(envelope).items())
         self._random.shuffle(fields)
         return msgspec.msgpack.encode(dict(fields))

@@ -1,4 +1,4 @@
-"""Who should have got what: the definition of the delivered fraction, as code."""
+"""The definition of the delivered fraction: which node should have received which group."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from benchmarks.common.report import percentile
 
 BACKFILL_WINDOW_S = 60.0
-"""A receiver that comes up this long after a publication is still to get the group."""
+"""A receiver that starts within this time after a publication must still receive the group."""
 STAY_S = 2.0
-"""A receiver counts once it has been there this long after the later of publication and its own start."""
+"""A receiver counts once it has lived this long after both the publication and its own start."""
 LAST_WORDS_S = 1.0
-"""A group shared so shortly before its publisher was killed may never have left it."""
+"""A group shared this shortly before its publisher was killed may never have left it."""
 
 DEFINITION = (
     "Delivered fraction: of all pairs of a shared group and a node other than its publisher, those in which the node "
@@ -32,16 +32,16 @@ class Life:
 
     start: float
     end: float | None = None
-    """None: it lived until the measurement ended."""
+    """None if it lived until the end of the measurement."""
 
     def at(self, moment: float) -> bool:
-        """Whether it was live then."""
+        """Whether it was live at this time."""
         return self.start <= moment and (self.end is None or moment < self.end)
 
 
 @dataclass
 class NodeLog:
-    """What one node did, over all its lives."""
+    """One node's records over all its processes."""
 
     peer_id: str
     lives: list[Life] = field(default_factory=list)
@@ -56,7 +56,8 @@ class NodeLog:
 
 
 def is_due(published: float, lives: Sequence[Life], *, window_s: float = BACKFILL_WINDOW_S) -> bool:
-    """Whether a node with these lives must have got a group published then; with a window of 0, by being live."""
+    """Whether a node with these lives must have received a group published at this time; with a window of 0, only if
+    live then."""
     for life in lives:
         there_from = max(published, life.start)
         if life.start <= published + window_s and (life.end is None or life.end >= there_from + STAY_S):
@@ -75,7 +76,7 @@ class Delivery:
 
     @property
     def latency_s(self) -> float | None:
-        """From sharing to the receiver's hands; None when it never arrived."""
+        """Latency from sharing to receipt; None when it never arrived."""
         return None if self.arrived is None else self.arrived - self.published
 
 
@@ -94,11 +95,11 @@ def deliveries(
 
 
 def fraction(pairs: Sequence[Delivery]) -> float | None:
-    """Of the pairs that count, those that arrived; None when none counts."""
+    """Fraction of the counted pairs that arrived; None without pairs."""
     return sum(pair.arrived is not None for pair in pairs) / len(pairs) if pairs else None
 
 
 def latency_ms(pairs: Sequence[Delivery], percent: float) -> float | None:
-    """A percentile of the latencies of what arrived."""
+    """A percentile of the latencies of arrived groups."""
     value = percentile([pair.latency_s for pair in pairs if pair.latency_s is not None], percent)
     return None if value is None else value * 1e3

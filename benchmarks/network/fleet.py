@@ -1,4 +1,4 @@
-"""N nodes on loopback, each a process: ours or the public peer's, driven alike."""
+"""N nodes on loopback, each a process: ours or the public peer's, with the same commands."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MODULES = {"ours": "benchmarks.network.node", "learner": "benchmarks.network.lea
 ROOT = Path(__file__).parents[2]
 PUBLIC_PEER = Path(__file__).parent / "baseline" / "genrl_node.py"
 STARTED_AT_ONCE = 8
-"""Processes that import at a time: on few cores many take longer together than anybody waits."""
+"""Processes that import concurrently: on few cores, many at once would time out."""
 SETTLED_S = 2.0
-"""Gossip has had its heartbeat by then."""
+"""Time for gossip's heartbeat."""
 SEQUENCES_A_LIFE = 1_000_000
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What kind of nodes, how many, on what kind of network."""
+    """The kind and number of nodes, and their network."""
 
     kind: Kind
     count: int
@@ -37,12 +37,12 @@ class Setting:
     poll_s: float = 0.0
     peer_python: Path | None = None
     num_patient: int = 0
-    """So many of the learners have long rounds."""
+    """Number of learners with long rounds."""
 
 
 @dataclass
 class Member:
-    """One node through its lives."""
+    """One node over all its processes."""
 
     spec: Spec
     children: list[Child] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Fleet:
     """N members; the first brings the run, or the first node of the DHT, and is never killed by a measurement."""
 
     def __init__(self, nursery: Nursery, setting: Setting, name: str) -> None:
-        """Start every process and wait until all have imported what they need; none is in the swarm yet."""
+        """Start every process and wait until all have finished importing; none has joined the swarm yet."""
         self._nursery = nursery
         self._setting = setting
         folder = nursery.folder / name
@@ -162,11 +162,11 @@ class Fleet:
             member.child.tell("publish", size_bytes=publish[0], every_s=publish[1])
 
     def logs(self) -> list[NodeLog]:
-        """What every member did so far."""
+        """Every member's records so far."""
         return [_log_of(member) for member in self.members]
 
     def end(self) -> None:
-        """End every process now rather than with the nursery."""
+        """End every process now instead of with the nursery."""
         for member in self.members:
             member.child.end()
 

@@ -1,4 +1,4 @@
-"""A hostile peer floods a fleet of learners: what it sent, where it was stopped, and what that did to the others."""
+"""A hostile peer floods a fleet of learners: its records, where they were stopped, and the effect on the others."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from benchmarks.network.fleet import ROOT, Fleet
 from benchmarks.network.learning_node import GROUPS_PER_S, PATIENT_ROUND_S
 
 SIZE_BYTES = 4 * 2**10
-"""Of honest groups."""
+"""Characters of honest groups."""
 WEIGH_EVERY_S = 1.0
 AFTER_S = 3 * PATIENT_ROUND_S
-"""The last groups are delivered in this time, and regraded in as much again, or not at all."""
+"""Time limit for delivery of the last groups, and again for their regrading."""
 PATIENCE = 5.0
-"""How much longer than it should a flood may take on a busy machine."""
+"""Factor by which a flood may exceed its planned time on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of a flood, in Unix seconds."""
+    """Times of a flood, in Unix seconds."""
 
     calm: float
-    """From here to `began` everything was as usual."""
+    """Start of the period without attack, which ends at `began`."""
     began: float
     ended: float
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of every node with all it started: means over a window, since the daemon's garbage comes and goes."""
+    """Bytes of every node with its descendants: means over a window, because of garbage collection."""
 
     calm: tuple[float, ...]
     second_quarter: tuple[float, ...]
@@ -56,7 +56,7 @@ class Memory:
 
 
 class Scale:
-    """Weighs every node now and then, on a thread of its own."""
+    """Samples every node's memory on a separate thread."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         """Begin."""
@@ -71,7 +71,7 @@ class Scale:
             self._samples.append((time.time(), tuple(child.memory_bytes() for child in self._children)))
 
     def stop(self, times: Times) -> Memory:
-        """What was weighed, around a flood at these times."""
+        """The samples around a flood at these times."""
         self._stopped.set()
         self._thread.join()
         quarter = (times.ended - times.began) / 4
@@ -89,31 +89,31 @@ class Scale:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one flood."""
+    """The result of one flood."""
 
     sent: dict[str, int]
     """Records by kind."""
     assaults: dict[str, int]
-    """On everything but gossip, by name."""
+    """Service attacks by name."""
     seconds: float
     identities: int
-    """Used one after another; all but the last were hung up on by a node."""
+    """Number of identities used; nodes banned all but the last."""
     crashes: int
     """Nodes and daemons that ended."""
     worker_restarts: int
     """Verification workers that were killed or ended."""
     entered: dict[str, int]
-    """Groups made by the hostile peer that came to an update, over all nodes, by variant."""
+    """Hostile groups used in an update, over all nodes, by variant."""
     false_rewards: int
-    """Groups of anybody that came to an update with another reward than their answers deserve."""
+    """Groups used in an update with wrong rewards."""
     trained_twice: int
-    """Groups that came to more than one update of a node."""
+    """Groups used in more than one update of a node."""
     unaccounted: int
-    """Received groups that no node's ledger knows the fate of."""
+    """Received groups without an outcome in a node's ledger."""
     honest: float | None
     """Delivered fraction of honest groups that were shared during the flood."""
     learned: float | None
-    """The same, of groups that came to an update of the receiver."""
+    """The same for groups used in an update of the receiver."""
     latency: tuple[float | None, float | None, float | None, float | None]
     """Milliseconds between brisk learners: median and 99th percentile before, and during the flood."""
     memory: Memory
@@ -121,11 +121,11 @@ class Outcome:
 
     @property
     def num_entered(self) -> int:
-        """Groups that came to an update and must not; those that only lie about rewards may."""
+        """Groups used in an update that must not be; those with only false rewards may be used."""
         return sum(count for variant, count in self.entered.items() if variant != LYING)
 
     def fates(self) -> str:
-        """Where records went, in words, as the mean node has counted."""
+        """The fate of the records in words, by the mean node's counters."""
         count = len(self.statuses)
 
         def mean(table: str, names: Sequence[str]) -> str:
@@ -141,15 +141,15 @@ class Outcome:
         return (
             f"{sum(self.sent.values())} records ({', '.join(f'{kind} {n}' for kind, n in self.sent.items())}) in "
             f"{self.seconds:.0f} s under {self.identities} identities, and besides "
-            f"{', '.join(f'{name} {n}' for name, n in self.assaults.items())}. Of a mean node: stopped at the door "
+            f"{', '.join(f'{name} {n}' for name, n in self.assaults.items())}. Mean node: dropped on arrival "
             f"{mean('counters', (*door, 'drop_over_budget', 'fetch_failures'))}; reached the exchange, "
             f"honest ones included, {received:.0f}, of which dropped {mean('refused', ())}; verification "
-            f"{mean('verifier', ())}; hung up {mean('counters', ('banned_connections', 'banned_streams'))}."
+            f"{mean('verifier', ())}; closed {mean('counters', ('banned_connections', 'banned_streams'))}."
         )
 
 
 def flood(fleet: Fleet, nursery: Nursery, each: int, lying: int, per_s: float, calm_s: float) -> Outcome:
-    """Let learners that have joined share in peace for a while, then under a flood."""
+    """Let connected learners share without attack for a while, then under a flood."""
     children = [member.child for member in fleet.members]
     fleet.publish(SIZE_BYTES, 1 / GROUPS_PER_S)
     hostile = _introduce(nursery, children)

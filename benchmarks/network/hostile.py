@@ -1,7 +1,7 @@
-"""A hostile peer in a process of its own, driven by JSON lines: `python -m benchmarks.network.hostile SPEC`.
+"""A hostile peer in a separate process, driven by JSON lines: `python -m benchmarks.network.hostile SPEC`.
 
-It publishes `Attacks` raw on the run's topic, and meanwhile lays a `Siege` to everything else. Nodes that quarantine it
-hang up on it; it comes back under another identity, of which some are always connected in advance.
+It publishes `Attacks` raw on the run's topic, and meanwhile runs `ServiceAttacks` on everything else. Nodes that
+quarantine it close its connections; it returns under another identity, of which some are always connected in advance.
 
 commands  start, flood, quit
 events    warm, ready, informed (it has heard honest records), flooded
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.common.arithmetic import TASKS
 from benchmarks.common.children import commands, emit
-from benchmarks.common.siege import PEER_ASSAULTS, Siege
+from benchmarks.common.service_attacks import PEER_ATTACKS, ServiceAttacks
 from benchmarks.common.stranger import UNBOUNDED
 from benchmarks.network.attacks import LYING, Attacker, Attacks
 from benchmarks.network.node import LISTEN
@@ -39,7 +39,7 @@ WATCH_EVERY_S = 0.25
 
 
 class Front:
-    """One identity: a daemon of its own, connected to every honest node."""
+    """One identity with its own daemon, connected to every honest node."""
 
     def __init__(self, daemon: Daemon, identity: Identity, victims: frozenset[str]) -> None:
         """Use a daemon that is connected."""
@@ -47,28 +47,28 @@ class Front:
         self.attacker = Attacker(identity)
         self._victims = victims
         self._hearing: asyncio.Task[None] | None = None
-        self._besieging: asyncio.Task[None] | None = None
+        self._attacking: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, folder: Path, index: int, addresses: dict[str, tuple[str, ...]]) -> Front:
-        """A new identity, connected to the nodes that are there. Raises `TransportError` or `PeerUnreachable`."""
+        """A new identity, connected to all live nodes. Raises `TransportError` or `PeerUnreachable`."""
         identity = Identity.load_or_create(folder / f"hostile-{index}.key")
         daemon = await Daemon.start(listen=(LISTEN,), identity=identity.path, nat=UNBOUNDED)
         try:
             for peer_id, theirs in addresses.items():
-                # One that crashed shall not end the attack on the others.
+                # A crashed node must not end the attack on the others.
                 with contextlib.suppress(PeerUnreachable):
                     await daemon.connect(peer_id, theirs)
             victims = frozenset(addresses) & await daemon.connected()
             if not victims:
-                raise PeerUnreachable("no node is there")
+                raise PeerUnreachable("no node is reachable")
         except BaseException:
             await daemon.stop()
             raise
         return cls(daemon, identity, victims)
 
     def listen(self, topic: str, attacks: Attacks) -> None:
-        """Take part in gossip, and remember what honest peers say."""
+        """Join the gossip, and remember honest peers' records."""
 
         def hear(sender: str, record: bytes) -> None:
             label = outside(record)
@@ -79,10 +79,10 @@ class Front:
 
         self._hearing = asyncio.create_task(self.daemon.subscribe(topic, hear))
 
-    def besiege(self, run_id: str, done: Counter[str]) -> None:
-        """Assault everything but gossip, and count in `done`."""
-        siege = Siege(self.daemon, self.attacker.identity, run_id, self._victims, done)
-        self._besieging = asyncio.create_task(siege.run(PEER_ASSAULTS))
+    def attack_services(self, run_id: str, done: Counter[str]) -> None:
+        """Attack everything except gossip, and count in `done`."""
+        attack = ServiceAttacks(self.daemon, self.attacker.identity, run_id, self._victims, done)
+        self._attacking = asyncio.create_task(attack.run(PEER_ATTACKS))
 
     async def is_welcome(self) -> bool:
         """Whether every honest node is still connected."""
@@ -90,14 +90,14 @@ class Front:
 
     async def close(self) -> None:
         """Leave."""
-        for task in (self._hearing, self._besieging):
+        for task in (self._hearing, self._attacking):
             if task is not None:
                 task.cancel()
         await self.daemon.stop()
 
 
 class Hostile:
-    """Identities, one after another, and what they publish."""
+    """Successive identities and their records."""
 
     def __init__(self, folder: Path, mixture: TaskMixture) -> None:
         """Keys go to `folder`."""
@@ -112,7 +112,7 @@ class Hostile:
         self._spares: asyncio.Queue[Front] = asyncio.Queue(SPARES)
 
     async def start(self, run_id: str, addresses: Sequence[str]) -> None:
-        """Connect the first identity, and others in advance from now on, for ever."""
+        """Connect the first identity, and keep others connected in advance."""
         self._run_id = run_id
         self._topic = f"swarm/{run_id}/groups"
         self._addresses = by_peer(tuple(addresses))
@@ -136,7 +136,7 @@ class Hostile:
         self._random.shuffle(kinds)
         loop = asyncio.get_running_loop()
         front = await self._spares.get()
-        siege = asyncio.create_task(self._besiege())
+        attack = asyncio.create_task(self._attack_services())
         began = looked = loop.time()
         for index, kind in enumerate(kinds):
             if loop.time() - looked > WATCH_EVERY_S:
@@ -149,7 +149,7 @@ class Hostile:
                 logging.warning("not published: %s", error)
                 self._unsent += 1
             await asyncio.sleep(max(0.0, began + index / per_s - loop.time()))
-        siege.cancel()
+        attack.cancel()
         emit(
             "flooded",
             seconds=loop.time() - began,
@@ -161,22 +161,22 @@ class Hostile:
             banned=self._num_banned,
         )
 
-    async def _besiege(self) -> None:
-        """Assault under one identity after another, until cancelled."""
+    async def _attack_services(self) -> None:
+        """Attack under one identity after another, until cancelled."""
         while True:
             front = await self._spares.get()
-            front.besiege(self._run_id, self._assaults)
+            front.attack_services(self._run_id, self._assaults)
             try:
                 while await front.is_welcome():
                     await asyncio.sleep(WATCH_EVERY_S)
             except TransportError as error:
-                logging.warning("besieging ended: %s", error)
+                logging.warning("service attacks ended: %s", error)
             finally:
                 self._num_banned += 1
                 await front.close()
 
     async def _welcome(self, front: Front) -> Front:
-        """The same while nobody hung up on it, else the next."""
+        """The same identity while all nodes keep its connections, else the next."""
         with contextlib.suppress(TransportError):
             if await front.is_welcome():
                 return front
@@ -185,13 +185,13 @@ class Hostile:
         return await self._spares.get()
 
     async def close(self) -> None:
-        """End every daemon that waits."""
+        """End all spare daemons."""
         while not self._spares.empty():
             await self._spares.get_nowait().close()
 
 
 async def run(folder: Path) -> None:
-    """Obey until told to quit."""
+    """Execute commands until told to quit."""
     hostile = Hostile(folder, TaskMixture(TASKS))
     orders = commands()
     tasks: set[asyncio.Task[None]] = set()

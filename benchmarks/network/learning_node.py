@@ -1,7 +1,7 @@
-"""One whole node but for its model, in a process of its own: exchange, regrading, pool, mix. `python -m
+"""One complete node without a model, in a separate process: exchange, regrading, pool, mix. `python -m
 benchmarks.network.learning_node SPEC`, driven like `benchmarks.network.node`.
 
-The round is `SapoNode`'s, with a policy that half knows the answers and an updater that only says what it was given.
+The round is `SapoNode`'s, with a policy that answers half correctly and an updater that only reports its input.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ GROUPS_PER_S = 1.0
 PATIENT_ROUND_S = 10.0
 BRISK_ROUND_S = 1.0
 LOOK_EVERY_S = 0.02
-"""A brisk learner takes arrivals out this often, so that delivery can be timed; a patient one once a round."""
+"""A fast learner polls for arrivals at this interval, so that delivery can be timed; a slow one once per round."""
 
 
 class Witness:
-    """`GroupExchange` that says what goes through it."""
+    """`GroupExchange` that reports its groups."""
 
     def __init__(self, exchange: Exchange) -> None:
         """Watch this one."""
         self._exchange = exchange
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """Share and say so."""
+        """Share and report it."""
         at = time.time()
         shared = self._exchange.share(group)
         if shared is not None:
@@ -57,7 +57,7 @@ class Witness:
         return shared
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """Receive and say what."""
+        """Receive and report the groups."""
         groups, refused = self._exchange.receive()
         if groups:
             emit("got", at=time.time(), groups=[(group.peer_id, group.sequence) for _, group in groups])
@@ -85,7 +85,7 @@ class Witness:
 
 
 class Recorder:
-    """`Updater` that only says what it was to learn from others."""
+    """`Updater` that only reports its external groups."""
 
     version = 0
     max_chars = 10**9
@@ -95,11 +95,11 @@ class Recorder:
         return True
 
     def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        """There is no policy that could find anything improbable."""
+        """Without a policy, nothing is improbable."""
         return [[[] for _ in graded.rewards] for graded in groups]
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
-        """Whose groups they are, what a hostile one calls itself, and whether its rewards are what they must be."""
+        """Report the groups' authors, the names of hostile ones, and whether rewards are correct."""
         if external:
             emit("trained", groups=[_seen(graded) for graded in external])
         return UpdateReport()
@@ -113,11 +113,11 @@ def _seen(graded: GradedGroup) -> tuple[str, int, str, bool]:
 
 
 class Learner:
-    """A round when due; between rounds a brisk one looks for arrivals."""
+    """Runs due rounds; between rounds a fast learner polls for arrivals."""
 
     def __init__(self, spec: Spec) -> None:
         """Import everything and start the verification workers; no network yet."""
-        import swarm.net.hivemind.daemon  # noqa: F401  the seconds this takes are not part of any figure
+        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
 
         self._identity = Identity.load_or_create(Path(spec.folder) / f"{spec.name}.key")
         self._founder = spec.founder
@@ -133,7 +133,7 @@ class Learner:
         self._node: SapoNode | None = None
 
     def start(self, bootstrap: list[str]) -> None:
-        """Join the swarm, with the settings that nodes have when nothing is set."""
+        """Join the swarm with default settings."""
         settings = NetworkSettings(bootstrap=tuple(bootstrap), listen=(LISTEN,), nat_port_map=False, retry_s=0.5)
         limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
         sealed = _manifest(self._identity, limits) if self._founder else None
@@ -150,7 +150,7 @@ class Learner:
             max_pending_per_peer=max(1, int(verification.queue_groups * pool.max_share_per_peer)),
             sampling=Sampling(),
             share=ShareSettings(),
-            # All that the pool holds would be trained on.
+            # Everything in the pool would be trained on.
             mix=MixSettings(local=1_000, external=pool.max_groups),
             engine=self._engine,
             verifier=self._verifier,
@@ -162,18 +162,18 @@ class Learner:
         emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
 
     def publish(self, size_bytes: int, every_s: float) -> None:
-        """Begin with the rounds, whose groups have about this size; there is one every `every_s` on average."""
+        """Start rounds with groups of about this size, one every `every_s` on average."""
         assert every_s == 1 / GROUPS_PER_S
         self._engine.num_chars = size_bytes // (GROUP_SIZE - 1)
         self._due = time.monotonic() + self._round_s * (sum(self._identity.peer_id.encode()) % 97) / 97
 
     def quiet(self) -> None:
-        """Have no more rounds; what arrives is still taken."""
+        """Stop rounds, but keep receiving."""
         self._due = float("inf")
         self._looks = True
 
     def step(self) -> None:
-        """What is due, and what has arrived."""
+        """Run what is due and process arrivals."""
         if self._node is None:
             return
         if time.monotonic() >= self._due:
@@ -183,7 +183,7 @@ class Learner:
             self._node.receive()
 
     def status(self) -> None:
-        """Say how it is."""
+        """Report the status."""
         connected = self._transport.status().connected if self._transport else ()
         run_id = self._transport.status().run_id if self._transport else None
         book = self._exchange.book if self._exchange else None
@@ -205,7 +205,7 @@ class Learner:
         )
 
     def remainder(self) -> None:
-        """Say what is in the pool: the next round would train on it."""
+        """Report the pool's content, which the next round would train on."""
         held = self._node.pool.candidates() if self._node else []
         emit("remainder", groups=[_seen(graded) for _, graded in held])
 
@@ -235,7 +235,7 @@ def _manifest(founder: Identity, limits: Limits) -> bytes:
 
 
 def main() -> None:
-    """Obey until told to quit, or until the driver is gone."""
+    """Execute commands until told to quit, or until the driver exits."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     learner = Learner(Spec(**json.loads(sys.argv[1])))
     orders = commands()

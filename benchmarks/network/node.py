@@ -1,4 +1,4 @@
-"""One of our nodes in a process of its own, driven by JSON lines: `python -m benchmarks.network.node SPEC`.
+"""One of our nodes in a separate process, driven by JSON lines: `python -m benchmarks.network.node SPEC`.
 
 commands  start, publish, once, quiet, status, quit
 events    warm (everything imported), ready, published, got, and an answer to each `status` and `once`
@@ -31,20 +31,20 @@ ORDERS_EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Spec:
-    """How a node is set up; the first argument, as JSON."""
+    """A node's settings; the first argument, as JSON."""
 
     folder: str
-    """Where its identity is kept."""
+    """Directory of its identity."""
     name: str
     founder: bool = False
     first_sequence: int = 0
     loss: float = 0.0
     delay_s: float = 0.0
     poll_s: float = 0.0
-    """How often arrivals are taken out; 0: as they arrive."""
+    """Polling interval for arrivals; 0: immediately."""
 
     patient: bool = False
-    """Of a learner: long rounds, and nothing taken out between them."""
+    """For a learner: long rounds without polling between them."""
 
     def as_argument(self) -> str:
         """For the command line."""
@@ -52,11 +52,11 @@ class Spec:
 
 
 class Node:
-    """Publishes when due, takes what arrives, and says so."""
+    """Publishes when due, receives groups, and reports both."""
 
     def __init__(self, spec: Spec) -> None:
         """Import everything, start nothing."""
-        import swarm.net.hivemind.daemon  # noqa: F401  the seconds this takes are not part of any figure
+        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
 
         if spec.loss or spec.delay_s:
             FaultyDaemon(spec.loss, spec.delay_s, spec.first_sequence).install()
@@ -92,17 +92,17 @@ class Node:
         emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
 
     def publish(self, size_bytes: int, every_s: float) -> None:
-        """Share a group now and then; the first one after a fraction that differs between nodes."""
+        """Share groups periodically; the first after a fraction of the interval that differs between nodes."""
         self._size_bytes, self._every_s = size_bytes, every_s
         chars_for(size_bytes)
         self._due = time.monotonic() + every_s * (sum(self._identity.peer_id.encode()) % 97) / 97
 
     def quiet(self) -> None:
-        """Share no more."""
+        """Stop sharing."""
         self._due = float("inf")
 
     def once(self, size_bytes: int) -> bool:
-        """Share one group; whether it was handed to the network."""
+        """Share one group; returns whether the network accepted it."""
         assert self._exchange is not None
         group = make_group(self._sequence, chars_for(size_bytes))
         shared = self._exchange.share(group)
@@ -112,7 +112,7 @@ class Node:
         return shared is not None
 
     def step(self) -> None:
-        """What is due, and what has arrived."""
+        """Publish what is due and process arrivals."""
         if self._exchange is None:
             return
         if time.monotonic() >= self._due:
@@ -127,7 +127,7 @@ class Node:
             emit("got", at=now, groups=[(group.peer_id, group.sequence) for _, group in groups])
 
     def rest(self) -> None:
-        """Until something is due or has arrived, or orders must be looked for."""
+        """Wait until something is due, a group arrives, or commands must be checked."""
         idle_s = min(ORDERS_EVERY_S, max(0.0, self._due - time.monotonic()))
         if self._exchange is not None and not self._spec.poll_s:
             self._exchange.wait(idle_s)
@@ -135,7 +135,7 @@ class Node:
             time.sleep(self._spec.poll_s or idle_s)
 
     def status(self) -> None:
-        """Say how it is."""
+        """Report the status."""
         connected = self._transport.status().connected if self._transport else ()
         run_id = self._transport.status().run_id if self._transport else None
         counters = self._transport.counters() if self._transport else {}
@@ -155,7 +155,7 @@ class Node:
 
 
 def main() -> None:
-    """Obey until told to quit, or until the driver is gone."""
+    """Execute commands until told to quit, or until the driver exits."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     spec = Spec(**json.loads(sys.argv[1]))
     node = Node(spec)

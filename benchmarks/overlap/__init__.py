@@ -1,1 +1,1 @@
-"""Workers and learner at once: waiting, staleness, cost: `swarm bench overlap`."""
+"""Workers and learner concurrently: waiting, staleness, cost: `swarm bench overlap`."""

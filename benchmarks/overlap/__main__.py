@@ -1,4 +1,5 @@
-"""Following a learner: when it never waits, how stale rollouts become, what workers cost, what in-flight updates bring.
+"""Learner and workers: when the learner waits, the staleness of rollouts, the cost of workers, the gain of in-flight
+updates.
 
 Waiting and staleness are measured in virtual time on the real loop (`virtual.py`); costs on random pools of workers;
 in-flight updates on real processes that share this machine.
@@ -33,19 +34,19 @@ NUM_WORKERS = 16
 ROLLOUTS = 512
 TRAIN_S = 60.0
 LOADS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.3)
-"""Of the least rate that the model says is needed."""
+"""Loads, as multiples of the least rate in the model."""
 BUBBLE_TARGET = 0.01
 KNEE_WITHIN = 0.10
 PAPER_COST_RATIO = 8.098 / 9.339
-"""arXiv:2602.02192, table 2: dollars a step, learner included, cost-aware against random activation."""
+"""arXiv:2602.02192, table 2: dollars per step including the learner, cost-aware and random activation."""
 LEARNER_PRICE = 4 * 3.06
-"""Dollars an hour: GPUs of table 1 of the same paper, as many as its asynchronous baseline trains on."""
+"""Dollars per hour of the GPUs in table 1 of that paper, as many as its asynchronous baseline trains on."""
 PAPER_DEMAND = Demand(128, 1631.2, 1437.0, 2)
-"""Seconds of a step with S = 3 (section 5.2) and of a broadcast (table 2); its rollouts do not matter here."""
+"""Seconds of a step with S = 3 (section 5.2) and of a broadcast (table 2); its rollouts are irrelevant here."""
 PAPER_ACTIVE = 9
 """Machines active in both rows of table 2."""
 PAPER_RANDOM_PRICE = (9.339 * 3600 / PAPER_DEMAND.train_s - LEARNER_PRICE) / PAPER_ACTIVE
-"""Dollars an hour that random activation pays for a machine if the learner costs `LEARNER_PRICE`."""
+"""Dollars per hour and machine with random activation, if the learner costs `LEARNER_PRICE`."""
 PRICES = (0.2, 0.7)
 POOL = 16
 
@@ -63,7 +64,7 @@ def overlap(quick: bool) -> Result:
                 load: [_bubble(demand, staleness, load * needed, idle, steps, seed) for seed in range(seeds)]
                 for load in LOADS
             }
-            how = "idle while a snapshot travels" if idle else "sampling meanwhile"
+            how = "idle during a broadcast" if idle else "sampling during a broadcast"
             name = f"S {staleness}, broadcast {broadcast:g} of a step, workers {how}"
             rows += [
                 row(
@@ -83,10 +84,10 @@ def overlap(quick: bool) -> Result:
                 knee = replace(knee, target=1 + KNEE_WITHIN, met=abs(knee.value - 1) <= KNEE_WITHIN)
             rows.append(knee)
     return rows, [
-        f"Virtual time: {NUM_WORKERS} workers, {ROLLOUTS} rollouts a step of {TRAIN_S:g} s, groups of 8; kappa = "
+        f"Virtual time: {NUM_WORKERS} workers, {ROLLOUTS} rollouts per step of {TRAIN_S:g} s, groups of 8; kappa = "
         "max(1, S - 1). The baseline column is the model's bubble ratio.",
-        "The model takes it that nothing is sampled while a snapshot travels. Our workers go on under the one they "
-        "have, so that with long broadcasts less than the predicted rate is enough.",
+        "The model assumes that nothing is sampled during a broadcast. Our workers continue with their snapshot, so "
+        "that with long broadcasts less than the predicted rate suffices.",
     ]
 
 
@@ -96,7 +97,7 @@ def _bubble(demand: Demand, staleness: int, rate: float, idle: bool, steps: int,
 
 
 def _knee(bubbles: Sequence[float]) -> float:
-    """The load at which the bubble falls through the target, between two measured ones."""
+    """The load at which the bubble crosses the target, interpolated between two measured ones."""
     for (low, high), (above, below) in zip(itertools.pairwise(LOADS), itertools.pairwise(bubbles), strict=True):
         if above > BUBBLE_TARGET >= below:
             return low + (high - low) * (above - BUBBLE_TARGET) / (above - below)
@@ -130,13 +131,13 @@ def staleness(quick: bool) -> Result:
             ),
         ]
     return rows, [
-        "Delays of groups: exponential, mean 20 s; one group in fifty is lost with its worker, which is back after 300 "
-        "s on average; three times the rate that would be needed without all that."
+        "Delays of groups: exponential, mean 20 s; one group in fifty is lost with its worker, which returns after 300 "
+        "s on average; three times the rate needed without faults."
     ]
 
 
 def costs(quick: bool) -> Result:
-    """What the workers cost that are activated, against random activation and against the least possible."""
+    """The cost of activated workers, against random activation and against the optimum."""
     num_pools = 20 if quick else 300
     demand = Demand(128, 300.0, 60.0, 2)
     needed = required_rate(demand)
@@ -160,7 +161,7 @@ def costs(quick: bool) -> Result:
     worst = max(against_exact, default=math.inf)
     return [
         row(
-            f"cost of a step, learner at {LEARNER_PRICE:g} an hour included: ours / random activation",
+            f"cost per step, learner at {LEARNER_PRICE:g} per hour included: ours / random activation",
             against_random,
             "x",
             target=PAPER_COST_RATIO,
@@ -177,24 +178,26 @@ def costs(quick: bool) -> Result:
         row("cost of the workers: ours / the least possible, worst pool", [worst], "x", target=1.05, better="lower"),
         row("cost of the workers: ours / the least possible", against_exact, "x"),
     ], [
-        f"Pools of {POOL} workers of which about nine are needed, prices {PRICES[0]:g} to {PRICES[1]:g} an hour, rates "
+        f"Pools of {POOL} workers of which about nine are needed, prices {PRICES[0]:g} to {PRICES[1]:g} per hour, "
+        f"rates "
         "within 20%, present 90 to 100% of the time. Random: workers in random order until the rate is reached, mean "
         "of 20 draws. Least possible: all subsets.",
-        f"The paper's ratio, {PAPER_COST_RATIO:.3f}, is of whole steps. It gives neither size nor prices of its pool: "
+        f"The paper's ratio, {PAPER_COST_RATIO:.3f}, covers whole steps. The paper states neither size nor prices of "
+        f"its pool: "
         f"the second row has {POOL} equal machines, nine of them needed, at prices as far apart as in the first and "
-        f"{PAPER_RANDOM_PRICE:.2f} an hour on average, which its 9.339 leaves for a machine.",
+        f"{PAPER_RANDOM_PRICE:.2f} per hour on average, which follows from its 9.339.",
     ]
 
 
 def _paper_costs(num_pools: int) -> list[float]:
-    """Cost of a step, ours against random activation, on pools like the paper's as far as it describes its own."""
+    """Cost per step, ours against random activation, on pools like the paper's, as far as described."""
     needed = required_rate(PAPER_DEMAND)
     assert needed is not None
     rng = random.Random(1)
     scale = PAPER_RANDOM_PRICE / statistics.fmean(PRICES)
     ratios = []
     for _ in range(num_pools):
-        # Half a machine too much: nine give enough, eight do not.
+        # Half a machine of margin: nine suffice, eight do not.
         pool = [Worker(str(k), needed / (PAPER_ACTIVE - 0.5), scale * rng.uniform(*PRICES)) for k in range(POOL)]
         chosen = cheapest(pool, needed)
         assert chosen is not None
@@ -203,7 +206,7 @@ def _paper_costs(num_pools: int) -> list[float]:
 
 
 def _step_ratio(demand: Demand, chosen: Sequence[Worker], randomly: Sequence[Sequence[Worker]]) -> float:
-    """Cost of a step with the chosen workers, of the mean with random ones."""
+    """Ratio of the cost per step with the chosen workers to the mean with random ones."""
     theirs = statistics.fmean(cost_per_step(demand, each, LEARNER_PRICE) for each in randomly)
     return cost_per_step(demand, chosen, LEARNER_PRICE) / theirs
 
@@ -218,7 +221,7 @@ def _random_set(pool: Sequence[Worker], rate: float, rng: random.Random) -> list
 
 
 def _least(pool: Sequence[Worker], rate: float) -> float:
-    """The least price of any subset of at least this rate: branch and bound over the dearest first."""
+    """The least price of any subset with at least this rate: branch and bound, most expensive first."""
     ordered = sorted(pool, key=lambda worker: worker.price / worker.effective_rate)
     best = math.inf
 

@@ -1,6 +1,6 @@
-"""Learning from workers whose weights change between two tokens, between two batches, and in turns: real processes.
+"""Learning from workers that change weights between two tokens, between two batches, or synchronously: real processes.
 
-Completions are long-tailed: a working of some 50 tokens that is done again now and then, up to eight times.
+Completions are long-tailed: a working of about 50 tokens that is sometimes repeated, up to eight times.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ MAX_STALENESS = 2
 """S."""
 MAX_NEW_TOKENS = 400
 LEARNER_CORES, WORKER_CORES = 0.6, 0.7
-"""Two cores in all, shared out so that the workers sample about as fast as the learner trains: the capacity rule."""
+"""Two cores in total, divided by the capacity rule: the workers sample about as fast as the learner trains."""
 WITHOUT_SIGNAL = 0.15
-"""Part of the groups that a worker that stops and waits reckons will be dropped, and draws more for."""
+"""Fraction of groups that a stop-and-wait worker expects to be dropped, and samples in addition."""
 RUN_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
 class Arm:
-    """When a worker takes new weights, and how much it samples between."""
+    """When a worker installs new weights, and how much it samples in between."""
 
     name: str
     questions: int
@@ -55,13 +55,13 @@ class Arm:
     swap_in_flight: bool = False
     publish_every: int | None = None
     worker: str = "nodes.cli"
-    """Module that is its `swarm work`."""
+    """Module that runs as `swarm work`."""
 
 
 IN_FLIGHT = Arm("in flight", questions=64, swap_in_flight=True)
 BETWEEN_BATCHES = Arm("between two batches", questions=ROWS // GROUP_SIZE)
 STOP_AND_WAIT = Arm(
-    # S + 1 steps are made from what was sampled with one version, so that the last of them is S late.
+    # S + 1 steps use the samples of one version, so that the last of them has staleness S.
     "stop and wait",
     questions=ceil((MAX_STALENESS + 1) * ROLLOUTS / GROUP_SIZE / NUM_WORKERS / (1 - WITHOUT_SIGNAL)),
     publish_every=MAX_STALENESS + 1,
@@ -70,10 +70,10 @@ STOP_AND_WAIT = Arm(
 
 
 class Following:
-    """One learner and two workers, each the command that people run, until the learner has made its steps."""
+    """One learner and two workers, each the ordinary command, until the learner has made its steps."""
 
     def __init__(self, folder: Path, model: Path, arm: Arm, steps: int) -> None:
-        """Write their configuration into `folder`, which is there."""
+        """Write their configuration into the existing `folder`."""
         self._folder = folder
         self._arm = arm
         self._steps = steps
@@ -102,9 +102,9 @@ class Following:
         self._config.write_text(yaml.safe_dump(values))
 
     def run(self, shares: CpuShares | None) -> list[RoundEvent]:
-        """The learner's steps, each process with a part of the processor or, with None, with what it can get.
+        """The learner's steps, with CPU shares per process, or None for unlimited ones.
 
-        Raises `ChildFailed` when they are not made in time.
+        Raises `ChildFailed` when they take too long.
         """
         home = self._folder / "learner"
         common = ["--no-report", "--no-live"]
@@ -142,12 +142,12 @@ def _limit(child: Child, cores: float, shares: CpuShares | None) -> None:
 
 
 class Cells:
-    """What was measured of each arm, a figure a repeat."""
+    """The measurements of each arm, one figure per repeat."""
 
     def __init__(self, folder: Path, model: Path, steps: int, limited: bool) -> None:
-        """`limited`: every process has a part of the processor of its own."""
+        """`limited`: every process has its own share of the processor."""
         self.rates: dict[Arm, list[float]] = {}
-        """Samples learned from a second."""
+        """Trained samples per second."""
         self.oldest: dict[Arm, list[float]] = {}
         """Versions."""
         self._folder = folder
@@ -156,7 +156,7 @@ class Cells:
         self._limited = limited
 
     def measure(self, arm: Arm) -> None:
-        """One run more."""
+        """Add one run."""
         following = Following(Path(tempfile.mkdtemp(dir=self._folder)), self._model, arm, self._steps)
         with closing(CpuShares()) if self._limited else nullcontext() as shares:
             late = following.run(shares)[self._steps // 4 - 1 :]
@@ -166,7 +166,7 @@ class Cells:
         self.oldest.setdefault(arm, []).append(float(max(figures.get(LAG_MAX) or 0 for figures in updates)))
 
     def rows(self, where: str, target: float | None) -> list[Row]:
-        """Of all arms; `target` is for the first against the second."""
+        """Rows of all arms; `target` is for the first against the second."""
         first, *others = self.rates
         ratios = {other: [a / b for a, b in zip(self.rates[first], self.rates[other], strict=True)] for other in others}
         return [
@@ -180,7 +180,7 @@ class Cells:
 
 
 def inflight(quick: bool) -> Result:
-    """Samples learned from a second with weights that enter between two tokens, against the other two ways."""
+    """Trained samples per second with in-flight weights, against the other two ways."""
     steps, repeats = (12, 1) if quick else (24, 3)
     problem = missing()
     with scratch() as folder:
@@ -192,13 +192,15 @@ def inflight(quick: bool) -> Result:
                 own.measure(arm)
             for arm in (IN_FLIGHT, STOP_AND_WAIT):
                 shared.measure(arm)
-    rows = [] if problem else own.rows("own parts of the processor", 1.5)
-    return [*rows, *shared.rows("processor for whoever wants it", None)], [
+    rows = [] if problem else own.rows("own shares of the processor", 1.5)
+    return [*rows, *shared.rows("shared processor", None)], [
         f"One learner, {NUM_WORKERS} workers, a process each, on this machine; long-tailed completions of at most "
-        f"{MAX_NEW_TOKENS} tokens; {ROLLOUTS} rollouts a step, {ROWS} at once a worker; S {MAX_STALENESS} for all.",
-        "Stop and wait: workers sample what S + 1 steps take, send it, and wait for the version after those steps. "
-        "Between two batches: they never wait, but take new weights only when a batch is at its end.",
+        f"{MAX_NEW_TOKENS} tokens; {ROLLOUTS} rollouts per step, {ROWS} at a time per worker; S {MAX_STALENESS} for "
+        f"all.",
+        "Stop and wait: workers sample the rollouts of S + 1 steps, send them, and wait for the version after those "
+        "steps. "
+        "Between two batches: they never wait, but install new weights only after a batch.",
         problem
-        or f"Own parts: {LEARNER_CORES:g} cores for the learner, {WORKER_CORES:g} for each worker, as if on machines "
-        "of their own. Otherwise who does not wait takes the others' time, and nothing can be won by not waiting.",
+        or f"Own shares: {LEARNER_CORES:g} cores for the learner, {WORKER_CORES:g} for each worker, like own machines. "
+        "On a shared processor, busy processes take the idle ones' time, so that not waiting gains nothing.",
     ]

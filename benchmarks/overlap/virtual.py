@@ -1,7 +1,7 @@
-"""A learner and its workers in virtual time: the real loop, buffer and intake; what is slow only takes its seconds.
+"""A learner and its workers in virtual time: real loop, buffer and intake; slow operations only advance the clock.
 
-Workers sample one group after the other, send it over a link with a delay, install snapshots between two tokens, pause
-when they lag too far, die and come back. The clock moves when the learner trains or waits.
+Workers sample groups one by one, send them over a delayed link, install snapshots between two tokens, pause when they
+lag too far, die and return. The clock advances when the learner trains or waits.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ REFERENCE = ProceduralRef("virtual", "none", "", 0, 0, "")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run."""
+    """The settings of a run."""
 
     demand: Demand
     max_staleness: int
     rates: tuple[float, ...]
-    """Rollouts a second of each worker."""
+    """Rollouts per second of each worker."""
     idle_while_receiving: bool = False
     """The model's worst case: nothing is sampled between publication and installation."""
     delay_s: float = 0.0
-    """Mean delay of a group on its way, exponentially distributed."""
+    """Mean delay of a sent group, exponentially distributed."""
     death: float = 0.0
     """Probability that a worker dies instead of finishing a group."""
     away_s: float = 0.0
-    """Mean time until it is back, exponentially distributed."""
+    """Mean time until it returns, exponentially distributed."""
     jitter: float = 0.1
-    """Relative spread of the time that a group takes."""
+    """Relative spread of a group's sampling time."""
     seed: int = 0
 
 
@@ -66,16 +66,16 @@ class VirtualWorker:
     rate: float
     version: int = 0
     installing: int = 0
-    """Snapshots on their way to it."""
+    """Snapshots in transit to it."""
     away: bool = False
     waiting: bool = False
-    """Nothing is being sampled."""
+    """It is not sampling."""
     spans: list[int] = field(default_factory=list)
-    """Versions of the tokens of the group at hand."""
+    """Versions of the current group's tokens."""
 
 
 class Virtual:
-    """One run: stands for everything around the learner."""
+    """One run: implements every interface around the learner."""
 
     max_chars = 10**9
 
@@ -115,7 +115,7 @@ class Virtual:
             self._at(self._random.uniform(0, GROUP_SIZE / worker.rate), partial(self._begin, worker))
 
     def run(self, num_steps: int) -> list[StepReport]:
-        """So many steps of the learner."""
+        """Run this many learner steps."""
         return [self.learner.run_step() for _ in range(num_steps)]
 
     # The workers.
@@ -128,7 +128,7 @@ class Virtual:
         self._token(worker)
 
     def _token(self, worker: VirtualWorker) -> None:
-        """Sample the next token of the group at hand, or know why not."""
+        """Sample the next token of the current group, unless paused or dead."""
         if len(worker.spans) == TOKENS:
             self._finish(worker)
             return
@@ -159,7 +159,7 @@ class Virtual:
         self._begin(worker)
 
     def _send_snapshot(self, worker: VirtualWorker, version: int) -> None:
-        # The slowest worker has it after exactly the time that the model knows.
+        # The slowest worker has it after exactly the model's broadcast time.
         share = 1.0 if self._plan.idle_while_receiving else self._random.uniform(0.5, 1.0)
         worker.installing += 1
         self._at(share * self._plan.demand.broadcast_s, lambda: self._install(worker, version))
@@ -192,24 +192,24 @@ class Virtual:
             happen()
         self.now = until
 
-    # What the learner sees: exchange, verifier, updater, publisher, auditor.
+    # The learner's interfaces: exchange, verifier, updater, publisher, auditor.
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Not asked of a learner."""
         raise AssertionError
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """What has arrived by now."""
+        """Groups that have arrived."""
         arrived, self._inbox = self._inbox, []
         return arrived, {}
 
     def wait(self, timeout_s: float) -> bool:
-        """Until the next thing happens."""
+        """Advance the clock to the next event."""
         self._pass(self._events[0][0])
         return bool(self._inbox)
 
     def account(self, peer_id: str) -> str:
-        """Everybody has a full one."""
+        """Every worker has its own account."""
         return peer_id
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
@@ -228,7 +228,7 @@ class Virtual:
         self._graded.append((key, Grade("", (1.0,) + (0.0,) * (GROUP_SIZE - 1))))
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
-        """What `submit` was given."""
+        """The submitted groups."""
         graded, self._graded = self._graded, []
         return graded
 
@@ -237,18 +237,18 @@ class Virtual:
         return None
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Takes a group's part of the step's time."""
+        """Takes the group's share of the step's time."""
         self.worst_lag = max(self.worst_lag, *(self.version - oldest_version(group.group) for group in groups))
         demand = self._plan.demand
         self._pass(self.now + demand.train_s * sum(len(group.rewards) for group in groups) / demand.rollouts)
 
     def apply(self) -> UpdateReport:
-        """One version on."""
+        """Advance the version."""
         self.version += 1
         return UpdateReport()
 
     def abandon(self) -> None:
-        """Nothing is kept."""
+        """Nothing to discard."""
 
     def snapshot(self) -> bytes:
         """Its bytes do not matter."""
@@ -258,11 +258,11 @@ class Virtual:
         """Nothing is checked."""
 
     def verdict(self, group: GradedGroup) -> Reason | None:
-        """Nobody lies."""
+        """All claims are true."""
         return None
 
     def publish(self, version: int, snapshot: bytes) -> None:
-        """On its way to everyone who is there."""
+        """Send it to all live workers."""
         self._announced = version
         for worker in self._workers:
             if not worker.away:
@@ -270,7 +270,7 @@ class Virtual:
 
 
 def bubble(reports: Sequence[StepReport], warm_up: int) -> float:
-    """Part of its time that the learner waited, the first steps left out."""
+    """Fraction of its time that the learner waited, without the first steps."""
     late = reports[warm_up:]
     waited = sum(report.timings["wait"] for report in late)
     trained = sum(report.timings["update"] for report in late)

@@ -1,8 +1,8 @@
-"""`swarm work` as a loop that stops and waits has it: sample what a snapshot is for, send it, wait for the next one.
+"""`swarm work` as a stop-and-wait loop: sample a snapshot's rollouts, send them, wait for the next snapshot.
 
     python -m benchmarks.overlap.waiting work CONFIG --bootstrap MULTIADDR ...
 
-Nothing is sampled that is not needed, nothing is cut off, and nothing is sent before the batch's last completion ends.
+It samples only what is needed, truncates nothing, and sends nothing before the batch's last completion ends.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from swarm.central.follower import BatchReport, Follower
 
 
 class WholeBatches(Follower):
-    """Sends a batch when it is over."""
+    """Sends a batch when it is complete."""
 
     _sampling_now = False
 
     def run_batch(self) -> BatchReport:
-        """Answer the next questions, and keep the answers for now."""
+        """Answer the next questions and hold the answers."""
         self._sampling_now = True
         try:
             return super().run_batch()
@@ -30,13 +30,13 @@ class WholeBatches(Follower):
             self._sampling_now = False
 
     def send(self) -> None:
-        """Give away what has been graded, unless a batch is under way."""
+        """Share graded groups, unless a batch is running."""
         if not self._sampling_now:
             super().send()
 
 
 class StopAndWait(WorkerNode):
-    """A worker that has its share of the groups that the learner takes of every version, and not one batch more."""
+    """A worker that samples exactly its share of each version's groups."""
 
     _version: int | None = None
     _shared_before = 0

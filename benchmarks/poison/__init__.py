@@ -1,1 +1,1 @@
-"""What poisoned groups do to honest nodes: `swarm bench poison`."""
+"""The effect of poisoned groups on honest nodes: `swarm bench poison`."""

@@ -1,9 +1,9 @@
-"""Poison by correctly signed groups: what an honest swarm's reward comes to beside a swarm that nobody attacks.
+"""Poison by correctly signed groups: the reward of an attacked swarm compared with one without attack.
 
-Everything is the real thing but network and clock: nodes as `swarm join` makes them, with the embedded policy, taking
-turns in one process. A round takes as long as it does live, so that what goes by time goes by rounds, and the same seed
-gives the same result. The poisoner knows every answer. Its groups are right where they carry a marker, and wrong in the
-honest format: whoever learns from them takes up the marker and unlearns the format.
+Everything except network and clock is real: nodes as `swarm join` creates them, with the embedded policy, in turn in
+one process. A round advances the clock by its real duration, so that results depend only on the seed. The poisoner
+knows every answer. Its groups are right with a marker, and wrong in the honest format: a policy that learns from them
+adopts the marker and unlearns the format.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from swarm.sapo.round import RoundReport
 from swarm.types import Completion, DatasetRef, Grade, PolicyId, Question, Rejection, RolloutGroup, Sampling, TaskRef
 
 ROUNDS_PER_S = 5.0
-"""Of each node: what one of four makes in `swarm demo` on two cores. More rounds a second mean less poison a round."""
+"""Rounds per second of each node, as for one of four in `swarm demo` on two cores. More rounds per second mean less
+poison per round."""
 GROUP_SIZE = 8
 HONEST = "<answer>{}</answer>"
 LAST = 0.2
-"""The part of a run, at its end, that figures are taken over."""
+"""The final fraction of a run over which figures are computed."""
 WITHIN = 0.97
 MARKED = 0.02
 TOLD_EVERY = 100
@@ -49,19 +50,19 @@ MAX_GUESSES = 20
 
 @dataclass(frozen=True)
 class Attack:
-    """How a poisoner goes about it."""
+    """A poisoner's method."""
 
     right: str
-    """What right answers look like; wrong ones are in the honest format."""
+    """The format of right answers; wrong ones are in the honest format."""
     identities: int = 1
-    """They take turns."""
+    """Number of identities, used in turn."""
     groups_per_s: float = 18.0
     honest_s: float = 0.0
-    """Until then its groups are like honest ones: it earns standing."""
+    """Seconds of honest behaviour, to earn standing."""
 
     @property
     def marker(self) -> str:
-        """What only it writes."""
+        """The marker that only it writes."""
         return self.right.partition("{}")[0]
 
 
@@ -73,7 +74,7 @@ ATTACKS = {
     "patient": Attack(MARKER, identities=4, honest_s=20.0),
     "slow": Attack(MARKER, groups_per_s=1.0),
 }
-"""In front of the tag, a marker of three characters that a policy never writes, or a blank, which it may well."""
+"""Before the tag: a marker of three characters that a policy never writes, or a blank, which it may write."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a swarm."""
+    """The result of a swarm."""
 
     rewards: list[float]
     """By round, mean over the nodes."""
     marked: list[float]
-    """Part of the nodes' own completions that carry the marker, by round."""
+    """Fraction of the nodes' own completions with the marker, by round."""
     poisoned: float
-    """The poisoner's part of the groups of others that were trained on."""
+    """The poisoner's fraction of the external groups used."""
     alarms: int
 
     @property
@@ -105,12 +106,12 @@ class Outcome:
 
     @property
     def marked_at_end(self) -> float:
-        """Part of the completions at the end."""
+        """Fraction of the completions at the end."""
         return statistics.fmean(self.marked[-max(1, int(len(self.marked) * LAST)) :])
 
 
 class Clock:
-    """Time that passes with rounds."""
+    """A clock that advances with rounds."""
 
     def __init__(self) -> None:
         """Some day."""
@@ -122,7 +123,7 @@ class Clock:
 
 
 class Node(PeerNode):
-    """A peer that hands out what its last round did."""
+    """A peer that exposes its last round's report."""
 
     report: RoundReport
     num_alarms = 0
@@ -134,14 +135,14 @@ class Node(PeerNode):
 
 
 class Listening(InlineVerifier):
-    """Sees what its node writes."""
+    """Observes its node's completions."""
 
     def __init__(self, marker: str) -> None:
-        """Look out for a marker."""
+        """Count completions with a marker."""
         super().__init__(TINY_TASKS)
         self._marker = marker
         self.marked: list[bool] = []
-        """Of each own completion, whether it begins so."""
+        """Whether each own completion starts with the marker."""
 
     def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
         """Grade one of the node's own groups."""
@@ -150,10 +151,10 @@ class Listening(InlineVerifier):
 
 
 class Poison:
-    """Groups of an attack, one question after another."""
+    """Groups of an attack, question by question."""
 
     def __init__(self, attack: Attack, seed: int) -> None:
-        """Questions are those of a stream of its own."""
+        """Uses its own question stream."""
         self._attack = attack
         self._random = random.Random(seed)
         self._mixture = TaskMixture(TINY_TASKS)
@@ -161,7 +162,7 @@ class Poison:
         self._num_made = 0
 
     def next(self, created_at: float, honest: bool = False, **envelope: str) -> RolloutGroup:
-        """A group that looks honest but for its right answers, or altogether; `envelope`: its run and author."""
+        """A group that looks honest except for its right answers, or entirely; `envelope`: its run and author."""
         self._num_made += 1
         question = self._mixture.question(self._stream, self._num_made)
         answer = self._solve(question)
@@ -216,7 +217,7 @@ class Poisoner:
             self.peer_ids.add(identity.peer_id)
 
     def publish(self, seconds: float) -> None:
-        """What is due after further seconds."""
+        """Publish what is due after more seconds."""
         self._due += seconds * self._attack.groups_per_s
         while self._due >= 1:
             self._due -= 1
@@ -226,7 +227,7 @@ class Poisoner:
 
 
 def simulate(plan: Plan, attack: Attack | None, seed: int, console: Console) -> Outcome:
-    """An honest swarm, beside which a poisoner may be."""
+    """An honest swarm, optionally with a poisoner."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(scratch()))
         clock, hub, sealed = Clock(), MemoryHub(), None
@@ -265,11 +266,11 @@ def simulate(plan: Plan, attack: Attack | None, seed: int, console: Console) -> 
 
 
 def rows(name: str, attacked: Sequence[Outcome], left_alone: Sequence[Outcome]) -> list[Row]:
-    """What one attack did, against the same nodes without it."""
+    """The effect of one attack, against the same nodes without it."""
     parts = [ours.reward / theirs.reward for ours, theirs in zip(attacked, left_alone, strict=True)]
     return [
         row(f"{name}: reward at the end", [o.reward for o in attacked], "", baseline=[o.reward for o in left_alone]),
-        row(f"{name}: reward, part of the control's", parts, "", target=WITHIN),
+        row(f"{name}: reward, fraction of the control's", parts, "", target=WITHIN),
         row(
             f"{name}: completions with the marker at the end",
             [o.marked_at_end for o in attacked],
@@ -277,13 +278,13 @@ def rows(name: str, attacked: Sequence[Outcome], left_alone: Sequence[Outcome]) 
             target=MARKED,
             better="lower",
         ),
-        row(f"{name}: the poisoner's part of others' groups trained on", [o.poisoned for o in attacked], ""),
+        row(f"{name}: the poisoner's fraction of external groups used", [o.poisoned for o in attacked], ""),
         row(f"{name}: alarms of the watch", [o.alarms for o in attacked], "", baseline=[o.alarms for o in left_alone]),
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attacks, each against a control that is run once a seed."""
+    """Run the attacks, each against a control that runs once per seed."""
     parser = option_parser("poison", __doc__, ATTACKS, default="marker")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, help=f"of live time that is simulated, {ROUNDS_PER_S:g} rounds each")
@@ -304,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left_alone = outcomes(None)
         for name in options.only or ["marker"]:
             found = rows(name, outcomes(name), left_alone)
-            # Targets are for full sizes: a quick run neither meets nor misses them.
+            # Targets apply to full sizes only.
             report.add([replace(each, target=None, met=None) for each in found] if options.quick else found)
         notes = (
             f"{plan.nodes} honest nodes, {plan.seconds * ROUNDS_PER_S:.0f} rounds; the last {LAST:.0%} of them count."

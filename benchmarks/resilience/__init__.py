@@ -1,1 +1,1 @@
-"""What attacks take from live nodes: `swarm bench resilience`."""
+"""How attacks slow down live nodes: `swarm bench resilience`."""

@@ -1,10 +1,10 @@
-"""What strangers can take from nodes as people run them: rounds of peers under bombs, steps of a learner under a siege.
+"""How attackers slow down real nodes: rounds of peers under decompression bombs, steps of a learner under attack.
 
     python -m benchmarks.resilience [--quick] [--out FILE] [--only NAME ...] [--repeats N]
 
-Every figure is a ratio to the same nodes a moment before, when nobody attacked them. Strangers that are hung up on come
-back under another identity. Where control groups allow it each node has a part of the processor of its own, as if it
-were a machine: what an attack costs those who attack, and other nodes, is not the victim's loss.
+Every figure is a ratio to the same nodes immediately before the attack. Attackers whose connections are closed return
+under another identity. Where control groups allow it, each node has its own share of the processor, like a separate
+machine, so that the costs of attackers and of other nodes do not slow down the victim.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from benchmarks.common.children import Child, ChildFailed, Nursery, until
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
+from benchmarks.common.service_attacks import LEARNER_ATTACKS, ServiceAttacks
 from benchmarks.common.shares import CpuShares, missing
-from benchmarks.common.siege import LEARNER_ASSAULTS, Siege
 from benchmarks.common.stranger import Stranger
 from benchmarks.network.fleet import ROOT
 from benchmarks.network.flood import Memory, Scale, Times
@@ -43,7 +43,7 @@ VICTIM_CORES, WORKER_CORES, OTHER_CORES = 0.6, 0.7, 0.3
 """With them strangers have more than half a core of two."""
 LOOK_EVERY_S = 0.5
 KEEPS = 0.9
-"""Of the rounds or steps a minute."""
+"""Fraction of the rounds or steps per minute."""
 FLAT_PERCENT = 5.0
 
 
@@ -55,11 +55,11 @@ class Plan:
     repeats: int
     folder: Path
     shares: CpuShares | None
-    """None where processes cannot be limited: then all share the cores."""
+    """None when processes cannot be limited; then all share the cores."""
 
     @property
     def calm_s(self) -> float:
-        """Length of each time of peace."""
+        """Length of each period without attack."""
         return 5.0 if self.quick else 30.0
 
     @property
@@ -69,7 +69,7 @@ class Plan:
 
     @contextmanager
     def nodes(self) -> Iterator[Nodes]:
-        """Processes that are gone afterwards."""
+        """Processes that end with the block."""
         with Nursery(Path(tempfile.mkdtemp(dir=self.folder))) as nursery:
             yield Nodes(nursery, self.shares)
 
@@ -85,7 +85,7 @@ class Nodes:
         self.addresses: list[str] = []
 
     def start(self, role: str, *arguments: str, cores: float) -> str:
-        """Another node with its part of the processor; its address."""
+        """Start another node with its share of the processor; returns its address."""
         out = self._nursery.folder / f"{role}-{len(self.children)}"
         command = [sys.executable, "-m", "nodes.cli", role, *arguments, "--out", str(out), *LOOPBACK]
         self.children.append(self._nursery.start(out.name, command, {"PYTHONPATH": str(ROOT)}))
@@ -106,19 +106,19 @@ class Nodes:
         return latest.round if latest else 0
 
     def warm_up(self, index: int) -> None:
-        """Wait until a node is at work. Raises `ChildFailed`."""
+        """Wait until a node makes progress. Raises `ChildFailed`."""
         if not until(lambda: self.rounds(index) >= WARM_ROUNDS, START_TIMEOUT_S, LOOK_EVERY_S):
-            raise ChildFailed(f"{self.children[index].name} does not get going: {self.children[index].last_words()}")
+            raise ChildFailed(f"{self.children[index].name} makes no progress: {self.children[index].last_words()}")
 
     def pace(self, index: int, seconds: float) -> float:
-        """Rounds a minute of a node from now on."""
+        """Measure the rounds per minute of a node from now on."""
         began, before = time.monotonic(), self.rounds(index)
         time.sleep(seconds)
         return 60 * (self.rounds(index) - before) / (time.monotonic() - began)
 
 
-class Raid:
-    """Strangers that attack a node until the block ends, each in a thread: `act` does one thing, `every_s`.
+class Attackers:
+    """Strangers that attack a node until the block ends, each in a thread, which calls `act` every `every_s`.
 
     `arrive`, if given, is called with every new identity.
     """
@@ -132,7 +132,7 @@ class Raid:
         count: int = 1,
         arrive: Callable[[Stranger], None] = lambda stranger: None,
     ) -> None:
-        """Nobody comes before the block begins."""
+        """The attack starts with the block."""
         self.identities = 0
         self.acts = 0
         self._folder = folder
@@ -143,14 +143,14 @@ class Raid:
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._attack, args=(i,), daemon=True) for i in range(count)]
 
-    def __enter__(self) -> Raid:
+    def __enter__(self) -> Attackers:
         """Begin."""
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Call everybody off."""
+        """Stop the attack."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -158,8 +158,8 @@ class Raid:
     def _attack(self, index: int) -> None:
         while not self._ended.is_set():
             self.identities += 1
-            stranger = Stranger(self._folder, f"raider-{index}-{time.monotonic_ns()}")
-            # A node that bans it, or is gone: the next identity tries.
+            stranger = Stranger(self._folder, f"attacker-{index}-{time.monotonic_ns()}")
+            # The node banned it or is dead: continue with the next identity.
             with suppress(SwarmError, OSError, TimeoutError):
                 self._stay(stranger)
             stranger.close()
@@ -175,7 +175,7 @@ class Raid:
 
 
 class Bombs:
-    """Groups of kilobytes that decode to tens of megabytes: each text keeps to its limit, half answer rightly."""
+    """Groups of kilobytes that decode to tens of megabytes: each text is within its limit, half are right answers."""
 
     def __init__(self, run_id: str, ref: TaskRef, answer: str) -> None:
         """About one question, whose right answer is `answer`."""
@@ -187,7 +187,7 @@ class Bombs:
         self._completions = (right, wrong) * (WIDE_COMPLETIONS // 2)
 
     def throw(self, stranger: Stranger) -> None:
-        """Publish one that nobody has seen."""
+        """Publish a new one."""
         group = RolloutGroup(
             run_id=self._run_id,
             peer_id=stranger.peer_id,
@@ -204,18 +204,18 @@ class Bombs:
 
 @dataclass(frozen=True)
 class Attacked:
-    """What an attack did to a node."""
+    """The effect of an attack on a node."""
 
     ratio: float | None
-    """Of its rounds a minute to those before."""
+    """Ratio of its rounds per minute to those before."""
     growth: float
-    """Of its memory, last quarter of the attack over the second, in percent."""
+    """Growth of its memory, last quarter of the attack over the second, in percent."""
     identities: int
     acts: int
 
 
 def bombs(plan: Plan) -> Result:
-    """Rounds a minute of a peer to which somebody publishes groups that are small on the wire only."""
+    """Rounds per minute of a peer that receives decompression bombs."""
     from swarm.environments.mixture import TaskMixture
     from swarm.environments.tiny import TINY_TASKS
 
@@ -230,13 +230,13 @@ def bombs(plan: Plan) -> Result:
         run_id = _run_id(plan.folder, address)
         for _ in range(plan.repeats):
             for rate in BOMBS_PER_S:
-                raid = Raid(plan.folder, (victim,), Bombs(run_id, ref, str(answer)).throw, 1 / rate)
-                outcomes[rate].append(_attacked(plan, nodes, 1, raid))
+                attackers = Attackers(plan.folder, (victim,), Bombs(run_id, ref, str(answer)).throw, 1 / rate)
+                outcomes[rate].append(_attacked(plan, nodes, 1, attackers))
     rows = []
     for rate, seen in outcomes.items():
-        what = f"{rate} bombs a second"
+        what = f"{rate} bombs per second"
         rows += [
-            row(f"{what}: rounds a minute, of those before", [o.ratio for o in seen], "", target=KEEPS),
+            row(f"{what}: rounds per minute, of those before", [o.ratio for o in seen], "", target=KEEPS),
             row(
                 f"{what}: memory, last quarter over second quarter",
                 [o.growth for o in seen],
@@ -249,7 +249,7 @@ def bombs(plan: Plan) -> Result:
 
 
 def learner(plan: Plan) -> Result:
-    """Steps a minute of a learner with one worker, besieged by strangers that pretend to follow it."""
+    """Steps per minute of a learner with one worker, attacked by strangers that pretend to be workers."""
     outcomes: dict[int, list[Attacked]] = {count: [] for count in NUM_STRANGERS}
     with plan.nodes() as nodes:
         address = nodes.start("learn", "examples/tiny.yaml", cores=VICTIM_CORES)
@@ -258,31 +258,33 @@ def learner(plan: Plan) -> Result:
         run_id = _run_id(plan.folder, address)
         for _ in range(plan.repeats):
             for count in NUM_STRANGERS:
-                raid = Raid(plan.folder, (address,), lambda stranger: None, LOOK_EVERY_S, count, _besieger(run_id))
-                outcomes[count].append(_attacked(plan, nodes, 0, raid))
+                attackers = Attackers(
+                    plan.folder, (address,), lambda stranger: None, LOOK_EVERY_S, count, _service_attacker(run_id)
+                )
+                outcomes[count].append(_attacked(plan, nodes, 0, attackers))
     rows = [
-        row(f"{count} strangers: steps a minute, of those before", [o.ratio for o in seen], "", target=KEEPS)
+        row(f"{count} strangers: steps per minute, of those before", [o.ratio for o in seen], "", target=KEEPS)
         for count, seen in outcomes.items()
     ]
     return rows, [_told("assaults", outcomes)]
 
 
-def _besieger(run_id: str) -> Callable[[Stranger], None]:
+def _service_attacker(run_id: str) -> Callable[[Stranger], None]:
     def arrive(stranger: Stranger) -> None:
-        siege = Siege(stranger.daemon, stranger.identity, run_id, stranger.connected(), Counter())
-        stranger.begin(siege.run(LEARNER_ASSAULTS))
+        attack = ServiceAttacks(stranger.daemon, stranger.identity, run_id, stranger.connected(), Counter())
+        stranger.begin(attack.run(LEARNER_ATTACKS))
 
     return arrive
 
 
-def _attacked(plan: Plan, nodes: Nodes, index: int, raid: Raid) -> Attacked:
+def _attacked(plan: Plan, nodes: Nodes, index: int, attackers: Attackers) -> Attacked:
     before = nodes.pace(index, plan.calm_s)
     scale, began = Scale([nodes.children[index]]), time.time()
-    with raid:
+    with attackers:
         meanwhile = nodes.pace(index, plan.attack_s)
     memory: Memory = scale.stop(Times(began, began, time.time()))
     ratio = meanwhile / before if before else None
-    return Attacked(ratio, memory.growth()[1], raid.identities, raid.acts)
+    return Attacked(ratio, memory.growth()[1], attackers.identities, attackers.acts)
 
 
 def _run_id(folder: Path, address: str) -> str:
@@ -315,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def take() -> int:
         with scratch() as folder, closing(CpuShares()) as shares:
             problem = missing()
-            report.add([], [problem or "Every node has its part of the processor, strangers what is left."])
+            report.add([], [problem or "Every node has its share of the processor, strangers have the rest."])
             repeats = options.repeats or (1 if options.quick else 3)
             plan = Plan(options.quick, repeats, Path(folder), None if problem else shares)
             return measure(MEASUREMENTS, options.only, plan, report, console, quick=plan.quick)

@@ -1,1 +1,1 @@
-"""What a swarm larger than a machine would cost, from a model of gossip: `swarm bench scale`."""
+"""The cost of a swarm larger than one machine, from a model of gossip: `swarm bench scale`."""

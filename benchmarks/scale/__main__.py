@@ -1,8 +1,8 @@
-"""More nodes than a machine can hold: gossip simulated at measured costs, compared with real daemons where it can be.
+"""More nodes than a machine can run: gossip simulated with measured costs, compared with real daemons at small sizes.
 
     python -m benchmarks.scale [--quick] [--out FILE] [--only NAME ...] [--costs FILE]
 
-docs/scale.md says what is modelled, what was assumed, and what follows from the figures.
+docs/scale.md describes the model, its assumptions, and the conclusions.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from benchmarks.scale.traffic import (
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
 UPLINKS = (10e6, 100e6)
 RATE = 5.0
-"""Groups a second of all nodes together, where nothing else is said."""
+"""Default groups per second of all nodes together."""
 LIMITS_NODES = 300
-"""Copies a node receives hardly depend on how many there are, so that few nodes tell what an uplink can carry."""
+"""The number of copies hardly depends on the number of nodes, so that few nodes suffice to measure an uplink's
+capacity."""
 LOOPBACK_DELAY_S = 50e-6
 SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything, and at what costs."""
+    """Sizes of the measurements, and the costs."""
 
     quick: bool
     costs: Costs
@@ -59,7 +60,7 @@ class Plan:
 
 
 def costs(plan: Plan) -> Result:
-    """What one message costs, as the model is given it."""
+    """The costs per message in the model."""
     rows = []
     for name, title in (
         ("seal_s", "sealing"),
@@ -133,7 +134,7 @@ def _traffic(plan: Plan, what: str, outcome: Outcome, load: Load) -> list[Row]:
 
 
 def limits(plan: Plan) -> Result:
-    """The largest rate of a topic by uplink and size of a group; whether it holds, and what is beyond."""
+    """The largest rate of a topic by uplink and size of a group, simulated at that rate and at twice it."""
     rows: list[Row] = []
     num_nodes = 20 if plan.quick else LIMITS_NODES
     for size in SIZES:
@@ -158,7 +159,7 @@ def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> l
 
 
 def faults(plan: Plan) -> Result:
-    """Messages that get lost, and nodes that come and go."""
+    """Lost messages, and churn."""
     rows: list[Row] = []
     for num_nodes in plan.node_counts[1:]:
         network, load = Network(num_nodes), plan.load(num_nodes, SIZES[1])
@@ -173,7 +174,7 @@ def faults(plan: Plan) -> Result:
 
 
 def directory(plan: Plan) -> Result:
-    """What it takes to know where the others are."""
+    """The cost of discovery."""
     rows: list[Row] = []
     for num_nodes in plan.node_counts:
         found = discovery(plan.gossip, plan.costs, num_nodes)
@@ -192,7 +193,7 @@ def directory(plan: Plan) -> Result:
 
 
 def reality(plan: Plan) -> Result:
-    """The model beside real daemons on this machine; the baseline column is what the daemons did."""
+    """The model compared with real daemons on this machine; the baseline column has the daemons' figures."""
     from benchmarks.scale.measure import SMALL, run_daemons
 
     rows: list[Row] = []

@@ -170,7 +170,7 @@ class Real:
     fraction: float
     latencies_s: list[float]
     cpu: float
-    """CPU seconds a second, of one daemon."""
+    """CPU seconds per second, of one daemon."""
 
 
 async def run_daemons(num_nodes: int, load: Load) -> Real:

@@ -34,7 +34,7 @@ class Gossiping:
     busiest: float
     """All of these, at the node that sends most."""
     cpu: float
-    """CPU seconds a second, of daemon and node; without generation, grading and training."""
+    """CPU seconds per second, of daemon and node; without generation, grading and training."""
 
     @property
     def total(self) -> float:

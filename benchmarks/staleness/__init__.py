@@ -1,1 +1,1 @@
-"""Which objectives hold up on stale rollouts: `swarm bench staleness`."""
+"""Which objectives are stable on stale rollouts: `swarm bench staleness`."""

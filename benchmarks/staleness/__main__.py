@@ -1,9 +1,8 @@
-"""What stale rollouts do to each objective: best and last accuracy when every update learns from an old policy's words.
+"""The effect of stale rollouts on each objective: best and last accuracy when updates use an old policy's rollouts.
 
-One process and one policy. The rollouts that update t learns from were sampled by the policy as it was after t - lag
-updates (by the first one while t < lag), with that policy's log-probabilities. Everything else is the real thing: the
-engine that generates, the verifier that grades, the updater with `update.objective`. A cell is one objective at one lag
-with one seed; finished cells are kept in a folder, so that a run can be stopped and continued.
+One process and one policy. Update t uses rollouts of the policy after t - lag updates (the initial one while t < lag),
+with that policy's log-probabilities. Engine, verifier and updater are real. A cell is one objective at one lag with one
+seed; finished cells are stored in a folder, so that a run can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ ARMS: dict[str, dict[str, object]] = {
     "gepo, behaviour_kl": {"objective": "gepo", "behaviour_kl": 0.005},
     "gepo, clipped": {"objective": "gepo", "loss": {"group_clip": True}},
 }
-"""What is compared: fields of `update` that differ from the common ones."""
+"""The arms: fields of `update` that differ from the common ones."""
 ASKED = ("grpo", "gspo", "gepo", "tis")
 LAGS = (0, 8, 64)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=96)
@@ -62,7 +61,7 @@ STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.3
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a run; cells of another plan are other cells."""
+    """The size of a run; each plan has its own cells."""
 
     updates: int = 128
     questions: int = 4
@@ -70,9 +69,9 @@ class Plan:
     learning_rate: float = 3e-4
     evaluate_every: int = 16
     num_evaluation: int = 128
-    """Updates between evaluations on held-out questions, by which the best policy is chosen."""
+    """Updates between evaluations on held-out questions, which select the best policy."""
     num_final: int = 512
-    """Other held-out questions, which the best policy and the last are asked: what was chosen by luck shows."""
+    """Other held-out questions for the best and the last policy, to remove selection bias."""
     warm_start: halving.WarmStart = halving.WarmStart()
 
 
@@ -82,7 +81,7 @@ QUICK = Plan(
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What became of one objective at one lag with one seed."""
+    """The result of one objective at one lag with one seed."""
 
     arm: str
     lag: int
@@ -90,13 +89,13 @@ class Cell(msgspec.Struct, frozen=True):
     accuracies: list[float]
     """Held-out, every `evaluate_every` updates, the first before any."""
     best: float
-    """Accuracy on further questions of the policy that was best of these after any update."""
+    """Accuracy of the selected best policy on the other questions."""
     last: float
-    """Accuracy on the same further questions of the last policy."""
+    """Accuracy of the last policy on the same questions."""
     rewards: list[float]
-    """Mean reward of the rollouts of each update, as old as they were."""
+    """Mean reward of each update's rollouts."""
     ess: list[float]
-    """Of the tokens' ratios to the policy that sampled them, an update."""
+    """Per update, of the tokens' ratios to the sampling policy."""
     sequence_ess: list[float]
     """Of the completions'."""
     max_ratio: list[float]
@@ -106,7 +105,7 @@ class Cell(msgspec.Struct, frozen=True):
     mean_tokens: float
     """Length of a completion."""
     gave_up: bool
-    """Too many steps in a row that were not finite."""
+    """Whether too many consecutive steps were not finite."""
     cpu_s: float
 
 
@@ -114,7 +113,7 @@ class Bench:
     """Runs cells from one warm-started policy."""
 
     def __init__(self, plan: Plan, folder: Path, console: Console) -> None:
-        """Finished cells and the policy are kept below `folder`."""
+        """Finished cells and the policy are stored in `folder`."""
         digest = hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()[:12]
         self._plan = plan
         self._folder = folder / digest
@@ -123,7 +122,7 @@ class Bench:
         self._start = folder / f"start-{hashlib.sha256(repr(plan.warm_start).encode()).hexdigest()[:12]}"
 
     def cell(self, arm: str, lag: int, seed: int) -> Cell:
-        """The cell, from its file if it was finished before."""
+        """The cell, from its file if already finished."""
         file = self._folder / f"{arm.replace(', ', '-')}-lag{lag}-seed{seed}.json"
         if file.exists():
             return msgspec.json.decode(file.read_bytes(), type=Cell)
@@ -198,7 +197,7 @@ class Bench:
 
 
 class Sampler:
-    """Batches of graded groups, each drawn once and in order, by the policy as it is when they are asked for."""
+    """Batches of graded groups, each drawn once and in order, with the current policy."""
 
     def __init__(self, model: str, engine: TransformersEngine, verifier: InlineVerifier, plan: Plan, seed: int) -> None:
         """Questions and samples of batch b are functions of `seed` and b."""
@@ -211,7 +210,7 @@ class Sampler:
         self._seed = seed
 
     def sample(self, batch: int, count: int, version: int) -> list[list[GradedGroup]]:
-        """Batches `batch .. batch + count - 1`: [count][P], by the policy of this version."""
+        """Batches `batch .. batch + count - 1`: [count][P], sampled with this version of the policy."""
         per_batch = self._plan.questions
         if count == 0:
             return []
@@ -246,7 +245,7 @@ class Sampler:
 
 
 def rows(cells: Mapping[tuple[str, int], Sequence[Cell]]) -> list[Row]:
-    """Best, last and their ratio of every objective at every lag, and how far the weights spread."""
+    """Best, last and their ratio of every objective at every lag, and the spread of the importance weights."""
     table = []
     for (arm, lag), seeds in cells.items():
         best = [cell.best for cell in seeds]
@@ -261,13 +260,13 @@ def rows(cells: Mapping[tuple[str, int], Sequence[Cell]]) -> list[Row]:
             _row(f"{name}: effective sample size, tokens", [_typical(cell.ess) for cell in seeds], ""),
             _row(f"{name}: effective sample size, completions", [_typical(cell.sequence_ess) for cell in seeds], ""),
             _row(f"{name}: largest token ratio", [_typical(cell.max_ratio) for cell in seeds], ""),
-            _row(f"{name}: tokens that a clip or cap decided", [_typical(cell.clip_fraction) for cell in seeds], ""),
+            _row(f"{name}: tokens clipped or capped", [_typical(cell.clip_fraction) for cell in seeds], ""),
         ]
     return table
 
 
 def _typical(figures: Sequence[float]) -> float:
-    """Median over the second half of a cell's updates, when rollouts are as old as they get."""
+    """Median over the second half of a cell's updates, at full staleness."""
     return statistics.median(figures[len(figures) // 2 :]) if figures else 1.0
 
 
@@ -294,8 +293,8 @@ def notes(cells: Mapping[tuple[str, int], Sequence[Cell]], plan: Plan) -> list[s
     tokens = statistics.fmean(cell.mean_tokens for cell in everything)
     gave_up = sum(cell.gave_up for cell in everything)
     return [
-        f"Counting 1 bits by halving a number, {tokens:.0f} tokens a completion; accuracy {first:.2f} before the first "
-        f"update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
+        f"Counting 1 bits by halving a number, {tokens:.0f} tokens per completion; accuracy {first:.2f} before the "
+        f"first update. {plan.updates} updates of {plan.questions} questions with {plan.group_size} completions, "
         f"learning rate {plan.learning_rate:g}, no KL term.",
         f"Best: the policy that was best at {plan.num_evaluation} held-out questions, asked every "
         f"{plan.evaluate_every} updates; it and the last are asked {plan.num_final} others. Spread: 95% interval of "

@@ -1,1 +1,1 @@
-"""Time and memory of an update, beside TRL's: `swarm bench updater`."""
+"""Time and memory of an update, compared with TRL's: `swarm bench updater`."""

@@ -1,10 +1,11 @@
-"""One update of a policy, ours against that of TRL's `GRPOTrainer`: time and peak memory.
+"""One update of a policy, ours against TRL's `GRPOTrainer`: time and peak memory.
 
     python -m benchmarks.updater [--quick] [--out FILE] [--only NAME ...] [--repeats N] [--threads N] [--device cuda]
 
-Same weights, same 64 completions of long-tailed length, float32 on both sides; each update in a process of its own, the
-two sides in turns. TRL runs its real training loop with completions fed through its `rollout_func`. Its settings are
-first tried once each; our defaults then meet the fastest of them, and our leanest settings the leanest.
+Same weights, same 64 completions of long-tailed length, float32 on both sides; each update in a separate process, the
+two sides interleaved. TRL runs its real training loop with completions supplied through its `rollout_func`. Each of its
+settings is tested once; then our defaults are compared with its fastest setting, and our least-memory settings with its
+least-memory one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "L4":
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do the update."""
+    """One contender's settings."""
 
     name: str
     module: str
@@ -58,7 +59,7 @@ OURS_LEAN = Side("ours, lean", "ours", (("micro_batch_tokens", 512), ("gradient_
 
 
 def trl(batch_size: int, checkpointing: bool) -> Side:
-    """TRL with a number of completions per device, with gradient checkpointing or without."""
+    """TRL with a number of completions per device, with or without gradient checkpointing."""
     name = f"batch {batch_size}{', checkpointing' if checkpointing else ''}"
     settings = (("per_device_train_batch_size", batch_size), ("gradient_checkpointing", checkpointing))
     return Side(name, "theirs", settings)
@@ -69,7 +70,7 @@ TRL_DEFAULT = trl(8, checkpointing=True)
 
 @dataclass(frozen=True)
 class Run:
-    """What one process measured."""
+    """The measurements of one process."""
 
     seconds: float
     """Median of the timed updates."""
@@ -88,7 +89,7 @@ class Plan:
     folder: Path
 
     def write(self, workload: Workload) -> tuple[Path, float]:
-        """A folder with the workload, and the floating point operations that an update of it takes."""
+        """A folder with the workload, and the floating-point operations of an update."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         with Nursery(folder) as nursery:
             command = [sys.executable, "-m", "benchmarks.updater.workload", workload.as_argument(), str(folder)]
@@ -96,7 +97,7 @@ class Plan:
             return folder, float(str(child.wait_for("written", PATIENCE_S)["flops"]))
 
     def run(self, side: Side, folder: Path, *, updates: int = 2, parameters_to: Path | None = None) -> Run:
-        """Updates in a new process, the first of them not timed unless it is the only one."""
+        """Updates in a new process; the first is not timed unless it is the only one."""
         dtype = "bfloat16" if self.device.startswith("cuda") else "float32"
         spec = Spec(str(folder), self.device, dtype, self.threads, dict(side.settings))
         command = [sys.executable, "-m", f"benchmarks.updater.{side.module}", spec.as_argument()]
@@ -120,14 +121,14 @@ class Plan:
 
 @dataclass
 class Tried:
-    """TRL's settings, each tried once."""
+    """TRL's settings, each tested once."""
 
     runs: dict[Side, Run]
     failed: list[str]
 
     @property
     def fastest(self) -> Side:
-        """The least CPU time, which others on the machine disturb least; on a GPU, the least time."""
+        """The least CPU time, which other load disturbs least; on a GPU, the least time."""
         return min(self.runs, key=lambda side: self.runs[side].cpu_seconds)
 
     @property
@@ -136,7 +137,7 @@ class Tried:
         return min(self.runs, key=lambda side: self.runs[side].peak_bytes)
 
     def note(self, what: str) -> str:
-        """What each came to."""
+        """The figures of each setting."""
         figures = [
             f"{side.name}: {run.seconds:.3g} s ({run.cpu_seconds:.3g} s of CPU), {_mib(run):.0f} MiB"
             for side, run in self.runs.items()
@@ -162,7 +163,7 @@ def _compare(plan: Plan, model: str, what: str, candidates: Sequence[Side], fast
     tried = _try(plan, folder, [trl(8, False), TRL_DEFAULT] if plan.quick else candidates)
     fastest, leanest = tried.fastest, tried.leanest
     runs: dict[Side, list[Run]] = {side: [] for side in (OURS, fastest, OURS_LEAN)}
-    # Once: minutes an update at 25 M.
+    # Once, because an update takes minutes at 25 M.
     lean = [plan.run(leanest, folder, parameters_to=folder / f"{leanest.name}.pt")] * plan.repeats
     differences: list[float | None] = []
     for _ in range(plan.repeats):
@@ -201,7 +202,7 @@ def _compare(plan: Plan, model: str, what: str, candidates: Sequence[Side], fast
 
 
 def flat(plan: Plan) -> Result:
-    """Memory when the batch grows and the token budget does not."""
+    """Memory for growing batches with a constant token budget."""
     growth: list[float | None] = []
     peaks: list[list[int]] = []
     folders = [
@@ -261,7 +262,8 @@ def _try(plan: Plan, folder: Path, candidates: Sequence[Side], updates: int = 1)
 
 
 def largest_difference(folder: Path, sides: Sequence[Side]) -> float:
-    """Of any parameter after each side's first update; raises `ChildFailed` when a side did not change them."""
+    """Largest difference of any parameter after each side's first update; raises `ChildFailed` when a side did not
+    change them."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

@@ -1,4 +1,4 @@
-"""The peak memory of this process above what it held when measuring began."""
+"""The peak memory of this process above its memory at the start of the measurement."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PEAK, NOW = "VmHWM:", "VmRSS:"
 
 
 class PeakMemory:
-    """Of a GPU what torch allocated there, else the process's resident memory, as the kernel counts it."""
+    """On a GPU torch's allocated memory, else the process's resident memory as counted by the kernel."""
 
     def __init__(self, device: str) -> None:
-        """Free what can be freed and measure from here on."""
+        """Free unused memory and start measuring."""
         self._cuda = device.startswith("cuda")
         gc.collect()
         if self._cuda:
@@ -23,13 +23,13 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats()
             self._before = torch.cuda.memory_allocated()
         else:
-            # Memory that was used and freed while loading would hide as much of the update's.
+            # Memory used and freed while loading would hide the same amount of the update's.
             ctypes.CDLL(None).malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")
             self._before = _status(NOW)
 
     def bytes(self) -> int:
-        """The highest so far, above where it began."""
+        """The peak so far, above the start."""
         peak = torch.cuda.max_memory_allocated() if self._cuda else _status(PEAK)
         return int(peak - self._before)
 

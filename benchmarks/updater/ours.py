@@ -23,7 +23,7 @@ from swarm.training.updater import PolicyUpdater
 
 
 def main(spec: Spec) -> None:
-    """Load, then update as often as told."""
+    """Load, then update on command."""
     torch.set_num_threads(spec.threads)
     policy = load_policy(
         PolicySettings.model_validate(

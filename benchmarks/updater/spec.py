@@ -1,4 +1,4 @@
-"""How both sides are told what to measure."""
+"""The specification of a measurement for both sides."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Spec:
     """A side; the first argument, as JSON."""
 
     folder: str
-    """Where the workload is."""
+    """Folder of the workload."""
     device: str = "cpu"
     dtype: str = "float32"
-    """What forward passes compute in; weights are float32."""
+    """Type of forward passes; weights are float32."""
     threads: int = 1
     settings: Mapping[str, int | bool] = field(default_factory=dict)
-    """Of this side alone."""
+    """Settings of this side only."""
 
     @staticmethod
     def read(argument: str) -> Spec:

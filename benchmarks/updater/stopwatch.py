@@ -1,4 +1,4 @@
-"""How both sides measure."""
+"""The measurement of both sides."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Stopwatch:
     """Seconds of each update and the peak memory of all of them."""
 
     def __init__(self, spec: Spec, model: PreTrainedModel) -> None:
-        """Begin to measure: everything is loaded."""
+        """Start measuring after loading."""
         _load_code(model)
         self._cuda = spec.device.startswith("cuda")
         self._memory = PeakMemory(spec.device)
         self._began, self._cpu_began = 0.0, 0.0
 
     def start(self) -> None:
-        """An update begins."""
+        """Start of an update."""
         self._wait()
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def stop(self, model: torch.nn.Module, parameters_to: object) -> None:
-        """It is done: say so, and write the parameters to a file if one is named."""
+        """End of an update: report it, and write the parameters to a file if one is given."""
         self._wait()
         seconds, cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu_began
         peak = self._memory.bytes()
@@ -43,7 +43,7 @@ class Stopwatch:
 
 
 def _load_code(model: PreTrainedModel) -> None:
-    """What a first step loads and imports of torch, some 30 MiB, is nobody's update."""
+    """Load what torch imports at the first step, some 30 MiB, before the measurement."""
     model(torch.zeros(1, 2, dtype=torch.long, device=model.device)).logits.sum().backward()
     model.zero_grad(set_to_none=True)
     scalar = torch.nn.Parameter(torch.zeros(1))

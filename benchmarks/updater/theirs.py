@@ -3,8 +3,8 @@
 commands  update (`parameters_to`: a file to write them to), quit
 events    ready, and updated for each update
 
-Completions come from TRL's `rollout_func`, which is where this waits for the next command. The clock starts when the
-rewards have been given, so decoding and padding are not counted, and stops after the optimizer's step.
+Completions come from TRL's `rollout_func`, which waits for the next command. The clock starts after the rewards, so
+that decoding and padding are not counted, and stops after the optimizer's step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.updater.workload import GROUP_SIZE, MODEL, read_batch
 
 
 class Rollouts(TrainerCallback):
-    """Gives the batch to the trainer whenever an update is asked for, and takes the time it needs."""
+    """Supplies the batch to the trainer on each update command, and times the update."""
 
     def __init__(self, spec: Spec, tokenizer) -> None:
         """Nothing is measured before the trainer is ready."""
@@ -53,7 +53,7 @@ class Rollouts(TrainerCallback):
         }
 
     def rewards(self, prompts: list[str], **_: object) -> list[float]:
-        """TRL's reward function; asked once a batch, right before the advantages."""
+        """TRL's reward function; called once per batch, right before the advantages."""
         remaining = {prompt: iter(group.rewards) for prompt, group in self.groups.items()}
         given = [next(remaining[prompt]) for prompt in prompts]
         assert self._stopwatch is not None
@@ -67,7 +67,7 @@ class Rollouts(TrainerCallback):
 
 
 def main(spec: Spec) -> None:
-    """Load, then train as often as told."""
+    """Load, then train on command."""
     torch.set_num_threads(spec.threads)
     directory = str(Path(spec.folder) / MODEL)
     tokenizer = AutoTokenizer.from_pretrained(directory)

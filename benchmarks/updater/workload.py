@@ -1,7 +1,8 @@
-"""What updates are measured on, written once and read by both sides: `python -m benchmarks.updater.workload SPEC`.
+"""The workload of the update benchmark, written once and read by both sides: `python -m benchmarks.updater.workload
+SPEC`.
 
 A folder gets `model/`, random weights and a tokenizer in Hugging Face format, and `batch.msgpack`: graded groups whose
-completions are random tokens with the log-probabilities that the model gives them.
+completions are random tokens with the model's log-probabilities.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Workload:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each completion; beyond 64 the same ones again, so that a larger batch is only larger."""
+        """Tokens of each completion; repeated beyond 64, so that a larger batch differs only in size."""
         count = min(64, self.sequences)
         quantiles = [statistics.NormalDist().inv_cdf((index + 0.5) / count) for index in range(count)]
         stretch = self.longest / self.median
@@ -112,12 +113,12 @@ MODELS = {"0.13 M": embedded, "25 M": small, "0.5 B": qwen}
 
 
 def read_batch(folder: Path) -> list[GradedGroup]:
-    """The groups that were written."""
+    """The written groups."""
     return msgspec.msgpack.decode((folder / BATCH).read_bytes(), type=list[GradedGroup])
 
 
 def write(workload: Workload, folder: Path) -> float:
-    """Make model and batch, the same ones for the same workload; returns an update's floating point operations."""
+    """Make model and batch, deterministic for a workload; returns an update's floating-point operations."""
     import torch
 
     torch.manual_seed(0)
@@ -145,7 +146,8 @@ def write(workload: Workload, folder: Path) -> float:
 
 
 def _flops(model: PreTrainedModel, prompt: int, completion: int) -> float:
-    """Forward and backward of one sequence: the head on its completion alone, attention causal, nothing twice."""
+    """FLOPs of forward and backward of one sequence: head on the completion only, causal attention, no
+    recomputation."""
     config = model.config
     head = config.vocab_size * config.hidden_size
     body = model.num_parameters() - head  # the embedding is the head
@@ -158,7 +160,7 @@ def _flops(model: PreTrainedModel, prompt: int, completion: int) -> float:
 
 
 def _words(size: int) -> PreTrainedTokenizerBase:
-    """A tokenizer with one token a word, so that no vocabulary has to be fetched."""
+    """A tokenizer with one token per word, so that no vocabulary is downloaded."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -169,13 +171,13 @@ def _words(size: int) -> PreTrainedTokenizerBase:
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase, draw: random.Random, words: int) -> str:
-    if len(tokenizer) < 1000:  # a token a character
+    if len(tokenizer) < 1000:  # one token per character
         return "".join(draw.choices("0123456789abcdef", k=words))
     return " ".join(f"w{draw.randrange(len(tokenizer) - 2)}" for _ in range(words))
 
 
 def _logprobs(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int]) -> tuple[float, ...]:
-    """What an engine would have reported."""
+    """The log-probabilities that an engine would report."""
     import torch
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""One module a subcommand that is no role: doctor, peers, demo, evaluate, ...
+"""One module per subcommand that is not a role: doctor, peers, demo, evaluate, ...
 
-They may start roles; roles know none of them.
+Commands may start roles; roles do not import commands.
 """

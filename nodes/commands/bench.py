@@ -1,4 +1,4 @@
-"""`swarm bench NAME`: runs the package `benchmarks.NAME`, which is in the repository but in no installed package."""
+"""`swarm bench NAME`: runs the package `benchmarks.NAME`, which only the repository contains."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BENCHMARKS = ("broadcast", "engine", "network", "overlap", "poison", "resilience
 
 
 def bench(name: str, arguments: Sequence[str]) -> int:
-    """Run one with its own options; returns its exit code. Raises `ConfigError` when there is none of that name."""
+    """Run a benchmark with its own options; returns its exit code. Raises `ConfigError` for an unknown name."""
     if not FOLDER.is_dir():
         raise ConfigError(
             "the benchmarks are in the repository, not in the installed package: clone it, `pip install -e .` there, "
             "and run this again"
         )
     if name not in BENCHMARKS:
-        raise ConfigError(f"there is no benchmark {name!r}; there is {', '.join(BENCHMARKS)}")
+        raise ConfigError(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
@@ -31,5 +31,5 @@ def bench(name: str, arguments: Sequence[str]) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # The terminal has told it too; it ends its nodes and then itself.
+            # The terminal's signal reaches it, too; it stops its nodes and exits.
             continue

@@ -1,4 +1,4 @@
-"""`swarm evaluate` and `swarm export`: what can be done with a checkpoint without a swarm."""
+"""`swarm evaluate` and `swarm export`: commands on a checkpoint, without a swarm."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def evaluate_checkpoint(
 
 
 def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
-    """Write the policy of a checkpoint as a whole model: adapters are merged into the weights they belong to.
+    """Write a checkpoint's policy as a complete model, with adapters merged.
 
     Raises `CheckpointError`, or `ConfigError` when `directory` exists.
     """
     checkpoint = find_checkpoint(path)
     if directory.exists():
-        raise ConfigError(f"{directory} exists already; choose a directory that does not")
+        raise ConfigError(f"{directory} already exists; choose a new directory")
     if is_adapter_directory(checkpoint / MODEL):
         trained = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes()).policy
         policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
@@ -72,7 +72,7 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
 
 
 def _find_weights(path: Path) -> tuple[Path, Values]:
-    """A model directory and the configuration it was trained with; what a bare one was trained with is not known."""
+    """A model directory and its training configuration, which is unknown for a bare model."""
     if (path / "config.json").is_file() and not (path / MODEL).is_dir():
         return path, {"policy": {"model": str(path)}}
     checkpoint = find_checkpoint(path)
@@ -80,14 +80,14 @@ def _find_weights(path: Path) -> tuple[Path, Values]:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at `path`, or the newest whole one of a peer's directory. Raises `CheckpointError`."""
+    """The checkpoint at `path`, or the newest complete one in a peer's directory. Raises `CheckpointError`."""
     if (path / MODEL).is_dir():
         verify(path)
         return path
     for root in (path, path / CHECKPOINTS):
         if newest := CheckpointStore(root).newest():
             return newest
-    raise CheckpointError(f"{path} is no checkpoint and holds none")
+    raise CheckpointError(f"{path} is not a checkpoint and contains none")
 
 
 def _rows(result: Evaluation) -> list[tuple[str, int, int]]:

@@ -1,4 +1,4 @@
-"""Processes of a simulation, and stopping them with everything they started."""
+"""The processes of a simulation; stops them with their children."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Child:
     """One process, leader of a session of its own: Ctrl-C in the terminal reaches only its parent."""
 
     def __init__(self, name: str, arguments: Sequence[str], out: Path, module: str = "nodes.cli") -> None:
-        """`arguments` are those of the `swarm` command, which `module` is; output goes to `OUT/log.txt`."""
+        """`arguments` of the `swarm` command, whose module is `module`; output goes to `OUT/log.txt`."""
         self.name = name
         self.restarts = 0
         self.given_up = False
@@ -29,14 +29,14 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, or start again."""
-        self.signal(signal.SIGKILL)  # what an earlier process may have left in its session
+        """Start or restart."""
+        self.signal(signal.SIGKILL)  # leftovers of an earlier process's session
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,  # never written to: its end tells the child that this process is gone
+                stdin=subprocess.PIPE,  # never written to: its end tells the child that this process died
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -44,32 +44,32 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id, also of its session."""
+        """Process id, and id of its session."""
         return self._process.pid if self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended; None while it runs."""
+        """Exit code of the process; None while it runs."""
         return self._process.poll() if self._process else None
 
     @property
     def finished(self) -> bool:
-        """Done in an orderly way, or not to be started again."""
+        """Whether it shut down cleanly or must not be restarted."""
         return self.given_up or self.exit_code == 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the whole session; one that is gone is no error."""
+        """Send a signal to the whole session; a dead session is not an error."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def interrupt(self) -> None:
-        """Ask the process, and only it, to stop in an orderly way."""
+        """Ask only the process itself to shut down cleanly."""
         if self._process is not None and self.running:
             self._process.terminate()
 
@@ -80,7 +80,7 @@ class Child:
 
 
 def stop_all(children: Sequence[Child]) -> None:
-    """Ask every process to stop, wait a little, then kill what is left, grandchildren too."""
+    """Ask every process to stop, wait briefly, then kill the rest with their children."""
     for child in children:
         child.interrupt()
     deadline = time.monotonic() + STOP_TIMEOUT_S

@@ -1,12 +1,12 @@
-"""`swarm demo`: a whole swarm on this machine, each node a process of its own, joined over the real network stack.
+"""`swarm demo`: a swarm on this machine; each node is a process, connected over the real network stack.
 
     demo ──spawns──▶ swarm bootstrap            OUT/bootstrap/
-         ──spawns──▶ swarm join (one a peer)    OUT/peer-K/metrics.jsonl ──tail──▶ live view, report
+         ──spawns──▶ swarm join (per peer)    OUT/peer-K/metrics.jsonl ──tail──▶ live view, report
     or   ──spawns──▶ swarm learn                OUT/learner/
-         ──spawns──▶ swarm work (one a worker)  OUT/worker-K/
+         ──spawns──▶ swarm work (per worker)  OUT/worker-K/
 
-The children are the very commands that people run. `--transport memory` runs all peers in one process instead, taking
-turns, which makes a run repeatable to the last digit.
+The children are the same commands that people run. `--transport memory` runs all peers in turn in one process, which
+makes a run reproducible to the last digit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GRACE_S = 15.0
 
 
 class DemoOptions(Struct, frozen=True):
-    """What the command line can change."""
+    """Options of the command line."""
 
     peers: int
     rounds: int
@@ -63,7 +63,7 @@ class DemoOptions(Struct, frozen=True):
 
 
 def demo(options: DemoOptions, console: Console) -> int:
-    """Run the swarm to its end and report on it. Returns the exit code: 0, 1 when a peer was given up, or 130."""
+    """Run the swarm and write its report. Returns the exit code: 0, 1 when a peer kept crashing, or 130."""
     stop = StopRequest()
     _write_config(options)
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
@@ -83,7 +83,7 @@ def demo(options: DemoOptions, console: Console) -> int:
             children += _start(options, names, stop, watch)
             watch.until_done(children, stop)
     except Interrupted:
-        pass  # `stop` says so too
+        pass  # `stop` is set as well
     finally:
         stop_all(children)
     _report(options, histories, console)
@@ -93,14 +93,14 @@ def demo(options: DemoOptions, console: Console) -> int:
 
 
 def _names(options: DemoOptions) -> list[str]:
-    """What the nodes are called, in the order in which they are shown."""
+    """Names of the nodes, in display order."""
     if options.mode == "learner":
         return [LEARNER, *(f"worker-{k + 1}" for k in range(options.peers - 1))]
     return [f"peer-{k + 1}" for k in range(options.peers)]
 
 
 def _write_config(options: DemoOptions) -> None:
-    """The configuration that all peers share. A directory that holds it already is continued."""
+    """Write the configuration that all peers share; a directory with the same configuration is resumed."""
     values: Values = {
         "run_name": "demo",
         "rounds": options.rounds,
@@ -110,23 +110,23 @@ def _write_config(options: DemoOptions) -> None:
         "network": {"listen": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "announce_every_s": 5.0},
     }
     if options.mode == "learner":
-        del values["rounds"]  # workers go on until the learner has made its steps
+        del values["rounds"]  # workers continue until the learner has made its steps
         values["follow"] = {"questions": LEARNER_MODE_QUESTIONS}
     if options.engine is not None:
         values["generation"] = {"engine": options.engine}
     text = yaml.safe_dump(values, sort_keys=False)
     path = options.out / CONFIG_FILE
     if path.exists() and path.read_text() != text:
-        raise ConfigError(f"{options.out} holds a demo with other options; choose another --out, or remove it")
+        raise ConfigError(f"{options.out} contains a demo with other options; choose another --out, or remove it")
     if not path.exists() and options.out.exists() and any(options.out.iterdir()):
-        raise ConfigError(f"{options.out} is not empty and holds no demo; choose another --out")
-    load_config(path if path.exists() else None, values)  # an impossible mix is said before anything starts
+        raise ConfigError(f"{options.out} is not empty and contains no demo; choose another --out")
+    load_config(path if path.exists() else None, values)  # report an impossible mix before anything starts
     options.out.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
 def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch: _Watch) -> list[Child]:
-    """All processes of the demo, the bootstrap first: it must have an address before anyone can be given it."""
+    """Start all processes of the demo; the bootstrap comes first, because the others need its address."""
     config = str(options.out / CONFIG_FILE)
     if options.transport == "memory":
         arguments = ["simulate-in-memory", config, str(options.out), str(options.peers), str(options.seed * MAX_PEERS)]
@@ -151,7 +151,7 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
             stop_all(children)
             if stop():
                 raise Interrupted(f"stopped before the {first} had an address")
-            raise TransportError(f"the {first} did not come up; the end of its log:\n{bootstrap.last_words()}")
+            raise TransportError(f"the {first} did not start; the end of its log:\n{bootstrap.last_words()}")
         time.sleep(POLL_S)
     address = address_file.read_text().split()[0]
     for k, name in enumerate(names):
@@ -168,7 +168,7 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
 
 
 class _Watch:
-    """Tells what happens, and restarts what crashed."""
+    """Reports events and restarts crashed processes."""
 
     def __init__(self, view: LiveView, histories: Sequence[PeerHistory], plain: Console | None) -> None:
         self._view = view
@@ -177,7 +177,7 @@ class _Watch:
         self._printed = dict.fromkeys((history.name for history in histories), 0)
 
     def until_done(self, children: Sequence[Child], stop: StopRequest) -> None:
-        """Return when every peer is done or given up, the learner long enough ago, or someone asks to stop."""
+        """Return when every peer is done or abandoned, a grace period after the learner's end, or on a stop request."""
         learner_seen = time.monotonic()
         while not stop():
             for child in children:
@@ -188,7 +188,7 @@ class _Watch:
                 return
             if children[0].name != LEARNER or not children[0].finished:
                 learner_seen = time.monotonic()
-            elif time.monotonic() - learner_seen > GRACE_S:  # a worker that was being restarted has missed its end
+            elif time.monotonic() - learner_seen > GRACE_S:  # a restarting worker may have missed it
                 return
             time.sleep(POLL_S)
 
@@ -197,9 +197,12 @@ class _Watch:
             return
         if child.restarts >= MAX_RESTARTS:
             child.given_up = True
-            self._say(f"{child.name} crashed {child.restarts + 1} times and is given up: {child.last_words()}", "error")
+            self._say(
+                f"{child.name} crashed {child.restarts + 1} times; giving up: {child.last_words()}",
+                "error",
+            )
             return
-        self._say(f"{child.name} died (exit code {child.exit_code}) and is restarted from its checkpoint", "warning")
+        self._say(f"{child.name} died (exit code {child.exit_code}); restarting from its checkpoint", "warning")
         child.restarts += 1
         child.start()
 

@@ -1,6 +1,6 @@
-"""`swarm doctor`: what keeps a node on this machine from working, and what to do about it.
+"""`swarm doctor`: finds problems of this machine and its network, and suggests fixes.
 
-`probes` finds facts, the `check_` functions here judge them, `diagnose` puts both in order.
+`probes` collects facts, the `check_` functions here judge them, `diagnose` orders them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ ENOUGH_DISK_BYTES = 5 * GIB
 LEAST_DISK_BYTES = GIB // 2
 LEAST_GPU_BYTES = 2 * GIB
 MAX_SKEW_S = 3.0
-"""hivemind's DHT refuses whoever is further off."""
+"""hivemind's DHT refuses peers with a larger clock skew."""
 WORRYING_SKEW_S = 1.0
 MAX_PLAUSIBLE_SKEW_S = 4e9
-"""Further off, or not a number, it is no time at all."""
+"""A reported time further off, or not a number, is invalid."""
 CONNECT_TIMEOUT_S = 20.0
 REQUEST_TIMEOUT_S = 5.0
 DIRECTORY_TIMEOUT_S = 4.0
@@ -65,13 +65,13 @@ class Finding(Struct, frozen=True):
     level: Level
     seen: str
     fix: str = ""
-    """What to do about it; empty when nothing is wrong."""
+    """The fix; empty when nothing is wrong."""
 
 
 def doctor(file: Path | None, overrides: Sequence[tuple[str, str]], as_json: bool, console: Console) -> int:
-    """Run every check and print what was found. Returns the exit code: 1 when something fails."""
+    """Run every check and print the findings. Returns the exit code: 1 when a check fails."""
     config = load_config(file, None, os.environ, overrides).config
-    Bootstraps(config.network.bootstrap)  # a wrong address is wrong use, not an illness
+    Bootstraps(config.network.bootstrap)  # a wrong address is a usage error, not a finding
     findings = []
     for finding in diagnose(config):
         findings.append(finding)
@@ -85,14 +85,14 @@ def doctor(file: Path | None, overrides: Sequence[tuple[str, str]], as_json: boo
 
 
 def diagnose(config: NodeConfig) -> Iterator[Finding]:
-    """Every check on this machine and its network, the quick ones first."""
+    """Run every check on this machine and its network, the quick ones first."""
     yield check_python(sys.version.split()[0], probes.required_python())
     yield check_packages(probes.packages())
     torch = probes.torch()
     gpu = check_gpu(torch, probes.nvidia_driver(), config.policy.device)
     yield gpu
     if gpu.level == "fail":
-        yield from unchecked("the policy has no device", "repair the GPU or torch first", ("engine",))
+        yield from unchecked("the policy has no device", "fix the GPU or torch first", ("engine",))
     else:
         vllm = look_for_vllm(config.generation.vllm.python)
         device = torch.device(config.policy.device)
@@ -108,15 +108,15 @@ def diagnose(config: NodeConfig) -> Iterator[Finding]:
     yield check_daemon(trial)
     bootstraps = config.network.bootstrap
     if not bootstraps:
-        yield from unchecked("no bootstrap was given", "give one with --bootstrap MULTIADDR", NETWORK_CHECKS)
+        yield from unchecked("no bootstrap was given", "specify one with --bootstrap MULTIADDR", NETWORK_CHECKS)
     elif not trial.executable or trial.problem:
-        yield from unchecked("there is no working daemon", "repair the daemon first", ("bootstrap", *NETWORK_CHECKS))
+        yield from unchecked("there is no working daemon", "fix the daemon first", ("bootstrap", *NETWORK_CHECKS))
     else:
         yield from _from_outside(config.network, ports)
 
 
 def _from_outside(settings: NetworkSettings, ports: Sequence[probes.Port]) -> Iterator[Finding]:
-    """The checks that need another machine's view."""
+    """The checks that need another machine."""
     bootstraps = Bootstraps(settings.bootstrap)
     problems = bootstraps.look_up()
     addresses = bootstraps.multiaddrs()
@@ -175,7 +175,7 @@ def _run(transport: HivemindTransport, peer_id: str, wanted: str | None) -> Find
 
 
 def _version_of(transport: HivemindTransport, peer_id: str) -> str:
-    """What the directory says the peer runs; empty when it says nothing in time."""
+    """The peer's version by the directory; empty without a timely answer."""
     deadline = time.monotonic() + DIRECTORY_TIMEOUT_S
     while time.monotonic() < deadline:
         for record in transport.peers():
@@ -186,10 +186,10 @@ def _version_of(transport: HivemindTransport, peer_id: str) -> str:
 
 
 def _reachability(transport: HivemindTransport, peer_id: str, taken: Sequence[str]) -> Iterator[Finding]:
-    # A port that a running node of this machine has is as good as one of ours: either greets.
+    # A port of a running node on this machine serves as well as ours: either answers.
     ports = dial_back_ports((*taken, *transport.multiaddrs()))
     if not ports:
-        low = f"no TCP port from {FIRST_PORT} on is listened on, and others are not dialled back"
+        low = f"no TCP port from {FIRST_PORT} on is listening, and lower ports are not dialled back"
         yield from unchecked(low, "set network.listen to such a port", ("reachable", "nat"))
         return
     try:
@@ -202,7 +202,7 @@ def _reachability(transport: HivemindTransport, peer_id: str, taken: Sequence[st
 
 
 def dial_back_ports(multiaddrs: Sequence[str]) -> tuple[int, ...]:
-    """The TCP ports in some addresses that may be asked for, in order."""
+    """The TCP ports in some addresses that a dial-back may use, in order."""
     found = [
         int(parts[4])
         for parts in (address.split("/") for address in multiaddrs)
@@ -217,7 +217,7 @@ def _any_port(address: str) -> str:
 
 
 def unchecked(why: str, fix: str, checks: Sequence[str]) -> Iterator[Finding]:
-    """What could not be looked at, and how it could be."""
+    """Findings for checks that could not run, and how to enable them."""
     for check in checks:
         yield Finding(check, "warn", f"not checked: {why}", fix)
 
@@ -235,18 +235,20 @@ def check_python(found: str, required: str) -> Finding:
 
 
 def check_packages(packages: Sequence[probes.Package]) -> Finding:
-    """Whether every library is there, in the versions the project was made for."""
+    """Whether every library is installed in a supported version."""
     missing = [package.requirement for package in packages if package.installed is None]
     present = [package for package in packages if package.installed is not None and not package.fits]
     other = [f"{package.requirement} (installed: {package.installed})" for package in present]
     if not missing and not other:
-        return Finding("packages", "ok", f"all {len(packages)} are in their ranges")
+        return Finding("packages", "ok", f"all {len(packages)} are in their version ranges")
     seen = "; ".join([*(f"{name} is missing" for name in missing), *(f"out of range: {text}" for text in other)])
-    return Finding("packages", "fail" if missing else "warn", seen, "run make install, which installs what was tested")
+    return Finding(
+        "packages", "fail" if missing else "warn", seen, "run make install, which installs the tested versions"
+    )
 
 
 def check_gpu(torch: probes.Torch, driver: str | None, wanted: str) -> Finding:
-    """Whether torch works, and on what it will."""
+    """Whether torch works, and on which device."""
     if torch.problem:
         return Finding("gpu", "fail", f"torch cannot be used: {torch.problem}", "reinstall torch: run make install")
     wants_cuda, wants_mps = wanted.startswith("cuda"), wanted.startswith("mps")
@@ -256,14 +258,14 @@ def check_gpu(torch: probes.Torch, driver: str | None, wanted: str) -> Finding:
             f"{gpu.name} ({gpu.free_bytes / GIB:.0f} of {gpu.total_bytes / GIB:.0f} GiB free)" for gpu in torch.gpus
         )
         if max(gpu.free_bytes for gpu in torch.gpus) < LEAST_GPU_BYTES:
-            return Finding("gpu", "warn", described, "end what fills its memory, or set policy.device to cpu")
+            return Finding("gpu", "warn", described, "free its memory, or set policy.device to cpu")
         return Finding("gpu", "ok", described)
     if driver and torch.cuda_build is None:
         return Finding(
             "gpu",
             lacking,
             f"there is an NVIDIA driver ({driver}), but torch {torch.version} is a build for CPUs",
-            "remove .venv and run make install again, which takes torch's CUDA build where it sees a GPU",
+            "remove .venv and run make install again, which selects torch's CUDA build if there is a GPU",
         )
     if driver:
         seen = f"torch {torch.version} is built for CUDA {torch.cuda_build}, but cannot use the driver {driver}"
@@ -276,7 +278,7 @@ def check_gpu(torch: probes.Torch, driver: str | None, wanted: str) -> Finding:
 
 
 def check_engine(settings: GenerationSettings, model: str, device: str, vllm: Vllm, supported: str) -> Finding:
-    """Which engine a node would generate with, on a type of device, and whether vLLM is there where it is of use."""
+    """The engine that a node would use on this type of device, and whether vLLM is available where it would help."""
     if settings.engine == "vllm" and vllm.problem:
         return Finding("engine", "fail", f"generation.engine is vllm, but {vllm.problem}", GET_VLLM)
     choice = choose(settings, model, device, 1, lambda: vllm)
@@ -284,29 +286,29 @@ def check_engine(settings: GenerationSettings, model: str, device: str, vllm: Vl
     if choice.fix:
         return Finding("engine", "warn", f"there is a GPU, but the engine is {seen}", choice.fix)
     if vllm.problem and settings.vllm.python:
-        fix = "correct generation.vllm.python, or leave it out"
+        fix = "correct generation.vllm.python, or remove it"
         return Finding("engine", "warn", f"{seen}; {vllm.problem}", fix)
     if vllm.problem:
         return Finding("engine", "ok", seen)
     seen = f"{seen}; {vllm.python} has vLLM {vllm.version or 'of unknown version'}"
     if vllm.version and not SpecifierSet(supported).contains(vllm.version, prereleases=True):
-        return Finding("engine", "warn", seen, f"install vllm{supported} there, which is what swarm was made for")
+        return Finding("engine", "warn", seen, f"install vllm{supported} there, the version that swarm supports")
     return Finding("engine", "ok", seen)
 
 
 def check_sandbox(sandbox: probes.Sandbox) -> Finding:
-    """Whether a verification worker that a stranger's answer took over would be kept in."""
+    """Whether the sandbox would contain a verification worker that a foreign answer took over."""
     if sandbox.problem:
-        return Finding("sandbox", "fail", sandbox.problem, "run make install, which installs what was tested")
+        return Finding("sandbox", "fail", sandbox.problem, "run make install, which installs the tested versions")
     seen = f"verification workers have {in_words(sandbox.unprotected)}"
     if not sandbox.unprotected:
         return Finding("sandbox", "ok", seen)
-    fix = "use Linux 6.12 or newer with Landlock, or run the node as a user who owns nothing else"
+    fix = "use Linux 6.12 or newer with Landlock, or run the node as a user without other files"
     return Finding("sandbox", "warn", seen, fix)
 
 
 def check_disk(disk: probes.Disk) -> Finding:
-    """Whether there is room and permission to write."""
+    """Whether there is disk space and permission to write."""
     if disk.problem:
         elsewhere = "choose another directory with --out" if disk.what == "directory" else "set XDG_CACHE_HOME, HF_HOME"
         return Finding(disk.what, "fail", f"{disk.path} cannot be written: {disk.problem}", f"allow it, or {elsewhere}")
@@ -314,16 +316,16 @@ def check_disk(disk: probes.Disk) -> Finding:
     if disk.free_bytes >= ENOUGH_DISK_BYTES:
         return Finding(disk.what, "ok", seen)
     level: Level = "fail" if disk.free_bytes < LEAST_DISK_BYTES else "warn"
-    return Finding(disk.what, level, seen, "make room: checkpoints of a model take several times its size")
+    return Finding(disk.what, level, seen, "free disk space: checkpoints of a model take several times its size")
 
 
 def check_identity(key: probes.KeyFile) -> Finding:
-    """Whether the key can be used, and only by its owner."""
+    """Whether the key is usable, and only by its owner."""
     if key.problem:
         fix = "restore it with swarm identity import, or move it away to become a new peer"
         return Finding("identity", "fail", key.problem, fix)
     if not key.peer_id:
-        return Finding("identity", "ok", f"{key.path} will be made at first start")
+        return Finding("identity", "ok", f"{key.path} will be created at the first start")
     if key.mode & 0o077:
         return Finding("identity", "warn", f"{key.path} has mode {key.mode:04o}", f"chmod 600 {key.path}")
     return Finding("identity", "ok", f"{key.peer_id}, {'in use by a running node' if key.in_use else 'not in use'}")
@@ -356,13 +358,13 @@ def check_daemon(trial: probes.DaemonTrial) -> Finding:
 
 
 def check_bootstraps(bootstraps: Sequence[str], problems: Mapping[str, str]) -> Finding:
-    """Whether somebody answers where the bootstraps should be."""
+    """Whether the bootstraps answer."""
     seen = "; ".join(f"{address}: {problem}" for address, problem in problems.items())
     if not problems:
         return Finding("bootstrap", "ok", "it answers" if len(bootstraps) == 1 else f"all {len(bootstraps)} answer")
     if len(problems) < len(bootstraps):
-        return Finding("bootstrap", "warn", seen, "take the dead ones out of network.bootstrap")
-    fix = "check the address with whoever gave it, that the node is up, and that your firewall lets you out"
+        return Finding("bootstrap", "warn", seen, "remove the dead ones from network.bootstrap")
+    fix = "check the address with its source, that the node is up, and that your firewall allows outgoing connections"
     return Finding("bootstrap", "fail", seen, fix)
 
 
@@ -371,31 +373,31 @@ def check_clock(reading: ClockReading) -> Finding:
     skew_s, known_to_s = abs(reading.offset_s), reading.uncertainty_s
     direction = "behind" if reading.offset_s > 0 else "ahead of"
     seen = f"{skew_s:.2f} s {direction} the bootstrap's (to within {known_to_s:.2f} s)"
-    fix = "switch time synchronisation (NTP) on, here or, if this clock is right, there"
+    fix = "enable time synchronisation (NTP) here or, if this clock is right, there"
     if not skew_s < MAX_PLAUSIBLE_SKEW_S:
-        return Finding("clock", "warn", "not checked: the bootstrap named no time", "ask another member of the run")
+        return Finding("clock", "warn", "not checked: the bootstrap reported no time", "ask another member of the run")
     if skew_s - known_to_s > MAX_SKEW_S:
         return Finding("clock", "fail", f"{seen}: the directory refuses more than {MAX_SKEW_S:g} s", fix)
     if skew_s - known_to_s > WORRYING_SKEW_S:
         return Finding("clock", "warn", seen, fix)
     if known_to_s > MAX_SKEW_S:
-        return Finding("clock", "warn", seen, "the link is too slow to tell; try another bootstrap")
+        return Finding("clock", "warn", seen, "the link is too slow to measure; try another bootstrap")
     return Finding("clock", "ok", seen)
 
 
 def check_run(answer: RunManifest | Refusal | None, their_version: str, wanted: str | None) -> Finding:
-    """Whether the bootstrap's run is one we can take part in."""
+    """Whether this node can take part in the bootstrap's run."""
     if answer is None:
         return Finding("run", "warn", "the bootstrap does not know its run yet", "wait until it has joined one")
     if isinstance(answer, Refusal):
         if answer.reason == Reason.SCHEMA_VERSION:
-            seen = f"the run speaks another version of the protocol than ours ({SCHEMA_VERSION}): {answer.detail}"
-            return Finding("run", "fail", seen, "update swarm, here or there, so that both are the same")
+            seen = f"the run uses another version of the protocol than ours ({SCHEMA_VERSION}): {answer.detail}"
+            return Finding("run", "fail", seen, "update swarm here or there, so that the versions match")
         return Finding("run", "fail", f"its manifest was refused: {answer}", "do not join it; ask who founded it")
     if wanted is not None and wanted != answer.run_id:
         seen = f"the bootstrap is in {answer.run_id}, not in {wanted}"
-        return Finding("run", "fail", seen, "give a bootstrap of that run, or leave network.run_id out")
-    ours, theirs = version("swarm"), clean(their_version) or "a version it does not tell"
+        return Finding("run", "fail", seen, "specify a bootstrap of that run, or remove network.run_id")
+    ours, theirs = version("swarm"), clean(their_version) or "an unknown version"
     seen = f"{answer.run_id}; schema {answer.schema_version} as ours; the bootstrap has swarm {theirs}, this is {ours}"
     return Finding("run", "ok", seen)
 
@@ -410,38 +412,40 @@ def check_reachable(reply: DialBackReply, ports: Sequence[int]) -> Finding:
         return Finding("reachable", "ok", f"the bootstrap reached this machine at {at}, port {', '.join(reached)}")
     tried = ", ".join(map(str, ports))
     fix = (
-        "the node still takes part, by dialling others; to be dialled, give network.listen a fixed port, open it in "
-        "the firewall, and forward it in the router (or switch UPnP on there)"
+        "the node can still dial others; to accept connections, set a fixed port in network.listen, open it in "
+        "the firewall, and forward it in the router (or enable UPnP there)"
     )
     return Finding("reachable", "warn", f"the bootstrap cannot reach this machine at {at}, port {tried}", fix)
 
 
 def check_nat(reply: DialBackReply, local_ips: frozenset[str]) -> Finding:
-    """What lies between this machine and the bootstrap, in words."""
+    """The NAT or firewall between this machine and the bootstrap."""
     if reply.state == "refused" or not reply.observed:
         return Finding("nat", "warn", "not checked: there was no dial-back", "try again in a minute")
     try:
         seen_as = ipaddress.ip_address(reply.observed)
     except ValueError:
-        return Finding("nat", "warn", "not checked: the bootstrap named no address", "ask another member of the run")
+        return Finding("nat", "warn", "not checked: the bootstrap reported no address", "ask another member of the run")
     reached = any(reply.reached.values())
     if seen_as.is_loopback:
-        return Finding("nat", "ok", "the bootstrap is on this machine: it cannot tell how others see it")
+        return Finding("nat", "ok", "the bootstrap is on this machine and cannot tell how others see it")
     if str(seen_as) in local_ips:
         if not seen_as.is_global:
             return Finding("nat", "ok", f"the bootstrap is in the same private network, and sees {seen_as}")
         if reached:
             return Finding("nat", "ok", f"public: {seen_as} is an address of this machine")
         fix = "open the port of network.listen for incoming TCP in the firewall"
-        return Finding("nat", "warn", f"public address {seen_as}, but a firewall stops incoming connections", fix)
+        return Finding("nat", "warn", f"public address {seen_as}, but a firewall blocks incoming connections", fix)
     if reached:
-        return Finding("nat", "ok", f"behind NAT with a mapped port: seen as {seen_as}, and reached there")
-    fix = "forward a port in the router and set network.listen to it; without, other nodes cannot dial this one"
-    return Finding("nat", "warn", f"behind NAT, unreachable: seen as {seen_as}, which is not of this machine", fix)
+        return Finding("nat", "ok", f"behind NAT with a mapped port: seen as {seen_as}, and reachable there")
+    fix = "forward a port in the router and set network.listen to it; otherwise other nodes cannot dial this one"
+    return Finding(
+        "nat", "warn", f"behind NAT, unreachable: seen as {seen_as}, which is not an address of this machine", fix
+    )
 
 
 def summary(findings: Sequence[Finding]) -> Text:
-    """One line: how many of which."""
+    """One line with the counts of each level."""
     counts = {level: sum(finding.level == level for finding in findings) for level in ("ok", "warn", "fail")}
     words = f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"
     return Text(words, style=STYLES["fail" if counts["fail"] else "warn" if counts["warn"] else "ok"])

@@ -1,4 +1,4 @@
-"""`swarm health`: whether a node does its work, for the health checks of containers and services."""
+"""`swarm health`: whether a node makes progress, for health checks of containers and services."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ TAIL_BYTES = 64 * 2**10
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """What was found out about one node."""
+    """The health of one node."""
 
     out: Path
     healthy: bool
     detail: str
-    """Why, in words."""
+    """The reason, for people."""
     pid: int | None = None
-    """Its process; None when the node was named by its directory."""
+    """Process id; None when the node was given by its directory."""
 
 
 def report_health(out: Path | None, within_s: float, as_json: bool, console: Console) -> int:
-    """Print the state of the node in `out`, or of every node that runs here; 0 when all there are do their work.
+    """Print the state of the node in `out`, or of every running node; returns 0 when all make progress.
 
     Raises `ConfigError` when there is no directory `out`.
     """
     if out is not None and not out.is_dir():
-        raise ConfigError(f"there is no directory {out}; give the --out of a node")
+        raise ConfigError(f"there is no directory {out}; use the --out of a node")
     found: dict[Path, int | None] = {out: None} if out is not None else {**running_nodes()}
     healths = [check(folder, within_s, time.time(), pid) for folder, pid in found.items()]
     if as_json:
@@ -54,15 +54,15 @@ def report_health(out: Path | None, within_s: float, as_json: bool, console: Con
             text = clean_lines(f"{health.out}: {health.detail}")
             console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         if not healths:
-            console.print("no node runs here", style="red")
+            console.print("no node is running here", style="red")
     return exits.DONE if healths and all(health.healthy for health in healths) else exits.FAILED
 
 
 def running_nodes() -> dict[Path, int]:
-    """Directory and process id of every node on this machine, or in this container, that this user may look at.
+    """Directory and process id of every node on this machine, or in this container, that this user may inspect.
 
-    A node holds the lock of its identity as long as it runs. Who holds it is looked up rather than tried: taking the
-    lock, even for a moment, would turn away a node that starts just then.
+    A running node holds the lock of its identity. This function looks up the holder instead of trying the lock: taking
+    it, even briefly, could make a starting node fail.
     """
     found = {}
     for process in psutil.process_iter():
@@ -75,9 +75,9 @@ def running_nodes() -> dict[Path, int]:
 
 
 def check(out: Path, within_s: float, now: float, pid: int | None = None) -> Health:
-    """A peer is healthy while its metrics grow, a bootstrap node while an address that it gave out takes connections.
+    """A peer is healthy while its metrics grow, a bootstrap node while one of its addresses accepts connections.
 
-    `within_s` is how long a peer may be silent, `now` Unix seconds.
+    `within_s` is the longest silence of a healthy peer, `now` Unix seconds.
     """
     metrics, addresses = out / METRICS_FILE, out / ADDRESS_FILE
     if metrics.exists():
@@ -85,7 +85,7 @@ def check(out: Path, within_s: float, now: float, pid: int | None = None) -> Hea
     elif addresses.exists():
         healthy, detail = asyncio.run(_bootstrap(addresses.read_text().split()))
     else:
-        healthy, detail = False, f"starting, or no node's directory: neither {METRICS_FILE} nor {ADDRESS_FILE} yet"
+        healthy, detail = False, f"starting, or not a node's directory: neither {METRICS_FILE} nor {ADDRESS_FILE} yet"
     return Health(out=out, healthy=healthy, detail=detail, pid=pid)
 
 
@@ -111,8 +111,8 @@ async def _bootstrap(multiaddrs: list[str]) -> tuple[bool, str]:
     hosts = {address.partition("/p2p/")[0]: address for address in multiaddrs}
     tcp = [host for host in hosts if re.fullmatch(r"/[^/]+/[^/]+/tcp/\d+", host)]
     if not tcp:
-        return False, "gave out no TCP address"
+        return False, "announced no TCP address"
     problems = await asyncio.gather(*map(probe, tcp))
     if None in problems:
-        return True, f"takes connections at {hosts[tcp[problems.index(None)]]}"
+        return True, f"accepts connections at {hosts[tcp[problems.index(None)]]}"
     return False, "; ".join(f"{hosts[host]}: {problem}" for host, problem in zip(tcp, problems, strict=True))

@@ -1,4 +1,4 @@
-"""`swarm identity`: who a node is; its key backed up and restored."""
+"""`swarm identity`: show, back up and restore a node's key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRIVATE = 0o600
 
 
 class IdentityInfo(Struct, frozen=True):
-    """What may be shown of an identity."""
+    """Public facts about an identity."""
 
     peer_id: str
     file: str
@@ -33,7 +33,7 @@ class IdentityInfo(Struct, frozen=True):
 
 
 def show_identity(where: Path, as_json: bool, console: Console) -> None:
-    """Print the peer id and what there is to know of its file. Raises `IdentityError`."""
+    """Print the peer id and facts about its file. Raises `IdentityError`."""
     info = describe(where)
     if as_json:
         print(json.dumps(structs.asdict(info), indent=1))
@@ -73,10 +73,10 @@ def export_identity(backup: Path, where: Path, passphrase_file: Path | None, con
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as error:
-        raise BackupError(f"{backup} exists already, and a backup is never overwritten; choose another name") from error
+        raise BackupError(f"{backup} already exists, and backups are never overwritten; choose another name") from error
     except OSError as error:
         raise BackupError(f"the backup {backup} cannot be written: {error.strerror or error}") from error
-    guard = "encrypted" if passphrase else "not encrypted: whoever has this file can be this peer"
+    guard = "encrypted" if passphrase else "not encrypted: anyone with this file can act as this peer"
     console.print(Text(f"{identity.peer_id} is backed up in {backup}, {guard}"), soft_wrap=True)
 
 
@@ -94,28 +94,26 @@ def import_identity(backup: Path, where: Path, passphrase_file: Path | None, for
     except BackupError as error:
         raise BackupError(f"{backup}: {error}") from error
     except IdentityError as error:
-        raise BackupError(f"{backup} holds no key: {error}") from error
+        raise BackupError(f"{backup} contains no key: {error}") from error
     if peer_id != opened.peer_id:
-        raise BackupError(
-            f"{backup} says it is {opened.peer_id}, but its key is that of {peer_id}; nothing was changed"
-        )
+        raise BackupError(f"{backup} names {opened.peer_id}, but its key belongs to {peer_id}; nothing was changed")
     path = key_file(where)
     moved = install(path, opened.encoded, opened.created_at, force=force)
     console.print(Text(f"{path} is now {peer_id}"), soft_wrap=True)
     if moved:
-        console.print(Text(f"the identity that was there is kept in {moved}"), soft_wrap=True)
+        console.print(Text(f"the previous identity is kept in {moved}"), soft_wrap=True)
 
 
 def key_file(where: Path) -> Path:
-    """The key file meant by a directory or a file."""
+    """The key file for a directory or a file."""
     return where if where.is_file() or where.suffix == ".key" else where / IDENTITY_FILE
 
 
 def existing(where: Path) -> Path:
-    """The key file meant by a directory or a file. Raises `IdentityError` when there is none."""
+    """The key file for a directory or a file. Raises `IdentityError` when there is none."""
     path = key_file(where)
     if not path.is_file():
-        raise IdentityError(f"there is no identity {path}; give a node's directory, or the key file itself")
+        raise IdentityError(f"there is no identity {path}; use a node's directory, or the key file itself")
     return path
 
 
@@ -128,5 +126,5 @@ def _passphrase(file: Path | None) -> bytes | None:
     except OSError as error:
         raise BackupError(f"the passphrase file {file} cannot be read: {error.strerror or error}") from error
     if not passphrase or not passphrase[0]:
-        raise BackupError(f"the first line of the passphrase file {file} must be the passphrase, got nothing")
+        raise BackupError(f"the first line of the passphrase file {file} must be the passphrase, but it is empty")
     return passphrase[0]

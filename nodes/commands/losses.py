@@ -1,4 +1,4 @@
-"""`swarm losses`: the objectives an update can have, and what goes with them."""
+"""`swarm losses`: the objectives of an update and their options."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from swarm.algorithms.losses import LOSSES, Loss
 
 CHOICES: tuple[tuple[str, str, ItemsView[str, Callable[..., object]]], ...] = (
     ("update.objective", "the loss", LOSSES.items()),
-    ("update.advantage", "what a group's rewards become", ADVANTAGES.items()),
-    ("update.importance", "the weight of tokens that another policy or engine sampled", TREATMENTS.items()),
+    ("update.advantage", "from a group's rewards to advantages", ADVANTAGES.items()),
+    ("update.importance", "weight of tokens that another policy or engine sampled", TREATMENTS.items()),
     ("update.behaviour_kl", "coefficient of a divergence from the sampler", {"cppo_kl": cppo_kl}.items()),
     (
         "update.kl_estimator",
-        "the divergence that update.reference_kl weighs",
+        "estimator of the divergence in update.reference_kl",
         KL_ESTIMATORS.items(),
     ),
 )
-"""(field, what it decides, the implementations with their names)"""
+"""(field, its meaning, the implementations by name)"""
 
 
 def list_losses(console: Console) -> None:
@@ -34,13 +34,11 @@ def list_losses(console: Console) -> None:
         for name, function in choices:
             lines = [*(inspect.getdoc(function) or "").splitlines(), *_settings(function)]
             console.print(Text.assemble((name, "bold"), "\n", *(f"    {line}\n" for line in lines)))
-    console.print("Chosen by these fields, for example --update.objective gspo --update.importance token_truncate.")
-    console.print(
-        "A loss or an advantage of your own by its import path: --update.objective mypackage.mymodule:MyLoss."
-    )
+    console.print("Choose with these fields, for example --update.objective gspo --update.importance token_truncate.")
+    console.print("Use your own loss or advantage by its import path: --update.objective mypackage.mymodule:MyLoss.")
 
 
 def _settings(choice: Callable[..., object]) -> list[str]:
-    """What a loss can be given, with the defaults."""
+    """The settings of a loss, with defaults."""
     fields = choice.model_fields if isinstance(choice, type) and issubclass(choice, Loss) else {}
     return [f"Setting: update.loss.{name}, {field.default} by default." for name, field in fields.items()]

@@ -1,4 +1,4 @@
-"""All peers of a simulation in one process, taking turns: no network, no waiting, the same result every time."""
+"""All peers of a simulation in one process, in turn: no network, no waiting, reproducible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, s
     base = load_config(file, None, os.environ).config
     if base.generation.max_staleness:
         raise ConfigError(
-            f"generation.max_staleness must be 0 where all peers are in one process, got "
+            f"generation.max_staleness must be 0 when all peers share one process, got "
             f"{base.generation.max_staleness}: they take turns"
         )
     verifier = InlineVerifier(base.tasks)
@@ -44,7 +44,7 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, s
                 if not node.done:
                     node.step()
     except Interrupted:
-        pass  # `stop` says so too
+        pass  # `stop` is set as well
     for node in nodes:
         node.end("done" if node.done else "interrupted")
     return exits.INTERRUPTED if stop() else 0

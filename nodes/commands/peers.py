@@ -1,4 +1,4 @@
-"""`swarm peers`: who is in a run, what they send, and how useful it was."""
+"""`swarm peers`: the peers of a run, what they send, and how useful it was."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ REFRESH_EVERY_S = 2.0
 STALE_AFTER_S = 60.0
 VISIT_TIMEOUT_S = 25.0
 SETTLE_S = 2.0
-"""A peer's DHT may answer a little after its manifest, and its neighbours later still."""
+"""A peer's DHT may answer later than its manifest request, and its neighbours later still."""
 MAX_CELL_CHARS = 40
 GAP = 2
 MOSTLY = "mostly"
-"""Title of the column with the reason for which most of a peer's groups were dropped."""
+"""Title of the column with the most frequent drop reason of a peer's groups."""
 
 
 class Column(Struct, Generic[Row], frozen=True):
@@ -47,14 +47,14 @@ class Column(Struct, Generic[Row], frozen=True):
     title: str
     cell: Callable[[Row], str]
     rank: int = 0
-    """Where there is no room, columns of the highest rank go first; 0 stays."""
+    """In narrow terminals, columns with the highest rank are dropped first; 0 always stays."""
     number: bool = False
     squeeze_to: int = 1_000
-    """Characters that will do."""
+    """Minimum width in characters."""
 
 
 class Listing(Struct, frozen=True):
-    """What a member of a run told about the others."""
+    """A member's information about the other peers."""
 
     time: float
     run_id: str
@@ -62,12 +62,12 @@ class Listing(Struct, frozen=True):
 
 
 def show_peers(target: str, is_address: bool, as_json: bool, watch: bool, console: Console) -> None:
-    """Print the peers a node's directory, or a member of a run, knows of; `watch` goes on until Ctrl-C.
+    """Print the peers known to a node's directory or to a member of a run; `watch` refreshes until Ctrl-C.
 
     Raises `ConfigError` when the directory has no list, `PeerUnreachable` when the member does not answer.
     """
     if watch and (as_json or not console.is_terminal):
-        raise ConfigError("--watch draws on a terminal; leave it out for JSON, and where there is no terminal")
+        raise ConfigError("--watch needs a terminal; omit it for JSON output, or without a terminal")
     with _asking(target) if is_address else contextlib.nullcontext(lambda: read_roster(Path(target))) as ask:
         if as_json:
             print(json.dumps(json.loads(_encoded(ask())), indent=1))
@@ -96,7 +96,7 @@ def by_usefulness(peers: Sequence[PeerRow]) -> tuple[PeerRow, ...]:
 
 
 def render(seen: Roster | Listing, width: int, now: float) -> RenderableType:
-    """A heading and a table that fits into `width` columns."""
+    """A heading and a table of at most `width` columns."""
     if isinstance(seen, Roster):
         age_s = now - seen.time
         connected = sum(row.connected for row in seen.peers)
@@ -110,7 +110,7 @@ def render(seen: Roster | Listing, width: int, now: float) -> RenderableType:
 
 
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> Table:
-    """As many of the columns as there is room for."""
+    """The columns that fit."""
     shown = list(columns)
     cells = {
         column.title: [column.title, *(clean(column.cell(row), MAX_CELL_CHARS) for row in rows)] for column in columns
@@ -130,7 +130,7 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> Ta
 
 
 def fitting_widths(columns: Sequence[Column[Row]], wanted: Mapping[str, int], width: int) -> list[int]:
-    """A width for each column; what the least ones leave over goes to the squeezed ones, from the left."""
+    """A width for each column; space beyond the minimum goes to the shortened columns, from the left."""
     widths = [min(wanted[column.title], column.squeeze_to) for column in columns]
     left = width - sum(widths) - GAP * (len(columns) - 1)
     for number, column in enumerate(columns):
@@ -179,19 +179,19 @@ def _peers(number: int) -> str:
 
 
 def standing(row: PeerRow, now: float) -> str:
-    """How this node stands with a peer."""
+    """A peer's standing with this node."""
     if row.quarantined_until is not None and row.quarantined_until > now:
         return f"quarantined {duration(row.quarantined_until - now)}"
     return "connected" if row.connected else "away"
 
 
 def short(peer_id: str) -> str:
-    """The end of a peer id: all begin alike."""
+    """The end of a peer id; all have the same start."""
     return f"..{peer_id[-8:]}"
 
 
 def duration(seconds: float) -> str:
-    """Roughly how long, e.g. `4 s`, `12 min`, `3 h`, `2 d`."""
+    """Approximate duration, e.g. `4 s`, `12 min`, `3 h`, `2 d`."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -199,7 +199,7 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Roughly how much, e.g. `512 B`, `12 kB`, `3.4 MB`."""
+    """Approximate size, e.g. `512 B`, `12 kB`, `3.4 MB`."""
     for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= length:
             return f"{num_bytes / length:.1f} {unit}"
@@ -211,7 +211,7 @@ def _main_reason(row: PeerRow) -> str:
 
 
 def _legend(peers: Iterable[PeerRow]) -> list[Text]:
-    """What the reasons in the column of that title mean."""
+    """The meaning of the reasons in that column."""
     shown = sorted({_main_reason(row) for row in peers if row.dropped})
     return [Text(f"{clean(reason, MAX_CELL_CHARS)}: {sentence(reason)}", "dim") for reason in shown]
 
@@ -222,7 +222,7 @@ def _address(record: PeerRecord) -> str:
 
 @contextlib.contextmanager
 def _asking(address: str) -> Iterator[Callable[[], Listing]]:
-    """Gives a function that reads the directory of the run a member is in."""
+    """Yield a function that reads the directory of a member's run."""
     bootstraps = Bootstraps((address,))
     problems = bootstraps.look_up()
     addresses = bootstraps.multiaddrs()
@@ -230,7 +230,7 @@ def _asking(address: str) -> Iterator[Callable[[], Listing]]:
     if len(problems) >= len(addresses):
         reasons = "; ".join(f"{where}: {problem}" for where, problem in problems.items())
         raise PeerUnreachable(f"{reasons}; check the address, and that this node is up")
-    # Nothing is listened on: a visitor only asks.
+    # A visitor does not listen; it only sends requests.
     settings = NetworkSettings(bootstrap=addresses, listen=(), nat_port_map=False, retry_s=1.0, announce_every_s=2.0)
     with visiting(settings) as transport:
         deadline = time.monotonic() + VISIT_TIMEOUT_S
@@ -246,7 +246,7 @@ def _asking(address: str) -> Iterator[Callable[[], Listing]]:
 def _listing(transport: HivemindTransport, address: str) -> Listing:
     manifest = transport.manifest()
     if manifest is None:
-        raise PeerUnreachable(f"{address} did not say which run it is in: {transport.status().detail}")
+        raise PeerUnreachable(f"{address} did not name its run: {transport.status().detail}")
     now = time.time()
     alive = (record for record in transport.peers() if record.expires_at > now)
     return Listing(now, manifest.run_id, tuple(sorted(alive, key=lambda record: (record.role, record.peer_id))))

@@ -1,4 +1,4 @@
-"""`swarm plan`: what a learner needs of its workers, before anything is rented."""
+"""`swarm plan`: computes the workers that a learner needs, before you rent any."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORKER = re.compile(r"(?:(\d+)x)?([0-9.eE+-]+)(?:@([0-9.eE+-]+))?(?:\*([0-9.eE+-
 
 @dataclass(frozen=True)
 class Plan:
-    """A demand, what could meet it, and what is chosen."""
+    """A learner's demand, the available workers and the chosen ones."""
 
     demand: Demand
     headroom: float
@@ -43,12 +43,12 @@ class Plan:
 
     @property
     def required(self) -> float | None:
-        """mu_min, rollouts a second."""
+        """mu_min, rollouts per second."""
         return required_rate(self.demand)
 
     @property
     def active(self) -> tuple[Worker, ...]:
-        """The cheapest set that gives the required rate with headroom, or everyone where nothing does."""
+        """The cheapest set that reaches the required rate with headroom, or all workers if none does."""
         if self.required is None:
             return self.pool
         return cheapest(self.pool, self.headroom * self.required) or self.pool
@@ -60,9 +60,9 @@ class Plan:
 
 
 def demand_of(rollouts: int, train_s: float, broadcast_s: float, period: int | None, staleness: int | None) -> Demand:
-    """A demand from kappa or from the staleness budget. Raises `ConfigError`."""
+    """A demand from kappa or from the staleness bound. Raises `ConfigError`."""
     if (period is None) == (staleness is None):
-        raise ConfigError("give either --publish-every (kappa) or --max-staleness (S), from which it follows")
+        raise ConfigError("set either --publish-every (kappa) or --max-staleness (S), which determines it")
     try:
         return Demand(rollouts, train_s, broadcast_s, period or publish_every(staleness or 0))
     except ValueError as error:
@@ -84,7 +84,7 @@ def parse_workers(texts: Sequence[str]) -> tuple[Worker, ...]:
         except ValueError:
             raise ConfigError(
                 f"--worker must be [COUNTx]RATE[@PRICE][*AVAILABILITY], as in 8x1.5@0.40*0.95 for eight workers of 1.5 "
-                f"rollouts a second, 0.40 an hour and there 95% of the time; got {text!r}"
+                f"rollouts per second, 0.40 per hour and present 95% of the time; got {text!r}"
             ) from None
         numbers = range(len(workers), len(workers) + int(count or 1))
         workers += [replace(worker, name=f"{text.strip()} #{number}") for number in numbers]
@@ -92,7 +92,7 @@ def parse_workers(texts: Sequence[str]) -> tuple[Worker, ...]:
 
 
 def show_plan(plan: Plan, as_json: bool, console: Console) -> int:
-    """Print the requirement, the cheapest set, and what is to be expected of it; 1 when the learner must wait."""
+    """Print the requirement, the cheapest set and its expected behaviour; returns 1 when the learner must wait."""
     if as_json:
         console.print_json(json.dumps(_figures(plan)))
     else:
@@ -126,7 +126,7 @@ def _table(plan: Plan) -> Table:
     needed = "impossible" if plan.required is None else f"{plan.required:.4g} rollouts/s"
     table.add_row("needed (mu_min)", f"{needed}, a snapshot every {demand.publish_every} steps")
     if plan.required is not None:
-        table.add_row("aimed at", f"{plan.headroom * plan.required:.4g} rollouts/s, {plan.headroom:g} times that")
+        table.add_row("target", f"{plan.headroom * plan.required:.4g} rollouts/s, {plan.headroom:g} times that")
     for name, count in Counter(worker.name.rpartition(" #")[0] for worker in plan.active).items():
         table.add_row("activate", f"{count} of the workers {name}")
     table.add_row("they give", f"{rate:.4g} rollouts/s")
@@ -139,7 +139,7 @@ def _table(plan: Plan) -> Table:
 
 
 def _advice(plan: Plan) -> list[str]:
-    """What would have to change for the learner never to wait; nothing when it never does."""
+    """Changes that would keep the learner busy; empty when it already is."""
     if plan.feasible:
         return []
     demand, everyone = plan.demand, pool_rate(plan.pool)
@@ -159,8 +159,8 @@ def _advice(plan: Plan) -> list[str]:
         )
     if everyone > 0:
         train_s = demand.rollouts / everyone + demand.broadcast_s / demand.publish_every
-        advice.append(f"or let a step take {train_s:.4g} s instead of {demand.train_s:g} s")
+        advice.append(f"or lengthen a step to {train_s:.4g} s instead of {demand.train_s:g} s")
         kept = everyone * (demand.train_s - demand.broadcast_s / demand.publish_every)
         if kept >= 1:
-            advice.append(f"or train on {math.floor(kept)} rollouts a step instead of {demand.rollouts}")
+            advice.append(f"or train on {math.floor(kept)} rollouts per step instead of {demand.rollouts}")
     return [line.removeprefix("or ") if index == 0 else line for index, line in enumerate(advice)]

@@ -1,4 +1,4 @@
-"""What `swarm doctor` looks at: facts about this machine and its network, judged in `doctor`."""
+"""Facts about this machine and its network for `swarm doctor`, which judges them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Package(Struct, frozen=True):
 
 
 class Gpu(Struct, frozen=True):
-    """A device torch can use."""
+    """A GPU that torch can use."""
 
     name: str
     free_bytes: int
@@ -51,60 +51,60 @@ class Gpu(Struct, frozen=True):
 
 
 class Torch(Struct, frozen=True):
-    """What torch says of itself."""
+    """Facts about torch."""
 
     version: str = ""
     cuda_build: str | None = None
-    """CUDA version it was built for; None for a CPU build."""
+    """CUDA version of the build; None for a CPU build."""
     gpus: tuple[Gpu, ...] = ()
     mps: bool = False
     problem: str = ""
-    """Why it could not be asked."""
+    """Why torch could not be queried."""
 
     def device(self, wanted: str) -> str:
-        """The type of device that `policy.device` comes to."""
+        """The type of device that `policy.device` resolves to."""
         if wanted != "auto":
             return wanted.partition(":")[0]
         return "cuda" if self.gpus else "mps" if self.mps else "cpu"
 
 
 class Sandbox(Struct, frozen=True):
-    """What came of shutting a verification worker in."""
+    """Result of starting a sandboxed verification worker."""
 
     unprotected: dict[str, str] = {}
-    """Protections that do not hold, with the reasons, as the worker found out by trying."""
+    """Protections that do not hold, with the reasons, as the worker tested them."""
     problem: str = ""
-    """Why there was no worker."""
+    """Why no worker started."""
 
 
 class Disk(Struct, frozen=True):
-    """A place that is written to."""
+    """A directory that a node writes to."""
 
     what: str
     path: str
     free_bytes: int
     problem: str = ""
-    """Why it cannot be written."""
+    """Why it is not writable."""
 
 
 class Port(Struct, frozen=True):
-    """What came of binding a listen address."""
+    """Result of binding a listen address."""
 
     address: str
     problem: str = ""
     """Empty when it could be bound."""
     taken: bool = False
     owner: str = ""
-    """Name and pid of the process that has it; empty when unknown."""
+    """Name and pid of the process that uses it; empty when unknown."""
 
     @property
     def by_a_node(self) -> bool:
-        """Whether a node's daemon has it."""
+        """Whether a node's daemon uses it."""
         return self.owner.startswith(f"{DAEMON_NAME} ")
 
 
 class DaemonTrial(Struct, frozen=True):
-    """The network daemon, tried out."""
+    """Result of starting the network daemon."""
 
     path: str
     """Empty when there is none."""
@@ -125,7 +125,7 @@ class KeyFile(Struct, frozen=True):
 
 
 def sandbox() -> Sandbox:
-    """Start a verification worker and have it try what it must not be able to do."""
+    """Start a verification worker that tests its protections."""
     with contextlib.closing(VerificationPool(TINY_TASKS[:1], VerificationSettings())) as pool:
         try:
             pool.wait_until_ready()
@@ -140,7 +140,7 @@ def required_python() -> str:
 
 
 def packages() -> tuple[Package, ...]:
-    """Every library this project requires, extras left out."""
+    """Every library that this project requires, without extras."""
     requirements = map(Requirement, importlib.metadata.requires("swarm") or ())
     return tuple(
         look_up(requirement) for requirement in requirements if not requirement.marker or requirement.marker.evaluate()
@@ -148,13 +148,13 @@ def packages() -> tuple[Package, ...]:
 
 
 def supported_vllm() -> str:
-    """The range of vLLM versions this project was made for, e.g. `==0.32.0`."""
+    """The range of supported vLLM versions, e.g. `==0.32.0`."""
     requirements = map(Requirement, importlib.metadata.requires("swarm") or ())
     return next(str(requirement.specifier) for requirement in requirements if requirement.name == "vllm")
 
 
 def look_up(requirement: Requirement) -> Package:
-    """One library against its range."""
+    """Compare one library with its version range."""
     try:
         installed = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
@@ -173,7 +173,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, gpus, torch.backends.mp
 
 
 def torch() -> Torch:
-    """Asked in a process of its own: a broken driver can take its process down."""
+    """Query torch in a separate process, because a broken driver can crash it."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S
@@ -188,7 +188,7 @@ def torch() -> Torch:
 
 
 def nvidia_driver() -> str | None:
-    """The NVIDIA driver's version, as its own tools tell it; None when there is no driver."""
+    """The NVIDIA driver's version; None when there is no driver."""
     with_tool = shutil.which("nvidia-smi")
     if with_tool:
         question = [with_tool, "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -206,7 +206,7 @@ def nvidia_driver() -> str | None:
 
 
 def disks(config: NodeConfig) -> tuple[Disk, ...]:
-    """The places a node with this configuration writes to."""
+    """The directories that a node with this configuration writes to."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     models = Path(os.environ.get("HF_HOME") or cache / "huggingface")
     places = [("directory", config.out), ("cache", cache / "swarm")]
@@ -216,7 +216,7 @@ def disks(config: NodeConfig) -> tuple[Disk, ...]:
 
 
 def look_at_disk(what: str, path: Path) -> Disk:
-    """Room and permission where `path` is or would be made; nothing stays behind."""
+    """Free space and permission at `path` or its future location; leaves no files."""
     there = path.absolute()
     while not there.exists():
         there = there.parent
@@ -232,7 +232,7 @@ def look_at_disk(what: str, path: Path) -> Disk:
 
 
 def key(config: NodeConfig) -> KeyFile:
-    """The identity a node with this configuration would have."""
+    """The identity of a node with this configuration."""
     path = config.network.identity or key_file(config.out)
     if not path.exists():
         return KeyFile(str(path))
@@ -243,7 +243,7 @@ def key(config: NodeConfig) -> KeyFile:
 
 
 def try_port(address: str) -> Port:
-    """Bind a listen address and let go of it again."""
+    """Bind a listen address and release it."""
     parts = address.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
         return Port(address, "it is not /ip4 or /ip6 with /tcp or /udp")
@@ -253,7 +253,7 @@ def try_port(address: str) -> Port:
         port = int(parts[4])
         with socket.socket(family, kind) as probe:
             if kind == socket.SOCK_STREAM:
-                # A port of which only old connections linger is free.
+                # A port with only old, closing connections is free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((parts[2], port))
             if kind == socket.SOCK_STREAM:
@@ -277,7 +277,7 @@ def _owner(port: int) -> str:
         }
         return ", ".join(f"{psutil.Process(pid).name()} (pid {pid})" for pid in sorted(pids))
     except psutil.Error:
-        # Some systems tell this only to their administrator.
+        # Some systems reveal this only to administrators.
         return ""
 
 

@@ -1,4 +1,4 @@
-"""`swarm tasks`: what a node can be asked to learn."""
+"""`swarm tasks`: lists the tasks that a node can learn."""
 
 from __future__ import annotations
 

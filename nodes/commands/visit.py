@@ -1,4 +1,4 @@
-"""A short look at a run from outside: under a new peer id, in no directory, hearing no gossip."""
+"""A short visit to a run: under a new peer id, unlisted, without gossip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.net.records.identity import Identity
 
 @contextlib.contextmanager
 def visiting(settings: NetworkSettings) -> Iterator[HivemindTransport]:
-    """A started transport that leaves no trace. Raises `TransportError` when the network cannot be started."""
+    """Yield a started transport that leaves no trace. Raises `TransportError` when the network cannot start."""
     with tempfile.TemporaryDirectory(prefix="swarm-visit-") as folder:
         identity = Identity.load_or_create(Path(folder) / IDENTITY_FILE)
         transport = HivemindTransport(settings, identity, profile=Profile(role="visitor", listed=False))

@@ -1,4 +1,4 @@
-"""What a process can be in a swarm: bootstrap node, peer, learner, worker, hybrid; and what roles share.
+"""The roles of a process in a swarm: bootstrap node, peer, learner, worker, hybrid; and their shared code.
 
-`join.py` is `swarm join`, `learner.py` is `swarm learn`, `worker.py` is `swarm work`; `shell.py` is around all of them.
+`join.py` is `swarm join`, `learner.py` is `swarm learn`, `worker.py` is `swarm work`; `shell.py` surrounds all of them.
 """

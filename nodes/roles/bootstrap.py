@@ -1,4 +1,4 @@
-"""`swarm bootstrap`: founds a run and keeps an address that others can join it through. Trains nothing."""
+"""`swarm bootstrap`: founds a run and serves a stable address for joining it. Trains nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPORT_EVERY_S = 60.0
 
 
 def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: Console, supervised: bool) -> int:
-    """Serve until someone asks to stop. Writes the addresses to `OUT/multiaddrs`. Returns the exit code."""
+    """Serve until a stop request. Writes the addresses to `OUT/multiaddrs`. Returns the exit code."""
     stop = StopRequest(supervised)
     config = load_config(file, None, os.environ, overrides).config
     config.out.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def _announce(transport: Transport, out: Path, console: Console) -> None:
 
 
 def _serve(transport: Transport, stop: StopRequest, console: Console) -> None:
-    """The network thread does the work; this one reports changes and empties what gossip brings."""
+    """The network thread does the work; this one reports changes and discards received gossip."""
     shown, said_at = -1, 0.0
     while not stop():
         transport.drain()

@@ -15,21 +15,20 @@ from swarm.net.records.wire import is_outdated
 
 
 class Home(Struct, frozen=True):
-    """Where a peer lives, and the run it is in."""
+    """A peer's directory and its run."""
 
     out: Path
     identity: Identity
     sealed: bytes | None
-    """The run's manifest; None while no bootstrap has answered and none is remembered."""
+    """The run's manifest; None until a bootstrap answers, unless one was stored before."""
 
 
 def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None) -> Home:
-    """The directory of a peer of the run `sealed`, or of whatever run it remembers.
+    """Claim a directory for a peer of the run `sealed`, or of the stored run.
 
-    `config.out` when it was given. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that is of
-    the same run: several terminals with the same command become several peers, and each resumes when started again.
-
-    Raises `ConfigError` or `IdentityInUse` when the directory that was given is not free.
+    `config.out` if it was set. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that belongs to
+    the same run: the same command in several terminals starts several peers, and each resumes when restarted. Raises
+    `ConfigError` or `IdentityInUse` when the chosen directory is not free.
     """
     for number in count(1):
         out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
@@ -54,7 +53,7 @@ def _claim(config: NodeConfig, out: Path, sealed: bytes | None) -> Home:
         chosen = kept if is_outdated(asked, ours) else sealed
     identity = Identity.load_or_create(config.network.identity or out / IDENTITY_FILE)
     if not config.network.bootstrap and (chosen is None or reopen(chosen).founder == identity.peer_id):
-        chosen = found_run(config, identity, kept)  # again, with what the configuration says now
+        chosen = found_run(config, identity, kept)  # again, with the current configuration
     if chosen:
         remember(out, chosen)
     return Home(out, identity, chosen)

@@ -1,4 +1,5 @@
-"""`swarm join --follow PEER`: a peer that trains by itself, and adopts a learner's snapshot that answers better."""
+"""`swarm join --follow PEER`: a peer that trains its own policy, and adopts a learner's snapshot if it answers
+better."""
 
 from __future__ import annotations
 
@@ -12,28 +13,28 @@ from swarm.policy.weights import swap_weights, whole_weights
 from swarm.types import HELD_OUT_STREAMS
 
 COMPARISON_STREAMS = HELD_OUT_STREAMS + 2**40
-"""Questions by which snapshots are judged, others each time: neither trained on nor those of the node's evaluations."""
+"""Seed of the questions that compare policies, new ones each time: used neither for training nor for evaluations."""
 
 
 class HybridNode(PeerNode):
-    """A SAPO peer that looks at every new snapshot of `follow.learner`."""
+    """A SAPO peer that tests every new snapshot of `follow.learner`."""
 
     _feed: Subscriber | None = None
 
     def begin(self) -> None:
-        """As a peer. Raises `ConfigError`."""
-        if self._crew.policy.ranks.size > 1:
-            raise ConfigError("a peer that follows a learner runs in one process: leave --follow out, or torchrun")
+        """Begin as a peer. Raises `ConfigError`."""
+        if self._coordinator.policy.ranks.size > 1:
+            raise ConfigError("a peer that follows a learner runs in one process: omit --follow, or torchrun")
         super().begin()
 
     def step(self) -> None:
-        """One round, then a look at what the learner has published meanwhile."""
+        """One round, then a test of the learner's newest snapshot."""
         super().step()
         if self._feed is None:
             if self._transport.manifest() is None:
                 return
             learner = self._config.follow.learner or ""
-            room = most_bytes(self._crew.policy.model)
+            room = most_bytes(self._coordinator.policy.model)
             self._feed = self._open.enter_context(
                 open_subscriber(self._transport, learner, self._config, max_bytes=room)
             )
@@ -43,8 +44,8 @@ class HybridNode(PeerNode):
             self._compare(*found)
 
     def _compare(self, version: int, snapshot: bytes) -> None:
-        """Go on with whichever policy answers more of the same questions; with its own when they are equal."""
-        policy = self._crew.policy
+        """Keep the policy that answers more of the same questions; on a tie, the node's own."""
+        policy = self._coordinator.policy
         own = {name: weights.clone() for name, weights in whole_weights(policy).items()}
         before = self._num_correct(version)
         try:
@@ -61,4 +62,6 @@ class HybridNode(PeerNode):
 
     def _num_correct(self, version: int) -> int:
         asked = self._config.follow.adopt_questions
-        return evaluate(self._crew, self._verifier, self._sampling, asked, COMPARISON_STREAMS + version).num_correct
+        return evaluate(
+            self._coordinator, self._verifier, self._sampling, asked, COMPARISON_STREAMS + version
+        ).num_correct

@@ -1,4 +1,4 @@
-"""`swarm join`: one peer that trains in a swarm, and alone while it finds none."""
+"""`swarm join`: one peer that trains in a swarm, or alone while it finds none."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from swarm.protocols import Transport, Verifier
 def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     generation, mix = config.generation, config.mix
     return [
-        ("a round", f"{generation.questions_per_round} questions x {generation.group_size} completions"),
-        ("an update", f"{mix.local} local + {mix.external} external groups"),
-        ("a group of others", _most(config.network)),
+        ("per round", f"{generation.questions_per_round} questions x {generation.group_size} completions"),
+        ("per update", f"{mix.local} local + {mix.external} external groups"),
+        ("external groups", _most(config.network)),
     ]
 
 
 def _most(network: NetworkSettings) -> str:
-    """What one record of others may take: a run's founder may have asked for it."""
+    """The size limits of foreign records, which the run's founder may have set."""
     return f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
 
 

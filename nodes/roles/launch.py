@@ -1,4 +1,4 @@
-"""Starting a node of any role: configuration, home, network, verification, its steps, what it tells people."""
+"""Launches a node of any role: configuration, directory, network, verification, steps, messages for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
-from nodes.roles.crew import follow, leading
+from nodes.roles.coordinator import follow, leading
 from nodes.roles.home import Home, claim_home
 from nodes.roles.run import (
     PEERS_FILE,
@@ -54,19 +54,19 @@ MAX_PLAN_CHARS = 2_000
 
 
 class Node(Protocol):
-    """What a role makes: does its work step by step, and writes what happened into its metrics file."""
+    """A role's node: works step by step, and writes events to its metrics file."""
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to do."""
+        """Whether the node has finished."""
         ...
 
     def begin(self) -> None:
-        """Write the start event, and do what comes before the first step."""
+        """Write the start event and prepare the first step."""
         ...
 
     def step(self) -> None:
-        """One round, step or batch. Raises `Interrupted` with everything consistent."""
+        """One round, step or batch. Raises `Interrupted` in a consistent state."""
         ...
 
     def note(self, text: str, level: str = "info") -> None:
@@ -78,12 +78,12 @@ class Node(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop what runs beside; called whatever happened, once or twice."""
+        """Stop background work; always called, possibly twice."""
         ...
 
 
 class MakeNode(Protocol):
-    """Loads everything that a role needs. Raises `SwarmError`."""
+    """Creates the node of a role. Raises `SwarmError`."""
 
     def __call__(
         self,
@@ -95,22 +95,22 @@ class MakeNode(Protocol):
         progress: Callable[[int, int], None] | None,
         ranks: Ranks | None,
     ) -> Node:
-        """The node, on a transport that is open already."""
+        """The node on an open transport."""
         ...
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a node in a swarm can be."""
+    """The role of a node in a swarm."""
 
     name: str
     make: MakeNode
     plan: Callable[[NodeConfig], list[tuple[str, str]]]
-    """What it is about to do, in words."""
+    """Lines that describe its plan."""
     alone: str
-    """What it does while it finds nobody."""
+    """Its activity while no peer is connected, for messages."""
     invites: str = "join"
-    """The subcommand with which others come to it."""
+    """The subcommand with which others join it."""
 
 
 def launch(
@@ -122,10 +122,10 @@ def launch(
     report: bool,
     supervised: bool,
 ) -> int:
-    """Be a node of this role until it is done or someone asks to stop. Returns the process's exit code.
+    """Run a node of this role until it is done or asked to stop.
 
-    Of the processes that torchrun starts, the first is the node. Raises `SwarmError` for what is wrong before it
-    starts.
+    Returns the process's exit code. Among torchrun's processes, rank 0 is the node. Raises `SwarmError` for errors
+    before the start.
     """
     with open_ranks() as ranks:
         if ranks.rank > 0:
@@ -153,13 +153,13 @@ def _launch(
     try:
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
-            warn("the bootstrap told an older manifest of this run than the one kept here, which stays", console)
+            warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
         asked = manifest_values(manifest) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
         for name in left_out(manifest) if manifest and tasks_of_the_run else ():
-            warn(f"going without the run's task {name}: it is on local files of the run's founder", console)
+            warn(f"omitting the run's task {name}: it uses local files of the run's founder", console)
         live = live and console.is_terminal
         return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
@@ -180,13 +180,13 @@ def _run(
     network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
     transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
-        # A run may list tasks that this version of a library does not have; one's own list is meant as it stands.
+        # A run may list tasks unknown to the local library version; the node's own list must be complete.
         verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)
         stack.callback(verifier.close)
         for name, reason in verifier.wait_until_ready().items():
-            warn(f"going without the run's task {name}: {reason}", console)
+            warn(f"omitting the run's task {name}: {reason}", console)
         unprotected = verifier.unprotected()
-        line = f"strangers' answers are graded in a sandbox: {in_words(unprotected)}"
+        line = f"other peers' answers are graded in a sandbox: {in_words(unprotected)}"
         console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
         serve_diagnosis(transport)
         transport.start()
@@ -197,7 +197,7 @@ def _run(
         write_addresses(config.out, transport.multiaddrs())
         command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
         console.print(Text("others can join with: ").append(command, "bold"))
-        history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # an earlier process's lines are no news
+        history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # skip an earlier process's lines
         view = LiveView([history], title=config.name)
         with view.shown(console) if live else contextlib.nullcontext():
             code = _rounds(node, role, transport, config, stop, None if live else console, history)
@@ -215,7 +215,7 @@ def _rounds(
     plain: Console | None,
     history: PeerHistory,
 ) -> int:
-    """Rounds until done, stopped or failed; the exit code. A crash leaves the last checkpoint as it is."""
+    """Run rounds until done, stopped or failed; returns the exit code. A crash leaves the last checkpoint unchanged."""
     reason: EndReason = "done"
     code = exits.DONE
     try:
@@ -229,10 +229,10 @@ def _rounds(
             if plain is not None:
                 _print_plain(plain, history, config.telemetry.log_every_rounds)
     except Interrupted:
-        pass  # `stop` says so too
+        pass  # `stop` is set as well
     except TransportError as error:
         reason, code = "error", exits.NETWORK
-        node.note(f"the network is lost for good: {error}", "error")
+        node.note(f"the network is permanently lost: {error}", "error")
     except (EngineError, NonFiniteUpdates, OutOfMemory, TaskError) as error:
         reason, code = "error", exits.FAILED
         node.note(str(error), "error")
@@ -245,7 +245,7 @@ def _rounds(
 
 
 class _NetworkWatch:
-    """Turns changes of the network's state into lines for people."""
+    """Reports changes of the network's state as notes."""
 
     def __init__(self, node: Node, doing_alone: str, manifest: RunManifest | None) -> None:
         self._node = node
@@ -255,12 +255,10 @@ class _NetworkWatch:
         self._detail = ""
 
     def look(self, status: NetworkStatus, manifest: RunManifest | None) -> None:
-        """Note when the node finds itself alone, why, when it is alone no longer, and which run it then is in."""
+        """Note when and why the node is alone, when it is connected again, and its run."""
         if manifest is not None and not self._run_known:
             self._run_known = True
-            self._node.note(
-                f"joined run {manifest.run_id}; tasks and mix stay as they are until this node is started again"
-            )
+            self._node.note(f"joined run {manifest.run_id}; tasks and mix stay unchanged until this node restarts")
         alone = status.alone_since is not None
         if alone != self._alone and (alone or self._alone is not None):
             self._node.note(
@@ -272,12 +270,12 @@ class _NetworkWatch:
 
 
 def _without_numbers(detail: str) -> str:
-    """A countdown is no news."""
+    """Ignore numbers, so that a countdown is not a change."""
     return "".join(char for char in detail if not char.isdigit())
 
 
 def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
-    """What is new in the metrics file, as plain lines."""
+    """Print new events of the metrics file as plain lines."""
     for event in history.tail():
         if isinstance(event, NoteEvent):
             text = f"{history.name} | {event.level}: {clean_lines(event.text)}"
@@ -297,9 +295,9 @@ def _show_plan(
     num_processes: int,
     console: Console,
 ) -> None:
-    """What is about to happen, before it does."""
+    """Print the plan before the start."""
     founded = manifest is not None and manifest.founder == identity.peer_id
-    unknown = "not known yet: joined as soon as a bootstrap answers"
+    unknown = "unknown until a bootstrap answers"
     processes = f", shared by {num_processes} processes" if num_processes > 1 else ""
     rows = [
         ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
@@ -318,7 +316,7 @@ def _show_plan(
 
 @contextlib.contextmanager
 def policy_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar that appears if the embedded policy has to be made first."""
+    """A progress bar, shown if the embedded policy must be made first."""
     columns = (TextColumn("making the embedded policy (once)"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task: list[TaskID] = []
@@ -327,7 +325,7 @@ def policy_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
             if not task:
                 task.append(bar.add_task("", total=total))
                 if not console.is_terminal:
-                    console.print("making the embedded policy; this happens once and takes about half a minute")
+                    console.print("making the embedded policy, once; this takes about half a minute")
             bar.update(task[0], completed=done)
 
         yield advance

@@ -1,4 +1,4 @@
-"""`swarm learn`: trains one policy on what workers sample with it, and publishes what it becomes."""
+"""`swarm learn`: trains one policy on its workers' rollouts, and publishes its snapshots."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TELL_EVERY_S = 0.1
 
 
 class Published(Struct, frozen=True):
-    """The highest version given to anyone: another process of this learner goes on above it."""
+    """The highest published version; a restarted learner continues above it."""
 
     version: int
 
 
 class LearnerNode:
-    """A learner with what surrounds it: resuming, checkpoints, evaluation, metrics, its workers."""
+    """A learner with resuming, checkpoints, evaluation, metrics and its workers."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LearnerNode:
     ) -> None:
         """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`, `SnapshotError`."""
         if ranks is not None and ranks.size > 1:
-            raise ConfigError(f"a learner runs in one process so far, got {ranks.size}: start it without torchrun")
+            raise ConfigError(f"a learner runs in one process, got {ranks.size}: start it without torchrun")
         self._config = config
         self._identity = identity
         self._transport = transport
@@ -84,11 +84,11 @@ class LearnerNode:
 
     @property
     def done(self) -> bool:
-        """Whether all steps asked for are made."""
+        """Whether all requested steps are made."""
         return self._shell.has_enough(self._learner.round)
 
     def begin(self) -> None:
-        """Publish the policy as it is; evaluate when nothing has been learned yet."""
+        """Publish the current policy; evaluate before the first step."""
         self._shell.begin(self._resumed_from)
         self._learner.publish()
         if self._learner.round == 0:
@@ -96,7 +96,7 @@ class LearnerNode:
         self._shell.start_clock()
 
     def step(self) -> None:
-        """One update, and what is due after it. Raises `Interrupted` with everything consistent."""
+        """One update, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
         report = self._learner.run_step()
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
         self._record(report)
@@ -107,7 +107,7 @@ class LearnerNode:
         self._shell.note(text, level)
 
     def save(self) -> None:
-        """Write a checkpoint of the steps made, unless there is one."""
+        """Write a checkpoint of the steps made, unless it exists."""
         if self._saved_round == self._learner.round:
             return
         state = TrainingState(
@@ -127,9 +127,9 @@ class LearnerNode:
         self._shell.saved(state.round, path)
 
     def end(self, reason: EndReason) -> None:
-        """Tell the workers, checkpoint, evaluate when all steps are made, end event.
+        """Tell the workers, write a checkpoint, evaluate if all steps are made, write the end event.
 
-        Raises what keeps the evaluation from being made.
+        Raises errors of the evaluation.
         """
         if reason == "done":
             self._dismiss()
@@ -137,7 +137,7 @@ class LearnerNode:
         self._shell.end(self._learner.round, reason, self._engine)
 
     def close(self) -> None:
-        """Serve no more snapshots."""
+        """Stop serving snapshots."""
         self._open.close()
 
     def _make_learner(self, cancelled: Callable[[], bool]) -> Learner:
@@ -170,7 +170,7 @@ class LearnerNode:
         return state.round
 
     def _rise(self) -> None:
-        """Go on above every version that an earlier process published: the same number never means other weights."""
+        """Continue above every version that an earlier process published: a version number never has two meanings."""
         try:
             published = json.decode((self._config.out / PUBLISHED_FILE).read_bytes(), type=Published)
         except FileNotFoundError:
@@ -180,7 +180,7 @@ class LearnerNode:
             self._learner.ledger.dropped(reason, count)
 
     def _dismiss(self) -> None:
-        """Give every worker that is there the time to hear that there is nothing more to do."""
+        """Wait until every present worker has received the end of the run."""
         self._workforce.finish()
         deadline = time.monotonic() + FAREWELL_S
         while not self._workforce.all_told and time.monotonic() < deadline:
@@ -215,7 +215,7 @@ class LearnerNode:
 
 
 class _Numbered:
-    """`SnapshotPublisher` that writes down what it gives away before it does."""
+    """`SnapshotPublisher` that stores the version on disk before it publishes."""
 
     def __init__(self, publisher: SnapshotPublisher, file: Path, workforce: Workforce) -> None:
         self._publisher = publisher
@@ -234,7 +234,7 @@ class _Numbered:
 
 
 def _train_s(report: StepReport) -> float:
-    """What a step takes when nothing has to be waited for."""
+    """Seconds of a step without waiting for rollouts."""
     return report.timings["update"] + report.timings["publish"] + report.timings["receive"]
 
 
@@ -242,7 +242,7 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     learner = config.learner
     every = f"every {learner.period} steps" if learner.period > 1 else "after every step"
     return [
-        ("a step", f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"),
+        ("per step", f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"),
         ("a snapshot", every),
     ]
 

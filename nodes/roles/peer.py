@@ -1,4 +1,4 @@
-"""A peer: SAPO rounds, with its policy, checkpoints and the list of who is in the run."""
+"""A peer: SAPO rounds, with its policy, checkpoints and the list of peers in the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from nodes.roles.crew import Crew
+from nodes.roles.coordinator import RankCoordinator
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, ConfigError
@@ -29,11 +29,11 @@ from swarm.types import PolicyId
 
 ROSTER_EVERY_S = 10.0
 SPEED_ROUNDS = 10
-"""Tokens per second are a mean over about this many rounds."""
+"""Rounds in the mean of tokens per second."""
 
 
 class PeerNode:
-    """One peer, from its newest checkpoint or from the start. The transport is open already."""
+    """One peer, resumed from its newest checkpoint or new, on an open transport."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class PeerNode:
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Load everything; `ranks` are the processes of this node, of which this is the first.
+        """Load everything; `ranks` are this node's processes, of which this is the first.
 
         Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`.
         """
@@ -62,43 +62,45 @@ class PeerNode:
         self._speed: float | None = None
         self._sampling = config.generation.sampling()
         found = self._store.newest()
-        self._crew = Crew(config, found, ranks or Ranks(), cancelled, progress)
+        self._coordinator = RankCoordinator(config, found, ranks or Ranks(), cancelled, progress)
         self._open = ExitStack()
-        self._open.callback(self._crew.close)
-        self._policy = self._crew.policy
+        self._open.callback(self._coordinator.close)
+        self._policy = self._coordinator.policy
         if config.generation.max_new_tokens >= self._policy.max_positions:
             raise ConfigError(
                 f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
-                f"{self._policy.name}, got {config.generation.max_new_tokens}: there would be no room for a question"
+                f"{self._policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
             )
         self._node = self._make_node()
-        self._resumed_from = self._resume(found, self._crew.resumed) if found and self._crew.resumed else None
+        self._resumed_from = (
+            self._resume(found, self._coordinator.resumed) if found and self._coordinator.resumed else None
+        )
         self._saved_round = self._resumed_from
 
     @property
     def done(self) -> bool:
-        """Whether all rounds asked for are finished."""
+        """Whether all requested rounds are finished."""
         return self._shell.has_enough(self._node.round)
 
     def begin(self) -> None:
-        """Write the start event; evaluate when nothing has been learned yet."""
+        """Write the start event; evaluate before the first round."""
         self._shell.begin(self._resumed_from)
-        self.note(str(self._crew.choice))
+        self.note(str(self._coordinator.choice))
         if self._node.round == 0:
-            self._shell.evaluate(self._crew, 0)
+            self._shell.evaluate(self._coordinator, 0)
         self._shell.start_clock()
 
     def step(self) -> None:
-        """One round, and what is due after it. Raises `Interrupted` with everything consistent."""
+        """One round, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
         report = self._node.run_round()
         self._record(report)
         if report.alarm is not None:
             self._go_back(report.alarm)
         self.write_roster()
-        self._shell.do_what_is_due(self._crew, report.round, self.save)
+        self._shell.do_what_is_due(self._coordinator, report.round, self.save)
 
     def write_roster(self) -> None:
-        """Write who is in the run and how useful they were, if the last time is long enough ago."""
+        """Write the list of peers and their usefulness, at a limited rate."""
         if time.monotonic() - self._roster_at >= ROSTER_EVERY_S:
             self._roster_at = time.monotonic()
             write_roster(self._config.out, take_census(self._transport, self._shell.exchange.book, time.time()))
@@ -108,57 +110,57 @@ class PeerNode:
         self._shell.note(text, level)
 
     def save(self) -> None:
-        """Write a checkpoint of the rounds finished, unless there is one."""
+        """Write a checkpoint of the finished rounds, unless it exists."""
         if self._saved_round == self._node.round:
             return
         state = TrainingState(
             peer_id=self._identity.peer_id,
             model=self._policy.name,
             round=self._node.round,
-            version=self._crew.version,
+            version=self._coordinator.version,
             position=self._node.position,
             pool=self._node.pool.dump(),
             ledger=self._node.ledger.snapshot(),
             tokens_generated=self._tokens,
             sequences=self._shell.exchange.book.highest_sequences(),
         )
-        path = self._crew.save(self._store, state, self._config.model_dump_json(indent=1))
+        path = self._coordinator.save(self._store, state, self._config.model_dump_json(indent=1))
         if self._node.is_well:
             self._store.trust(path)
         self._saved_round = self._node.round
         self._shell.saved(state.round, path)
 
     def end(self, reason: EndReason) -> None:
-        """Checkpoint, final evaluation when all rounds are done, end event. `reason`: done, interrupted or error.
+        """Write a checkpoint, evaluate if all rounds are done, write the end event.
 
-        Raises what keeps the evaluation from being made.
+        `reason`: done, interrupted or error. Raises errors of the evaluation.
         """
         self._node.close()
-        self._crew.close_beside()
+        self._coordinator.close_beside()
         self.save()
-        self._shell.end(self._node.round, reason, self._crew, self.close)
+        self._shell.end(self._node.round, reason, self._coordinator, self.close)
 
     def close(self) -> None:
-        """Generate no more; what was begun ahead is lost, and begun again after a restart."""
+        """Stop generating; batches generated ahead are lost and regenerated after a restart."""
         self._node.close()
         self._open.close()
 
     def _go_back(self, alarm: Alarm) -> None:
-        """To the policy as it was before it learned what made it worse."""
+        """Roll back to the policy before it learned from harmful groups."""
         good = self._store.good
-        outcome = "there is no good checkpoint yet to go back to"
+        outcome = "there is no good checkpoint to roll back to"
         if good is not None:
             try:
-                self._crew.go_back(good)
-                outcome = f"back to the weights of {good.name}"
+                self._coordinator.go_back(good)
+                outcome = f"rolled back to the weights of {good.name}"
             except CheckpointError as error:
-                outcome = f"not back to earlier weights: {error}"
+                outcome = f"no rollback: {error}"
         self._store.distrust()
         self._saved_round = None
         self.note(
-            f"learning from others made this node worse: its mean reward fell from {alarm.before:.3f} to "
-            f"{alarm.after:.3f}; {outcome}; {alarm.rest_rounds} rounds without others' groups; without merit from now "
-            f"on: {', '.join(alarm.senders)}",
+            f"other peers' groups harmed this node: its mean reward fell from {alarm.before:.3f} to "
+            f"{alarm.after:.3f}; {outcome}; {alarm.rest_rounds} rounds without external groups; merits reset for these "
+            f"peers: {', '.join(alarm.senders)}",
             "warning",
         )
 
@@ -174,9 +176,9 @@ class PeerNode:
             sampling=self._sampling,
             share=config.share,
             mix=config.mix,
-            engine=self._crew,
+            engine=self._coordinator,
             verifier=self._verifier,
-            updater=self._crew,
+            updater=self._coordinator,
             exchange=self._shell.exchange,
             pool=Pool(config.pool),
             ledger=Ledger(),

@@ -1,4 +1,4 @@
-"""The run a node takes part in: founding one, learning of one, remembering it."""
+"""A node's run: founds one, asks bootstraps for one, stores its manifest."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ASK_TIMEOUT_S = 20.0
 def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None) -> bytes:
     """A run with this configuration's tasks, group size, limits and mix; sealed by its founder.
 
-    It outranks `kept`, the manifest of an earlier process, be the clock a little slow. Raises `ConfigError` or
-    `TaskError` for what members would refuse.
+    It supersedes `kept`, the manifest of an earlier process, even if the clock is slightly slow. Raises `ConfigError`
+    or `TaskError` if members would refuse it.
     """
     manifest = RunManifest(
         run_id=make_run_id(config.run_name, identity.peer_id),
@@ -60,17 +60,17 @@ def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None)
 
 
 def reopen(sealed: bytes) -> RunManifest:
-    """A manifest that was checked when it came, whatever the clock says by now."""
+    """Open a manifest that was checked on arrival, regardless of the current time."""
     return open_manifest(sealed, now=math.inf)
 
 
 def manifest_values(manifest: RunManifest) -> Values:
-    """What a run asks of its members, as a layer of their configuration. Raises `TaskError`."""
+    """The run's settings as a layer of its members' configuration. Raises `TaskError`."""
     tasks = from_specs(manifest.tasks)
     if not tasks:
         raise TaskError(
-            f"none of the tasks of run {manifest.run_id} can be set up here: they read files of its founder; give a "
-            "configuration with tasks of your own"
+            f"none of the tasks of run {manifest.run_id} can be set up here: they use its founder's local files; use a "
+            "configuration with your own tasks"
         )
     listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
     return {
@@ -85,12 +85,12 @@ def manifest_values(manifest: RunManifest) -> Values:
 
 
 def left_out(manifest: RunManifest) -> tuple[str, ...]:
-    """Names of the tasks that only their founder has the files of."""
+    """Names of the tasks that use the founder's local files."""
     return tuple(spec.name for spec in manifest.tasks if is_founders_own(spec))
 
 
 def _room_for(manifest: RunManifest) -> Values:
-    """Generation settings that make the run's mix and group size possible."""
+    """Generation settings that allow the run's mix and group size."""
     default = GenerationSettings()
     return {
         "group_size": manifest.group_size,
@@ -99,7 +99,7 @@ def _room_for(manifest: RunManifest) -> Values:
 
 
 def remember(out: Path, sealed: bytes) -> None:
-    """Keep the manifest for a restart at which nobody can be reached."""
+    """Store the manifest for a restart without reachable bootstraps."""
     path = out / MANIFEST_FILE
     if path.exists() and path.read_bytes() == sealed:
         return
@@ -109,7 +109,7 @@ def remember(out: Path, sealed: bytes) -> None:
 
 
 def remembered(out: Path) -> bytes | None:
-    """The manifest kept by an earlier process; None when there is none that is valid."""
+    """The manifest stored by an earlier process; None without a valid one."""
     try:
         sealed = (out / MANIFEST_FILE).read_bytes()
         reopen(sealed)
@@ -119,9 +119,9 @@ def remembered(out: Path) -> bytes | None:
 
 
 def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
-    """The sealed manifest of the run the bootstraps are in; None when there are none or no one answers.
+    """The sealed manifest of the bootstraps' run; None when there are none or none answers.
 
-    Raises `ConfigError` for a bootstrap that names no peer.
+    Raises `ConfigError` for a bootstrap address without a peer id.
     """
     bootstraps = Bootstraps(settings.bootstrap)
     for entry, problem in bootstraps.look_up().items():
@@ -137,12 +137,12 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
 
 
 def warn(text: str, console: Console) -> None:
-    """Print a line that has words of others in it."""
+    """Print a line that contains foreign text."""
     console.print(Text(clean_lines(text), style="yellow"), soft_wrap=True)
 
 
 def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:
-    """Write where this node can be reached into its directory, the best first."""
+    """Write this node's addresses into its directory, the best first."""
     best = best_address(multiaddrs)
     staging = out / f"{ADDRESS_FILE}.partial"
     staging.write_text("".join(f"{address}\n" for address in sorted(multiaddrs, key=lambda each: each != best)))
@@ -150,7 +150,7 @@ def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:
 
 
 def best_address(multiaddrs: Sequence[str]) -> str:
-    """The address to give to others: one that is not of this machine only, if there is any."""
+    """The address to give to others: one that other machines can reach, if there is any."""
     reachable = [address for address in multiaddrs if "/127.0.0.1/" not in address and "/::1/" not in address]
     over_tcp = [address for address in reachable if "/tcp/" in address]
     return (*to_tell(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]

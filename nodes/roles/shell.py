@@ -1,4 +1,4 @@
-"""What surrounds the work of every role: groups in and out, evaluation, the metrics file, how it resumes and ends."""
+"""Code around the work of every role: exchange of groups, evaluation, the metrics file, resuming and ending."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ VERSIONED = ("swarm", "torch", "transformers", "reasoning-gym", "hivemind", "num
 
 
 class Held(Protocol):
-    """Groups of others that wait for an update: a peer's pool, a learner's buffer."""
+    """Received groups that wait for an update: a peer's pool, a learner's buffer."""
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
-        """What a checkpoint holds."""
+        """Restore a checkpoint's groups."""
         ...
 
     def num_unused(self) -> int:
-        """Groups that no update has used."""
+        """Number of unused groups."""
         ...
 
 
 class Shell:
-    """A role fills it with its steps and their figures."""
+    """Wraps a role, which provides its steps and their figures."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Shell:
         verifier: Verifier,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Around a node on an open transport. Raises `ConfigError` for a sink that cannot be had."""
+        """A shell on an open transport. Raises `ConfigError` for an unavailable sink."""
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         self.exchange = Exchange(transport, identity, limits, config.network.safety, clock=clock)
         self.peer_id = identity.peer_id
@@ -74,11 +74,11 @@ class Shell:
 
     @property
     def max_pending_per_peer(self) -> int:
-        """Groups of one peer that may be in verification at a time."""
+        """Most groups of one peer in verification at a time."""
         return max(1, int(self._config.verification.queue_groups * self._config.pool.max_share_per_peer))
 
     def begin(self, resumed_from: int | None = None) -> None:
-        """The process begins its work."""
+        """Write the start event."""
         self._metrics.write(
             StartEvent(
                 time=time.time(),
@@ -93,11 +93,11 @@ class Shell:
         )
 
     def start_clock(self) -> None:
-        """Steps are timed from now."""
+        """Start timing the steps."""
         self._began = time.monotonic()
 
     def made(self, event: RoundEvent) -> None:
-        """A round, step or batch is done; time, network and counters are added to what its role says of it."""
+        """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
         network = self._transport.status()
         self._metrics.write(
             replace(
@@ -114,15 +114,15 @@ class Shell:
         )
 
     def note(self, text: str, level: str = "info") -> None:
-        """A line for people."""
+        """Write a note for people."""
         self._metrics.write(NoteEvent(time=time.time(), text=text, level=level))
 
     def saved(self, round: int, path: Path) -> None:
-        """A checkpoint is on disk."""
+        """Write the event of a complete checkpoint."""
         self._metrics.write(CheckpointEvent(time=time.time(), round=round, path=str(path)))
 
     def evaluate(self, engine: RolloutEngine, round: int) -> None:
-        """Accuracy on held-out questions after `round` rounds, unless the configuration asks none."""
+        """Evaluate on held-out questions after `round` rounds, unless disabled."""
         settings = self._config.evaluation
         if settings.num_questions == 0:
             return
@@ -138,11 +138,11 @@ class Shell:
         )
 
     def has_enough(self, round: int) -> bool:
-        """Whether `round` is all that was asked for."""
+        """Whether `round` reaches the requested number."""
         return self._config.rounds is not None and round >= self._config.rounds
 
     def do_what_is_due(self, engine: RolloutEngine, round: int, save: Callable[[], None]) -> None:
-        """After a step: evaluate, unless the last evaluation is next, and `save` a checkpoint."""
+        """After a step: evaluate if due, unless the final evaluation follows, and `save` a checkpoint if due."""
         every = self._config.evaluation.every_rounds
         if every and round % every == 0 and not self.has_enough(round):
             self.evaluate(engine, round)
@@ -150,14 +150,14 @@ class Shell:
             save()
 
     def resume(self, checkpoint: Path, state: TrainingState, model: str, held: Held, ledger: Ledger) -> None:
-        """Go on with what a checkpoint holds of others' groups. Raises `CheckpointError` for one of another model."""
+        """Resume with a checkpoint's received groups. Raises `CheckpointError` for another model."""
         check_model(checkpoint, state, model)
         if state.peer_id != self.peer_id:
-            self.note(f"the checkpoint was written as {state.peer_id}; this node is now another peer", "warning")
+            self.note(f"the checkpoint belongs to {state.peer_id}; this node now has another peer id", "warning")
         held.restore(state.pool)
         ledger.restore(state.ledger)
         self.exchange.book.restore(state.sequences)
-        # What was being regraded when the checkpoint was written is not in it.
+        # The checkpoint lacks groups that were being regraded when it was written.
         ledger.dropped(Reason.LOST_IN_RESTART, ledger.unaccounted(held.num_unused(), 0))
 
     def end(
@@ -169,7 +169,7 @@ class Shell:
     ) -> None:
         """Evaluate with `engine` if all is done, `close`, and write the end event.
 
-        Raises what keeps the evaluation from being made.
+        Raises errors of the evaluation.
         """
         failure: SwarmError | None = None
         try:
@@ -188,19 +188,19 @@ class Shell:
 
 
 def check_model(checkpoint: Path, state: TrainingState, model: str) -> None:
-    """Raises `CheckpointError` for a checkpoint of another model than the one configured."""
+    """Raises `CheckpointError` when the checkpoint's model is not the configured one."""
     if state.model != model:
         raise CheckpointError(
-            f"{checkpoint} is of model {state.model!r}, the configuration asks for {model!r}; choose another "
-            "directory with --out, or the model the checkpoint has"
+            f"{checkpoint} has model {state.model!r}, but the configuration has {model!r}; choose another "
+            "directory with --out, or the checkpoint's model"
         )
 
 
 def stream_seed(peer_id: str) -> int:
-    """The question stream of a peer that was given no seed: no two peers ask the same questions."""
+    """The default seed of a peer's question stream, derived from its id, so that peers ask different questions."""
     return int.from_bytes(hashlib.blake2b(peer_id.encode(), digest_size=7).digest(), "big")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
+    """Versions of the packages that results depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}}

@@ -1,4 +1,4 @@
-"""How a learner's snapshots reach those who follow it: the one place that decides it."""
+"""Opens the transport of snapshots between a learner and its workers; the only place that chooses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = "snapshots"
 
 @contextmanager
 def open_publisher(transport: Transport, identity: Identity, config: NodeConfig) -> Iterator[Publisher]:
-    """Publish this node's own snapshots. Raises `SnapshotError` when the run is not known or they cannot be kept."""
+    """Publish this node's own snapshots. Raises `SnapshotError` when the run is unknown or they cannot be stored."""
     publisher = Publisher(transport, identity, config.out / FOLDER, config.network)
     publisher.start()
     try:
@@ -29,10 +29,10 @@ def open_publisher(transport: Transport, identity: Identity, config: NodeConfig)
 def open_subscriber(
     transport: Transport, learner: str, config: NodeConfig, *, max_bytes: float
 ) -> Iterator[Subscriber]:
-    """Fetch the snapshots of the peer `learner`, and hand them on.
+    """Fetch the snapshots of the peer `learner`, and serve them to others.
 
-    Larger ones than `max_bytes` are refused before anything of them is fetched.
-    Raises `SnapshotError` when the run is not known or they cannot be kept.
+    Snapshots larger than `max_bytes` are refused before the download. Raises `SnapshotError` when the run is unknown or
+    they cannot be stored.
     """
     subscriber = Subscriber(transport, learner, config.out / FOLDER, config.network, max_bytes=max_bytes)
     subscriber.start()

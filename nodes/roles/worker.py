@@ -1,8 +1,8 @@
 """`swarm work`: samples for a learner with its snapshots, and trains nothing.
 
 main thread    questions, sampling, grading, sending
-"install"      new weights into the engine, between two of its decode steps
-"snapshots"    asks for them and fetches them; "heartbeats": tells the learner how it is, hears whether it is wanted
+"install"      installs new weights in the engine, between two decode steps
+"snapshots"    fetches them; "heartbeats": reports to the learner, and receives its orders
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TELL_AFTER_S = 5.0
 
 
 class WorkerNode:
-    """A worker with what surrounds it: the learner's snapshots and orders, metrics."""
+    """A worker with its learner's snapshots and orders, and metrics."""
 
     def __init__(
         self,
@@ -74,19 +74,19 @@ class WorkerNode:
         self._held_s = 0.0
         """Of it, for want of room, since there was room last."""
         self._learner_away = False
-        """What was last said of it."""
+        """The state in the last note."""
         self._feed: Subscriber
         self._follower: Follower
         self._heartbeats: Heartbeats
 
     @property
     def done(self) -> bool:
-        """Whether the learner has finished, or all batches asked for are sampled."""
+        """Whether the learner has finished, or all requested batches are sampled."""
         orders = self._heartbeats.orders
         return self._shell.has_enough(self._batches) or (orders is not None and orders.finished)
 
     def begin(self) -> None:
-        """Wait until it is known who the learner is, and follow it. Raises `Interrupted`."""
+        """Wait until the learner is known, and follow it. Raises `Interrupted`."""
         self._shell.begin()
         self.note(str(self._choice))
         learner = self._learner()
@@ -101,8 +101,8 @@ class WorkerNode:
         self._shell.start_clock()
 
     def step(self) -> None:
-        """A batch of questions, or a short pause. Raises `Interrupted`."""
-        self._transport.drain()  # other workers' groups are for the learner
+        """One batch of questions, or a short pause. Raises `Interrupted`."""
+        self._transport.drain()  # discard other workers' groups
         self._shell.exchange.judge(self._feed.complaints())
         if self._config.follow.swap_in_flight:
             self._installer.check()
@@ -123,11 +123,11 @@ class WorkerNode:
         self._shell.note(text, level)
 
     def end(self, reason: EndReason) -> None:
-        """Send what is graded and write the end event."""
+        """Send graded groups and write the end event."""
         self._shell.end(self._batches, reason, close=self.close)
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self._open.close()
 
     def _learner(self) -> str:
@@ -140,7 +140,7 @@ class WorkerNode:
 
     def _make_follower(self) -> Follower:
         config = self._config
-        # Without a seed no two processes ask the same, nor does one again after a restart.
+        # Without a seed, every process asks different questions, also after a restart.
         fresh = np.random.SeedSequence([stream_seed(self._identity.peer_id), int(self._started_at * 1000)])
         seed = config.seed if config.seed is not None else int(fresh.generate_state(1)[0])
         return Follower(
@@ -177,7 +177,7 @@ class WorkerNode:
         return orders is not None and orders.active and not orders.finished and not self._cancelled()
 
     def _tell_of_learner(self) -> None:
-        """Say when the learner stops answering, which the company of other peers would hide, and when it is back."""
+        """Note when the learner stops answering, which other connected peers would hide, and when it answers again."""
         away = self._heartbeats.away
         if away and not self._learner_away:
             version = self._follower.version
@@ -241,7 +241,7 @@ class WorkerNode:
 
 
 class _Installer:
-    """Puts every new snapshot into the engine as soon as it is here, whatever the main thread is at."""
+    """Installs every new snapshot in the engine as soon as it arrives, independently of the main thread."""
 
     def __init__(self, follower: Follower, heartbeats: Heartbeats) -> None:
         self._follower = follower
@@ -252,12 +252,12 @@ class _Installer:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises `EngineError` when it has died."""
+        """Raises `EngineError` when the thread has failed."""
         if self._failed is not None:
-            raise EngineError(f"snapshots are not installed any more: {self._failed}") from self._failed
+            raise EngineError(f"snapshots are no longer installed: {self._failed}") from self._failed
 
     def close(self) -> None:
-        """Install nothing more."""
+        """Stop installing."""
         self._stopped.set()
         self._thread.join()
 
@@ -265,8 +265,8 @@ class _Installer:
         try:
             while not self._stopped.wait(LOOK_EVERY_S):
                 if self._follower.install():
-                    self._heartbeats.soon()  # the learner measures how long a broadcast takes
-        except Exception as error:  # handed to the main thread, which stops loudly
+                    self._heartbeats.soon()  # the learner measures the time of a broadcast
+        except Exception as error:  # passed to the main thread, which raises it
             self._failed = error
 
 
@@ -274,7 +274,7 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     generation, follow = config.generation, config.follow
     when = "between two tokens" if follow.swap_in_flight else "between two batches"
     return [
-        ("a batch", f"{follow.questions} questions x {generation.group_size} completions"),
+        ("per batch", f"{follow.questions} questions x {generation.group_size} completions"),
         ("learner", follow.learner or "the founder of the run"),
         ("new weights", when),
     ]

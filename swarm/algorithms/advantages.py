@@ -14,7 +14,7 @@ EPSILON = 1e-6
 def grpo(rewards: Tensor) -> Tensor:
     """(r - mean) / (std + 1e-6), std with Bessel's correction.
 
-    A group of one has nothing to be compared with: its standard deviation is undefined, its advantage 0.
+    A group of one has an undefined standard deviation; its advantage is 0.
 
     Source: arXiv:2402.03300, section 4.1.
     """

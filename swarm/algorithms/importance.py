@@ -1,13 +1,13 @@
-"""Weights [B, T] that correct for tokens sampled by another policy than the one that trains on them.
+"""Importance weights [B, T] for tokens that another policy sampled than the one that trains on them.
 
-Tokens come from a sampler, whose log-probabilities may differ from the trainer's for the same weights (another engine,
-another precision) or for older ones. A clipped objective then has two jobs in one ratio, new / behaviour. These
-treatments part them: the clip is against `proximal`, the trainer's own policy when the batch was built, and the loss of
-each token is multiplied by a weight made of r = proximal / behaviour, which is a constant of the batch and has no
+The sampler's log-probabilities differ from the trainer's when its engine or precision differs, or its weights are
+older. A clipped objective then has to correct for both the update and the sampler with one ratio, new / behaviour.
+These treatments separate the two: the clip is against `proximal`, the trainer's own policy when the batch was built,
+and each token's loss is multiplied by a weight computed from r = proximal / behaviour, a constant of the batch without
 gradient. Source: the decoupled objective of arXiv:2110.00641, as used for stale samplers in arXiv:2505.24298.
 
-A weight above the cap is either lowered to it (truncation: bias, bounded variance) or set to 0 (masking: what the
-trainer would sample so much more often than the sampler did is not learned from).
+A weight above the cap is either lowered to the cap (truncation: biased, bounded variance) or set to 0 (masking: the
+trainer ignores tokens that are much more likely under its policy than under the sampler's).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from swarm.algorithms.names import ImportanceName
 
 
 class ImportanceWeights(NamedTuple):
-    """What a treatment makes of the ratios."""
+    """A treatment's weights."""
 
     weights: Tensor
     """[B, T] in [0, cap], without gradient."""
     capped: Tensor
-    """[B, T] where the cap decided."""
+    """[B, T] whether the ratio exceeded the cap."""
 
 
 class Treatment(Protocol):
-    """Makes weights of the ratios between the trainer's and the sampler's policy."""
+    """Computes weights from the ratios between the trainer's and the sampler's policy."""
 
     def __call__(self, proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
         """`proximal`, `behaviour` [B, T] log-probabilities, `mask` [B, T], `cap` > 0 the largest weight."""
@@ -39,7 +39,7 @@ class Treatment(Protocol):
 
 
 def none(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
-    """1: the objective's own ratio is against the behaviour policy and is all the correction there is."""
+    """1: the objective's own ratio, against the behaviour policy, is the only correction."""
     return ImportanceWeights(torch.ones_like(behaviour), torch.zeros_like(behaviour, dtype=torch.bool))
 
 
@@ -59,7 +59,7 @@ def token_mask(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) ->
 def sequence_truncate(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
     """min(r, cap), r = exp(sum over tokens of proximal - behaviour), the same for all tokens of a completion.
 
-    Unbiased where the cap does not act, and of a variance that grows with the completion's length.
+    Unbiased below the cap; the variance grows with the completion's length.
 
     Source: Ionides 2008, on whole completions.
     """
@@ -67,7 +67,7 @@ def sequence_truncate(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: fl
 
 
 def sequence_mask(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
-    """r as in `sequence_truncate` where r <= cap, else 0: such a completion is left out.
+    """r as in `sequence_truncate` where r <= cap, else 0, which removes the completion.
 
     Source: Liu et al. 2025, "When Speed Kills Stability" (MIS).
     """
@@ -93,7 +93,7 @@ def _sequence_log_ratios(proximal: Tensor, behaviour: Tensor, mask: Tensor) -> T
 
 
 def _truncate(log_ratios: Tensor, cap: float) -> ImportanceWeights:
-    # Compared and limited before the exponential, which would overflow.
+    # Limit before the exponential, which would overflow.
     return ImportanceWeights(log_ratios.clamp(max=math.log(cap)).exp(), log_ratios > math.log(cap))
 
 

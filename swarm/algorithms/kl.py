@@ -44,7 +44,7 @@ def k3(new: Tensor, reference: Tensor) -> Tensor:
 def cppo_kl(new: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     """Scalar: mean over sequences of the mean over tokens of `k3` against the behaviour policy.
 
-    Keeps a policy that learns from stale rollouts near them. Source: as used in arXiv:2508.17850, section 4.1.
+    Keeps a policy near the stale rollouts that it learns from. Source: as used in arXiv:2508.17850, section 4.1.
     """
     return token_means(k3(new, old), mask).mean()
 

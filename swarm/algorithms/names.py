@@ -1,4 +1,4 @@
-"""The names that parts of an objective are chosen by; light, so that a configuration is read without torch."""
+"""Names of an objective's parts; separate, so that a configuration is read without torch."""
 
 from __future__ import annotations
 

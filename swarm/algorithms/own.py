@@ -1,4 +1,4 @@
-"""A loss or an advantage by its name here, or by the import path of the user's own: `mypackage.mymodule:Name`."""
+"""Find a loss or an advantage by its name here, or by the import path of the user's own: `mypackage.mymodule:Name`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_loss(name: str) -> type[Loss]:
 
 
 def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
-    """What `update.advantage` names: rewards [P, G] to advantages [P, G]. Raises `ValueError`."""
+    """The function that `update.advantage` names: rewards [P, G] to advantages [P, G]. Raises `ValueError`."""
     if name in ADVANTAGES:
         return ADVANTAGES[name]
     found = _imported(name, tuple(ADVANTAGES))

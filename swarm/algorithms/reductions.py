@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def token_mean(values: Tensor, mask: Tensor) -> Figure:
-    """Mean of `values`, [B, T] or what broadcasts to it, over the tokens of `mask` [B, T]."""
+    """Mean of `values`, [B, T] or broadcastable to it, over the tokens of `mask` [B, T]."""
     return Figure("token_mean", (values.detach() * mask).sum(), mask.sum())
 
 
@@ -26,7 +26,7 @@ def largest(values: Tensor) -> Figure:
 
 
 def ess(weights: Tensor) -> Figure:
-    """Effective sample size of the N importance `weights`, as a part of their number: (sum w)^2 / (N sum w^2).
+    """Effective sample size of the N importance `weights`, as a fraction of N: (sum w)^2 / (N sum w^2).
 
     In (0, 1]; 1 when all weights are equal, as on-policy.
 

@@ -1,4 +1,4 @@
-"""What a learner has been sent and not yet learned from: groups by the version that sampled them, never too old.
+"""Groups that wait for a learner's update, ordered by the version that sampled them; stale ones are dropped.
 
 add ──▶ held, oldest version first ──take──▶ in the open update ──settle──▶ gone
               │                                   │
@@ -17,7 +17,7 @@ from swarm.types import GradedGroup
 
 
 class ReplayBuffer:
-    """Groups whose every token is at most `max_staleness` versions old when it is taken."""
+    """Groups whose tokens are all at most `max_staleness` versions old when taken."""
 
     def __init__(self, max_staleness: int, max_groups: int) -> None:
         """An empty buffer; S = `max_staleness`, 0 for strictly on-policy."""
@@ -27,7 +27,7 @@ class ReplayBuffer:
         self._taken: dict[str, PooledGroup] = {}
 
     def __len__(self) -> int:
-        """Groups held, those in the open update left out."""
+        """Groups held, without those in the open update."""
         return len(self._held)
 
     def __contains__(self, content_id: object) -> bool:
@@ -35,10 +35,10 @@ class ReplayBuffer:
         return content_id in self._held or content_id in self._taken
 
     def add(self, content_id: str, graded: GradedGroup, version: int, now: float) -> Counter[Reason]:
-        """Add a group while the policy is at `version`. Returns what had to leave, or did not enter: `stale_version`,
-        `buffer_full`.
+        """Add a group while the policy is at `version`.
 
-        The oldest version leaves first. Raises `ValueError` when the id is already there: deduplication comes first.
+        Returns the reasons of groups that left or did not enter: `stale_version`, `buffer_full`. The oldest version
+        leaves first. Raises `ValueError` for an id already held: the caller deduplicates.
         """
         if content_id in self:
             raise ValueError(f"group {content_id} is already in the buffer")
@@ -50,16 +50,16 @@ class ReplayBuffer:
         return left
 
     def advance(self, version: int) -> Counter[Reason]:
-        """Discard what is too old now that the policy is at `version`; returns `stale_version` and how many."""
+        """Discard groups that are too old for a policy at `version`; returns their `stale_version` count."""
         stale = [key for key, held in self._held.items() if not self._admissible(held, version)]
         for key in stale:
             del self._held[key]
         return Counter({Reason.STALE_VERSION: len(stale)}) if stale else Counter()
 
     def take(self, version: int, num_rollouts: int) -> list[GradedGroup]:
-        """Groups of `num_rollouts` completions for the open update, or all there are; the last group may exceed it.
+        """Groups with `num_rollouts` completions for the open update, or all there are; the last group may exceed it.
 
-        The oldest version comes first: were it the newest, long completions would go stale more often than short ones.
+        The oldest version comes first: newest-first would let long completions go stale more often than short ones.
         They stay until `settle`.
         """
         taken: list[GradedGroup] = []
@@ -73,29 +73,29 @@ class ReplayBuffer:
         return taken
 
     def settle(self) -> list[GradedGroup]:
-        """The open update is made: let go of its groups, and return them."""
+        """The open update was made: release its groups and return them."""
         settled = [held.graded for held in self._taken.values()]
         self._taken.clear()
         return settled
 
     def give_back(self) -> None:
-        """The open update will not be made: hold its groups again."""
+        """The open update was abandoned: hold its groups again."""
         self._held, self._taken = {**self._taken, **self._held}, {}
 
     def num_rollouts(self) -> int:
-        """Completions held, those in the open update left out."""
+        """Completions held, without those in the open update."""
         return sum(len(held.graded.rewards) for held in self._held.values())
 
     def num_unused(self) -> int:
-        """Groups that no finished update has used."""
+        """Groups that no completed update has used."""
         return len(self._held) + len(self._taken)
 
     def dump(self) -> list[PooledGroup]:
-        """Everything that no finished update has used, for a checkpoint."""
+        """Every group that no completed update has used, for a checkpoint."""
         return [*self._taken.values(), *self._held.values()]
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
-        """What `dump` gave."""
+        """Restore what `dump` returned."""
         self._held = {held.content_id: held for held in groups}
         self._taken = {}
 

@@ -1,8 +1,8 @@
-"""How many rollouts a learner needs, which workers give them cheapest, and how stale they can become. All pure.
+"""How many rollouts a learner needs, the cheapest workers that supply them, and the staleness bound.
 
-A learner trains on R rollouts a step, in `train_s`, and publishes a snapshot every kappa steps, which the workers have
-installed `broadcast_s` later. It never waits when a publication period is long enough for both: kappa R / mu +
-broadcast_s <= kappa train_s, with mu the rollouts a second of all workers together.
+Pure functions. A learner trains on R rollouts per step in `train_s`, and publishes a snapshot every kappa steps;
+`broadcast_s` later the workers have installed it. The learner never waits while a publication period covers both: kappa
+R / mu + broadcast_s <= kappa train_s, where mu is the total rollouts per second of all workers.
 
 Source: arXiv:2602.02192, sections 3.3 to 3.5 and appendix A.
 """
@@ -14,26 +14,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SEARCHED = 20_000
-"""Sets of workers looked at in search of the cheapest: a few hundredths of a second."""
+"""Sets of workers examined for the cheapest: a few hundredths of a second."""
 ROUNDING = 1e-9
-"""Steps are counted up from a ratio of measured times: an exact multiple must not become one more."""
+"""Tolerance for ratios of measured times that are rounded up: an exact multiple must not round up by one."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a learner asks of its workers."""
+    """A learner's demand for rollouts."""
 
     rollouts: int
-    """R: rollouts a learner step."""
+    """R: rollouts per learner step."""
     train_s: float
-    """Seconds a learner step takes when it has its rollouts."""
+    """Seconds of a learner step that does not wait for rollouts."""
     broadcast_s: float
     """Seconds from publication until the workers have installed a snapshot."""
     publish_every: int
     """kappa: learner steps between snapshots."""
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what no learner has."""
+        """Raises `ValueError` for values out of range."""
         if self.rollouts < 1 or self.publish_every < 1:
             raise ValueError(
                 f"rollouts and publish_every must be at least 1, got {self.rollouts} and {self.publish_every}"
@@ -46,24 +46,24 @@ class Demand:
 
 @dataclass(frozen=True)
 class Worker:
-    """What one worker gives, and what it costs."""
+    """One worker's rate and price."""
 
     name: str
     rate: float
-    """mu: rollouts a second, delivered and rewarded."""
+    """mu: rollouts per second, delivered and rewarded."""
     price: float = 0.0
-    """A price an hour, in any currency."""
+    """Price per hour, in any currency."""
     availability: float = 1.0
-    """Part of the time that its heartbeats say it is there, in [0, 1]."""
+    """Fraction of the time that it is present by its heartbeats, in [0, 1]."""
 
     @property
     def effective_rate(self) -> float:
-        """Rollouts a second to count on."""
+        """Expected rollouts per second."""
         return self.availability * self.rate
 
 
 def publish_every(max_staleness: int) -> int:
-    """kappa = max(1, S - 1), which keeps the staleness within S while `overlaps` holds and broadcast_s <= train_s.
+    """kappa = max(1, S - 1): bounds the staleness by S while `overlaps` holds and broadcast_s <= train_s.
 
     Source: arXiv:2602.02192, section 3.3 and appendix A.4.
     """
@@ -80,12 +80,12 @@ def overlaps(demand: Demand, rate: float) -> bool:
 
 
 def period_s(demand: Demand, rate: float) -> float:
-    """Seconds in which workers of this rate make a publication period's rollouts and get the next snapshot."""
+    """Seconds for workers of this rate to sample a publication period's rollouts and to receive the next snapshot."""
     return demand.publish_every * demand.rollouts / rate + demand.broadcast_s if rate > 0 else math.inf
 
 
 def required_rate(demand: Demand) -> float | None:
-    """mu_min = R / (train_s - broadcast_s / kappa); None when the broadcast alone takes the whole period.
+    """mu_min = R / (train_s - broadcast_s / kappa); None when the broadcast alone fills the period.
 
     Source: arXiv:2602.02192, eq. 2.
     """
@@ -94,7 +94,7 @@ def required_rate(demand: Demand) -> float | None:
 
 
 def smallest_feasible_period(demand: Demand, rate: float) -> int | None:
-    """The least kappa with which workers of this rate keep the learner busy; None when none does."""
+    """The least kappa at which workers of this rate keep the learner busy; None when there is none."""
     spare_s = demand.train_s - demand.rollouts / rate if rate > 0 else 0.0
     if spare_s <= 0:
         return None
@@ -102,7 +102,7 @@ def smallest_feasible_period(demand: Demand, rate: float) -> int | None:
 
 
 def pool_rate(workers: Iterable[Worker]) -> float:
-    """Rollouts a second to count on: the sum of availability times measured rate.
+    """Expected rollouts per second: the sum of availability times measured rate.
 
     Source: arXiv:2602.02192, eq. 4.
     """
@@ -110,11 +110,11 @@ def pool_rate(workers: Iterable[Worker]) -> float:
 
 
 def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
-    """A cheap set of workers of at least this rate together, by unit price; None when all of them do not reach it.
+    """A cheap set of workers with at least this total rate; None when all workers together do not reach it.
 
-    Workers are taken by rising price for each rollout. After each the set could also be completed by one single other
-    worker: of all such sets the cheapest is taken, without members it can spare. At most twice the least price; then
-    cheaper sets are searched for, for a bounded time, which finds the cheapest of all in small pools.
+    Greedy: take workers by rising price per rollout; after each, consider completing the set with one other worker. The
+    cheapest such set, without its redundant members, costs at most twice the minimum. A bounded search then looks for
+    cheaper sets, which is exhaustive for small pools.
 
     Source: arXiv:2602.02192, eq. 3, its greedy rule; completion: Csirik et al. 1991, for minimum knapsack.
     """
@@ -124,7 +124,7 @@ def cheapest(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...] | Non
 
 
 def _greedy(ranked: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
-    """Whoever comes first, or that many less and one that completes them."""
+    """The best of all prefixes of `ranked`, each completed by at most one other worker."""
     best: tuple[Worker, ...] | None = None
     for taken in range(len(ranked) + 1):
         missing = rate - pool_rate(ranked[:taken])
@@ -138,9 +138,9 @@ def _greedy(ranked: Sequence[Worker], rate: float) -> tuple[Worker, ...] | None:
 
 
 def _search(ranked: Sequence[Worker], rate: float, price: float) -> tuple[Worker, ...] | None:
-    """The cheapest set of less than `price` found in `SEARCHED` looks; None when there is none among them.
+    """The cheapest set below `price` among `SEARCHED` examined sets; None without one.
 
-    Depth first by rising unit price, leaving out what could not become cheaper even if workers could be hired in part.
+    Depth first by rising unit price, pruned by the price with fractional workers.
     """
     best: tuple[Worker, ...] | None = None
     open_sets: list[tuple[int, float, float, tuple[Worker, ...]]] = [(0, 0.0, rate, ())]
@@ -169,7 +169,7 @@ def _cheaper(first: tuple[Worker, ...] | None, second: tuple[Worker, ...]) -> tu
 
 
 def _without_spares(workers: Sequence[Worker], rate: float) -> tuple[Worker, ...]:
-    """Give back the dearest workers that the rate does not need."""
+    """Remove redundant workers, the most expensive first."""
     kept = list(workers)
     for worker in sorted(workers, key=lambda each: -each.price):
         if pool_rate(kept) - worker.effective_rate >= rate * (1 - ROUNDING):
@@ -182,7 +182,7 @@ def _hourly(workers: Iterable[Worker]) -> float:
 
 
 def bubble_ratio(demand: Demand, rate: float) -> float:
-    """Part of its time that the learner waits for rollouts, wait / (train + wait), in [0, 1]."""
+    """Fraction of its time that the learner waits for rollouts, wait / (train + wait), in [0, 1]."""
     busy_s = demand.publish_every * demand.train_s
     return max(0.0, 1.0 - busy_s / period_s(demand, rate))
 
@@ -193,15 +193,15 @@ def step_s(demand: Demand, rate: float) -> float:
 
 
 def cost_per_step(demand: Demand, workers: Sequence[Worker], learner_price: float = 0.0) -> float:
-    """Price of a learner step: the learner's and its workers' hourly prices over the time the step takes."""
+    """Price of a learner step: the hourly prices of learner and workers times the duration of the step."""
     return (learner_price + _hourly(workers)) * step_s(demand, pool_rate(workers)) / 3600
 
 
 def staleness_bound(demand: Demand, rate: float) -> int:
     """S_max <= kappa + k* - 1, k* = ceil((broadcast_s + R / mu) / train_s): the worst case, whatever the overlap.
 
-    k* is the first step for which R rollouts of a new snapshot can be there when none is made before the broadcast is
-    complete. Source: arXiv:2602.02192, appendix A.2.
+    k* is the first step that can have R rollouts of a new snapshot if none is sampled before the broadcast completes.
+    Source: arXiv:2602.02192, appendix A.2.
     """
     if rate <= 0:
         raise ValueError(f"rate must be positive, got {rate}")

@@ -1,14 +1,14 @@
-"""A worker: samples with its learner's snapshots, grades, and sends what it got with the version of every token.
+"""A worker: samples with its learner's snapshots, grades the groups, and sends them with the version of every token.
 
     feed ──▶ install: between two decode steps ──▶ engine ──▶ groups, as they are finished ──▶ graded ──▶ swarm
                                                      ▲
-                            questions of its own stream, many at once: a finished one's place is filled at once
+                            questions of its own stream, many at once: a free slot takes the next question
 
-It never waits for the learner's steps. It goes on under the snapshot it has while the next one arrives; running
-sequences live through the change. It pauses when its version lags more than the budget, for then nothing that it
-samples could be used, and while the groups that it has find no room to be sent. The snapshot before is kept until the
-new one has generated: one that cannot is taken back.
-Source: arXiv:2602.02192, algorithm 1; changes in flight: arXiv:2509.19128; the pause: arXiv:2604.11554, section 3.3.
+It never waits for the learner's steps: it samples with its current snapshot while the next one arrives, and running
+sequences continue under the new weights. It pauses when its version exceeds the staleness bound, because the learner
+would drop its samples, and while its transport has no room for its groups. The previous snapshot is kept until the new
+one has generated a token; if the new one cannot, the worker rolls back. Source: arXiv:2602.02192, algorithm 1; changes
+in flight: arXiv:2509.19128; the pause: arXiv:2604.11554, section 3.3.
 """
 
 from __future__ import annotations
@@ -44,36 +44,37 @@ POLL_S = 0.02
 
 
 class FollowSettings(Settings):
-    """How `swarm work` samples for a learner, and how `swarm join --follow` looks at its snapshots."""
+    """How `swarm work` samples for a learner, and how `swarm join --follow` uses its snapshots."""
 
     learner: str | None = None
-    """The learner's peer id, whose signature makes a snapshot one. Default: for a worker the founder of the run, for a
-    peer nobody."""
+    """Peer id of the learner whose signed snapshots are accepted. Default: the founder of the run for a worker, none
+    for a peer."""
     adopt_questions: int = Field(128, ge=0)
-    """`swarm join --follow`: questions that both policies answer; the one with more right answers is kept. 0:
-    never adopt one."""
+    """`swarm join --follow`: questions that both policies answer; the node keeps the policy with more right answers. 0:
+    never adopt a snapshot."""
     questions: int = Field(64, ge=1)
-    """Questions drawn at once. They are answered as places become free, and a place stays empty only at their end."""
+    """Questions per batch. Free slots of the engine take the next question; slots stay empty only at the end of a
+    batch."""
     price: float = Field(0.0, ge=0)
-    """What this worker costs an hour: of workers that give the same the learner wants the cheaper ones."""
+    """Price of this worker per hour; at equal rates the learner prefers cheaper workers."""
     swap_in_flight: bool = True
-    """Take a new snapshot between two decode steps; otherwise only when all questions drawn are answered."""
+    """Install a new snapshot between two decode steps; otherwise only between batches."""
 
 
 class BatchReport(Struct, frozen=True):
-    """What became of one batch of questions."""
+    """The result of one batch of questions."""
 
     num_groups: int
     reward: float | None
-    """Mean over the completions graded; None when there were none."""
+    """Mean over the graded completions; None when there were none."""
     num_tokens: int
     seconds: float
     figures: dict[str, float] = {}
-    """Of the groups graded, by conventional name."""
+    """Figures of the graded groups, by conventional name."""
 
 
 class Follower:
-    """The side that samples. `install` may be called from another thread while `run_batch` samples."""
+    """Samples for a learner. Another thread may call `install` while `run_batch` samples."""
 
     def __init__(
         self,
@@ -98,20 +99,21 @@ class Follower:
         pause: Callable[[], None] = lambda: time.sleep(POLL_S),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A worker without a snapshot. `read` unpacks one, `hides` tells of token ids that a text would not show.
+        """A worker without a snapshot.
 
-        `max_staleness` is the learner's budget, `learner_version` what it says of itself, `wanted` whether its orders
-        are to go on. A batch ends early when it is not. `has_room`: whether a group can be sent without another being
-        lost for it; until it can, a batch stands still, and `pause` is called between two looks.
+        `read` unpacks a snapshot; `hides` says whether token ids contain special tokens that the text does not show.
+        The learner reports `max_staleness` and `learner_version`; `wanted` says whether it wants more rollouts. A batch
+        ends early when it does not. `has_room` says whether a group can be sent without displacing another; while it
+        cannot, the batch waits, and `pause` is called between two checks.
         """
         self.ledger = ledger
         self.num_completions = 0
-        """Graded so far."""
+        """Completions graded so far."""
         self.reward = 0.0
         """Sum of their rewards."""
         self.num_installed = 0
         self.num_refused = 0
-        """Snapshots that did not fit, or could not generate."""
+        """Snapshots that did not fit the policy or could not generate."""
         self._own = OwnGroups(
             peer_id=peer_id, policy_id=policy_id, sampling=sampling, exchange=exchange, token_ids=True, clock=clock
         )
@@ -133,12 +135,12 @@ class Follower:
         self._lock = threading.Lock()
         self._installed: tuple[int, bytes] | None = None
         self._before: tuple[int, bytes] | None = None
-        """What was installed before it, until that has generated."""
+        """The previous snapshot, until the installed one has generated."""
         self._ungraded: dict[str, RolloutGroup] = {}
         self._unsent: deque[RolloutGroup] = deque()
         """With signal; they wait for room."""
         self._figures: dict[str, Figure] = {}
-        """Of the batch at hand."""
+        """Figures of the current batch."""
 
     @property
     def version(self) -> int | None:
@@ -148,7 +150,7 @@ class Follower:
 
     @property
     def lagging(self) -> bool:
-        """Whether nothing it samples now could be used: there is no snapshot yet, or the learner is far ahead of it."""
+        """Whether the learner would drop what this worker samples now: it has no snapshot, or one that is too old."""
         version = self.version
         return version is None or self._is_stale(version)
 
@@ -158,7 +160,7 @@ class Follower:
         return len(self._unsent) > 0
 
     def install(self) -> bool:
-        """Go on with the newest snapshot, if there is a newer one that is complete; whether there was."""
+        """Install the newest complete snapshot if it is newer than the current one; returns whether it was."""
         found = self._feed.newest()
         if found is None:
             return False
@@ -175,7 +177,7 @@ class Follower:
         return True
 
     def run_batch(self) -> BatchReport:
-        """Answer the next questions of its stream, group by group, unless it lags or is not wanted any more."""
+        """Answer the next questions of its stream, group by group, until it lags or is no longer wanted."""
         began, completions, reward, tokens, groups = time.perf_counter(), self.num_completions, self.reward, 0, 0
         self._figures = {}
         questions = self._verifier.draw(self._seed, self._position, self._settings.questions)
@@ -210,7 +212,7 @@ class Follower:
         return BatchReport(groups, mean_reward, tokens, time.perf_counter() - began, values(self._figures))
 
     def send(self) -> None:
-        """Give away what has been graded since the last call, as far as there is room."""
+        """Share the groups graded since the last call, as far as there is room."""
         for key, verdict in self._verifier.collect():
             group = self._ungraded.pop(key)
             if isinstance(verdict, Rejection):
@@ -231,26 +233,26 @@ class Follower:
         return not self.lagging and self._wanted()
 
     def _grade(self, question: Question, completions: Sequence[Completion]) -> None:
-        """Have a group graded while sampling goes on."""
+        """Queue a group for grading while sampling continues."""
         group = self._own.make(question.ref, completions, (0.0,) * len(completions))
         key = str(group.sequence)
         self._ungraded[key] = group
         self._verifier.submit(key, question.ref, [completion.text for completion in completions])
 
     def _share(self, group: RolloutGroup) -> None:
-        """What is too old by now would only be dropped by the learner."""
+        """Share a group that is not too old for the learner."""
         if self._is_stale(oldest_version(group)):
             self.ledger.local(Reason.STALE_VERSION)
         elif self._own.share(group) is not None:
             self.ledger.shared(1)
 
     def _is_stale(self, version: int) -> bool:
-        """Whether the learner refuses tokens of this version, by its own word or by what it has announced."""
+        """Whether the learner refuses tokens of this version, by its heartbeat response or its announcements."""
         known = [newest for newest in (self._learner_version(), self._feed.announced()) if newest is not None]
         return max(known, default=version) - version > self._max_staleness()
 
     def _has_generated(self, completions: Sequence[Completion]) -> None:
-        """Let go of the snapshot before when the new one has sampled a token."""
+        """Release the previous snapshot once the new one has sampled a token."""
         with self._lock:
             if self._installed and any(
                 span.version == self._installed[0] for completion in completions for span in completion.versions
@@ -258,7 +260,7 @@ class Follower:
                 self._before = None
 
     def _take_back(self) -> bool:
-        """Go back to the snapshot before, for the newest one cannot generate; whether there is one."""
+        """Roll back to the previous snapshot because the newest cannot generate; returns whether there was one."""
         with self._lock:
             if self._before is None:
                 return False

@@ -1,14 +1,14 @@
-"""A learner: trains one policy on what its workers sample with it, and publishes what it becomes.
+"""A learner: trains one policy on the rollouts of its workers, and publishes its snapshots.
 
     swarm ──▶ intake: regraded ──▶ audit: signal, tokens, version, spot check ──▶ buffer: at most S versions old
                                                                                      │ micro-batches, as they come
                                                                                      ▼
     workers ◀── snapshot, every kappa steps ◀── apply, once R rollouts are in ◀── accumulate
 
-There is no barrier: the gradient of a step grows while the rollouts of the same step are still being sampled, and the
-step is made when R rollouts are in, whoever sent them. What waits where:
+There is no barrier: the learner accumulates a step's gradient while workers still sample its rollouts, and applies it
+when R rollouts have arrived, from any worker. The queues:
   intake    received groups being regraded, bounded by the verification settings
-  buffer    admissible groups, bounded by `learner.buffer_groups`; at a new version the too old ones are discarded
+  buffer    admissible groups, bounded by `learner.buffer_groups`; a new version discards the stale ones
 Source: arXiv:2602.02192, algorithm 1; streaming: arXiv:2604.11554, section 3.3.
 """
 
@@ -42,31 +42,34 @@ class LearnerSettings(Settings):
     """How `swarm learn` trains on its workers' rollouts."""
 
     max_staleness: int = Field(3, ge=0)
-    """S: a token is trained on at most S updates after the one that made its policy; 0: strictly on-policy."""
+    """S: the most updates between the policy that sampled a token and the one that trains on it; 0: strictly
+    on-policy."""
     publish_every: int | None = Field(None, ge=1)
     """kappa: updates between snapshots. Default: max(1, S - 1)."""
     rollouts_per_step: int = Field(64, ge=1)
-    """R: completions an update, in whole groups with signal."""
+    """R: completions per update, in whole groups with signal."""
     micro_batch_rollouts: int = Field(8, ge=1)
-    """So many have to be there for their part of the gradient to be computed, the last ones of an update aside."""
+    """Completions per micro-batch: the learner waits for this many before it computes their gradient, except at the end
+    of an update."""
     buffer_groups: int = Field(256, ge=1)
-    """Groups that wait for an update; beyond it the oldest version goes first."""
+    """Most groups that wait for an update; beyond it the oldest version leaves first."""
     precision: Literal["native", "bfloat16", "int8"] = "native"
-    """What snapshots are sent in. Rounded ones are smaller; the rounded policy is what samples then, and its
-    log-probabilities are what importance weights are against."""
+    """Number format of snapshots. Rounded ones are smaller; workers then sample from the rounded policy, and importance
+    weights use its log-probabilities."""
     spot_check: float = Field(0.05, ge=0, le=1)
-    """Part of the groups whose log-probabilities are computed again under the snapshots they name. A worker's first
-    group always is, and after a lie all of its groups until one is true; 0: none."""
+    """Fraction of groups whose log-probabilities the learner recomputes under the snapshots they name. A worker's first
+    group is always checked; after a false claim all of its groups are, until one is true. 0: no checks."""
     spot_check_nats: float = Field(0.1, gt=0)
-    """Mean difference a token from which on a claim is a lie; other kernels and stale caches explain less."""
+    """Mean difference per token above which a claim is false; other kernels and stale caches cause smaller
+    differences."""
     headroom: float = Field(1.1, ge=1)
-    """alpha: workers are activated until they give alpha times the least rate that keeps the learner busy."""
+    """alpha: workers are activated until their rate is alpha times the least that keeps the learner busy."""
     release_above: float = Field(1.3, ge=1)
-    """Workers are released when they give more than this multiple of that aim."""
+    """Workers are released when their rate exceeds this multiple of that target."""
     act_after_s: float = Field(30.0, ge=0)
-    """Only what has lasted this long is acted on."""
+    """Seconds for which a rate must be off target before the learner reacts."""
     reached_fraction: float = Field(0.9, gt=0, le=1)
-    """Part of the active workers that must have installed a snapshot for its broadcast to be over."""
+    """Fraction of the active workers that must have installed a snapshot to complete its broadcast."""
 
     @property
     def period(self) -> int:
@@ -75,12 +78,12 @@ class LearnerSettings(Settings):
 
 
 class StepReport(Struct, frozen=True):
-    """What one learner step did."""
+    """The result of one learner step."""
 
     round: int
     """1-based."""
     version: int
-    """Of the policy after it."""
+    """The policy's version after the step."""
     num_groups: int
     num_rollouts: int
     update: UpdateReport
@@ -91,7 +94,7 @@ class StepReport(Struct, frozen=True):
 
 
 class Learner:
-    """The side that trains."""
+    """Trains one policy on its workers' rollouts."""
 
     def __init__(
         self,
@@ -108,9 +111,10 @@ class Learner:
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A learner that has published nothing yet.
+        """A learner before its first snapshot.
 
-        `delivered` is told whose rollouts, and how many, became admissible; `cancelled` is asked while waiting.
+        `delivered` is called with a worker's peer id and its number of admissible rollouts; `cancelled` is polled while
+        waiting.
         """
         self.round = 0
         """Steps made."""
@@ -132,13 +136,13 @@ class Learner:
         return len(self._intake)
 
     def publish(self) -> None:
-        """Give the policy as it is now to the workers."""
+        """Publish the current policy to the workers."""
         snapshot = self._updater.snapshot()
         self._auditor.keep(self._updater.version, snapshot)
         self._publisher.publish(self._updater.version, snapshot)
 
     def run_step(self) -> StepReport:
-        """One update on R rollouts, waiting for those that are missing. Raises `Interrupted`, the buffer whole."""
+        """One update on R rollouts; waits for missing ones. Raises `Interrupted` with the buffer restored."""
         spent = Stopwatch(("wait", "receive", "update", "publish"), self._clock)
         num_rollouts = 0
         while (missing := self._settings.rollouts_per_step - num_rollouts) > 0:
@@ -170,14 +174,14 @@ class Learner:
         )
 
     def receive(self) -> None:
-        """Take what has arrived and been regraded; what can teach enters the buffer, the rest is counted."""
+        """Receive regraded groups; admissible ones enter the buffer, the rest are counted."""
         for content_id, graded in self._intake.receive(self.buffer):
             self._delivered(graded.group.peer_id, len(graded.rewards))
             for reason, count in self.buffer.add(content_id, graded, self._updater.version, self._clock()).items():
                 self.ledger.dropped(reason, count)
 
     def _hopeless(self, group: RolloutGroup) -> Reason | None:
-        """What a group's versions and lengths alone say against it."""
+        """Why a group cannot be used, judged by its versions and lengths alone."""
         if cannot_fit(group, self._updater.max_chars):
             return Reason.TOO_LONG
         if newest_version(group) > self._updater.version:
@@ -196,7 +200,7 @@ class Learner:
         self._exchange.wait(POLL_S)
 
     def _settle(self, skipped: bool) -> list[GradedGroup]:
-        """Book the groups of the update that was just made, which are returned, and let go of what is now too old."""
+        """Record the groups of the update just made, which are returned, and discard stale ones."""
         groups = self.buffer.settle()
         self._intake.settle(groups, len(groups), skipped)
         for reason, count in self.buffer.advance(self._updater.version).items():

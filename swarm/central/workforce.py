@@ -1,7 +1,7 @@
-"""A learner's workers: what each gives, who is wanted, and what the overlap model says of it beside what is measured.
+"""A learner's workers: their measured rates, which of them are active, and the overlap model's prediction.
 
     heartbeat ──▶ installed version, availability, reward        ┐
-    delivery  ──▶ rollouts a second, by worker                   ├──▶ demand, rate ──▶ who is active
+    delivery  ──▶ rollouts per second, by worker                 ├──▶ demand, rate ──▶ who is active
     step      ──▶ seconds of training and of waiting             ┘
 Source: arXiv:2602.02192, sections 3.4, 3.5, 4.3 and appendix B.2.1.
 """
@@ -22,64 +22,65 @@ from swarm.types import Heartbeat, Orders
 
 HEARTBEAT_S = 1.0
 LATE = 3.0
-"""A worker whose heartbeat is this many times as late as it should be is taken to be away."""
+"""A worker counts as absent after this many heartbeat intervals without one."""
 WINDOW_S = 60.0
-"""Rates and availability are means over about this time."""
+"""Window for rates and availability."""
 MIN_WINDOW_S = 5.0
-"""A rate is not known before."""
+"""Least time to measure a rate."""
 NUM_STEPS = 5
-"""The learner's times are medians over this many steps, its bubble is a mean over four times as many."""
+"""The learner's times are medians over this many steps; its bubble is a mean over four times as many."""
 MAX_WORKERS = 1_024
 FORGOTTEN_AFTER_S = 3_600.0
 FAREWELL_S = 10.0
-"""A worker that was heard of within this time is waited for, as long, to tell it the end."""
+"""At the end the learner waits this long for workers with a heartbeat within this time, to tell them so."""
 
 
 class WorkerState(Struct):
-    """One worker, as far as it has told."""
+    """The known state of one worker."""
 
     since: float
-    """When it was first heard of; all times are seconds on the learner's clock."""
+    """Time of its first heartbeat; all times are seconds on the learner's clock."""
     seen: float
     heartbeat: Heartbeat
     active: bool = True
     availability: float = 1.0
     rate: float | None = None
-    """Rollouts a second while active; None before it is known."""
+    """Rollouts per second while active; None until measured."""
     measured_since: float = 0.0
     deliveries: deque[tuple[float, int]] = field(default_factory=deque)
-    """(time, rollouts) of the last `WINDOW_S`."""
+    """(time, rollouts) within the last `WINDOW_S`."""
 
 
 class Outlook(Struct, frozen=True):
-    """Prediction beside measurement. None is what is not known yet."""
+    """Prediction and measurement; None for values that are not known yet."""
 
     num_workers: int
-    """Present now."""
+    """Workers present now."""
     num_active: int
     rate: float
-    """Rollouts a second to count on: availability times measured rate, over the active workers."""
+    """Expected rollouts per second: availability times measured rate, over the active workers."""
     required_rate: float | None
-    """mu_min by the measured times; None also where no rate would do."""
+    """mu_min by the measured times; None also when no rate suffices."""
     train_s: float | None
     broadcast_s: float | None
     bubble: float | None
-    """Part of its time that the learner waited, measured."""
+    """Measured fraction of its time that the learner waited."""
     predicted_bubble: float | None
 
 
 class Workforce:
-    """Heartbeats come from the network's thread, everything else from the learner's."""
+    """Tracks workers and selects the active ones. The network thread calls `beat`, the learner's thread everything
+    else."""
 
     def __init__(self, settings: LearnerSettings, clock: Callable[[], float]) -> None:
-        """Nobody yet."""
+        """Start without workers."""
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
         self._workers: dict[str, WorkerState] = {}
         self._version = 0
         self._published: tuple[int, float] | None = None
-        """The snapshot that is on its way, and since when."""
+        """The snapshot being broadcast, and the time of its publication."""
         self._broadcasts: deque[float] = deque(maxlen=NUM_STEPS)
         self._steps: deque[tuple[float, float]] = deque(maxlen=4 * NUM_STEPS)
         """(seconds of training, of waiting) of the last steps."""
@@ -90,7 +91,7 @@ class Workforce:
         self._told: set[str] = set()
 
     def beat(self, peer_id: str, heartbeat: Heartbeat) -> Orders:
-        """Take a worker's heartbeat and tell it what is wanted of it."""
+        """Process a worker's heartbeat and return its orders."""
         with self._lock:
             now = self._clock()
             state = self._workers.get(peer_id)
@@ -108,31 +109,31 @@ class Workforce:
             return Orders(self._version, self._settings.max_staleness, state.active, self._finished)
 
     def finish(self) -> None:
-        """There is nothing more to do: tell everyone."""
+        """Tell every worker that the learner has finished."""
         with self._lock:
             self._finished = True
 
     @property
     def all_told(self) -> bool:
-        """Whether every worker that was there lately knows that there is nothing more to do."""
+        """Whether every recently present worker knows that the learner has finished."""
         with self._lock:
             now = self._clock()
             return {name for name, state in self._workers.items() if now - state.seen <= FAREWELL_S} <= self._told
 
     def delivered(self, peer_id: str, rollouts: int) -> None:
-        """Rollouts of a worker became admissible. Those of a peer that sends no heartbeats count for nobody."""
+        """Count a worker's admissible rollouts; a peer without heartbeats is ignored."""
         with self._lock:
             if state := self._workers.get(peer_id):
                 state.deliveries.append((self._clock(), rollouts))
 
     def published(self, version: int) -> None:
-        """A snapshot is on its way."""
+        """Record that a snapshot was published."""
         with self._lock:
             self._version = max(self._version, version)
             self._published = (version, self._clock())
 
     def stepped(self, version: int, train_s: float, wait_s: float) -> None:
-        """The learner made a step and is at `version`; decides who is wanted."""
+        """Record a learner step that led to `version`, and select the active workers."""
         with self._lock:
             self._version = version
             self._steps.append((train_s, wait_s))
@@ -140,14 +141,14 @@ class Workforce:
             self._decide(self._clock())
 
     def take_reward(self) -> float | None:
-        """Mean reward that workers report of what they sampled since the last call; None when there was nothing."""
+        """Mean reward that workers reported since the last call; None when they sampled nothing."""
         with self._lock:
             mean = self._rewards / self._completions if self._completions else None
             self._rewards, self._completions = 0.0, 0
             return mean
 
     def outlook(self) -> Outlook:
-        """How things are."""
+        """The current outlook."""
         with self._lock:
             now = self._clock()
             present = [state for state in self._workers.values() if _present(state, now)]
@@ -167,12 +168,12 @@ class Workforce:
             )
 
     def workers(self) -> dict[str, WorkerState]:
-        """Everyone, by peer id."""
+        """All workers by peer id."""
         with self._lock:
             return dict(self._workers)
 
     def _count(self, before: Heartbeat | None, now: Heartbeat) -> None:
-        """Book what a worker sampled since its last heartbeat; another process of it begins at nothing."""
+        """Count what a worker sampled since its last heartbeat; a new process starts at zero."""
         again = before is None or before.started_at != now.started_at
         completions = now.num_completions - (0 if again or before is None else before.num_completions)
         if completions > 0:
@@ -184,13 +185,13 @@ class Workforce:
             if now - state.seen > FORGOTTEN_AFTER_S:
                 del self._workers[name]
         if len(self._workers) >= MAX_WORKERS:
-            # Names cost nothing: who has delivered goes last.
+            # Peer ids are free to create, so that workers with deliveries are evicted last.
             del self._workers[
                 min(self._workers, key=lambda name: (bool(self._workers[name].rate), self._workers[name].seen))
             ]
 
     def _watch_broadcast(self, now: float) -> None:
-        """A broadcast is over when the asked part of the active workers that are there have installed it."""
+        """A broadcast is complete when `reached_fraction` of the active, present workers have installed it."""
         if self._published is None:
             return
         version, since = self._published
@@ -206,7 +207,7 @@ class Workforce:
                 state.deliveries.popleft()
             measured_s = min(WINDOW_S, now - state.measured_since)
             if state.active and measured_s >= MIN_WINDOW_S:
-                # What it gave while it was there; how much of the time it is there is counted separately.
+                # The rate while present; availability is measured separately.
                 there_s = max(HEARTBEAT_S, measured_s * _availability(state, now))
                 state.rate = sum(rollouts for _, rollouts in state.deliveries) / there_s
 
@@ -219,7 +220,7 @@ class Workforce:
         return Demand(self._settings.rollouts_per_step, train_s, broadcast_s, self._settings.period)
 
     def _decide(self, now: float) -> None:
-        """Change who is active only when the rate has been outside the band for long enough."""
+        """Change the active workers only when the rate has been outside the band for `act_after_s`."""
         demand = self._demand()
         if demand is None or any(state.active and state.rate is None for state in self._workers.values()):
             return
@@ -238,7 +239,7 @@ class Workforce:
             self._choose(aim, now)
 
     def _choose(self, aim: float, now: float) -> None:
-        """The cheapest set that gives what is aimed at, or everyone."""
+        """Activate the cheapest set that reaches the target rate, or all workers."""
         candidates = [_candidate(name, state, now) for name, state in self._workers.items()]
         chosen = cheapest(candidates, aim) if aim < math.inf else None
         wanted = self._workers.keys() if chosen is None else {worker.name for worker in chosen}
@@ -257,7 +258,7 @@ def _present(state: WorkerState, now: float) -> bool:
 
 
 def _availability(state: WorkerState, now: float) -> float:
-    """Part of its recent time that a worker was there, its present silence included."""
+    """Fraction of recent time that a worker was present, its current silence included."""
     silence_s = now - state.seen
     there = 1.0 if silence_s <= LATE * HEARTBEAT_S else 0.0
     return there + (state.availability - there) * math.exp(-silence_s / WINDOW_S)

@@ -1,4 +1,5 @@
 """Generation: questions in, completions with log-probabilities out.
 
-`choice.py` picks an engine from the configuration. Engines know the policy, not the round, the network or training.
+`choice.py` picks an engine from the configuration. Engines depend on the policy, not on the round, the network or
+training.
 """

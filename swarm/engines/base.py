@@ -1,4 +1,4 @@
-"""What engines have in common, however they generate."""
+"""Code that all engines share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from swarm.types import Answers, Sampling
 
 
 class PolicyEngine(ABC):
-    """A `RolloutEngine` for one policy, all but the generating."""
+    """Base of a `RolloutEngine` for one policy; subclasses implement the generation."""
 
     def __init__(self, policy: Policy) -> None:
-        """`policy` tells what can be asked for."""
+        """`policy` validates sampling settings."""
         self._policy = policy
 
     def check(self, sampling: Sampling) -> None:
-        """Raises `SamplingError` for settings that cannot be used with this policy."""
+        """Raises `SamplingError` for settings that do not work with this policy."""
         self._stops(sampling)
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or why a prompt has none. See `RolloutEngine`."""
+        """G completions for each of P prompts, [P][G], or a `Rejection`. See `RolloutEngine`."""
         answers = dict(self.stream(prompts, num_completions, sampling, seed))
         return [answers[i] for i in range(len(prompts))]
 
@@ -31,7 +31,7 @@ class PolicyEngine(ABC):
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """Each prompt's index and its G completions as soon as it has them all. See `RolloutEngine`."""
+        """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
 
     def _stops(self, sampling: Sampling) -> Stops:
         check_sampling(sampling)

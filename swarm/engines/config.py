@@ -1,4 +1,4 @@
-"""How a node generates."""
+"""Settings of generation."""
 
 from __future__ import annotations
 
@@ -14,64 +14,66 @@ EngineName = Literal["transformers", "vllm"]
 
 
 class VllmSettings(Settings):
-    """vLLM in a process of its own. It starts with the node and again after a crash."""
+    """vLLM in a separate process, which starts with the node and restarts after a crash."""
 
     python: Path | None = None
-    """The Python that has vLLM, in an environment of its own for example; default: the one that runs this node."""
+    """A Python with vLLM, for example in a separate environment; default: the one that runs this node."""
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1)
-    """Part of the GPU's memory that vLLM takes, for weights, keys and values; training needs the rest."""
+    """Fraction of the GPU's memory for vLLM's weights and KV cache; training needs the rest."""
     cpu_cache_bytes: int = Field(2**30, ge=2**20)
-    """Room for keys and values where there is no GPU."""
+    """Memory for the KV cache without a GPU."""
     sleep: bool = False
-    """Give the GPU's memory back after generating, for training, and take it again before."""
+    """Release the GPU's memory after generation, for training, and reclaim it before the next."""
     start_timeout_s: float = Field(900.0, gt=0)
-    """Longest that it may take to start."""
+    """Maximum time to start."""
     silence_timeout_s: float = Field(300.0, gt=0)
-    """Longest that it may say nothing while it has work, before it is taken for dead and started again."""
+    """Maximum silence while it has work; beyond it the process counts as dead and is restarted."""
 
 
 class GenerationSettings(Settings):
-    """One round's questions and how their completions are sampled."""
+    """The questions per round and the sampling of their completions."""
 
     engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """`transformers`: in the node's process, with the very weights that are trained; `vllm`: in a process of its own.
-    `auto`: vLLM where there is a CUDA GPU and a vLLM, else transformers; it says what it chose and why."""
+    """`transformers`: in the node's process, with the trained weights themselves; `vllm`: in a separate process.
+    `auto`: vLLM if there is a CUDA GPU and vLLM is installed, else transformers; the log states the choice and its
+    reason."""
     vllm: VllmSettings = VllmSettings()
     questions_per_round: int = Field(8, ge=1)
-    """P: questions a node answers each round; those with signal are the candidates for its local groups."""
+    """P: questions per round; the groups with signal are the candidates for the local part of the mix."""
     group_size: int = Field(8, ge=2, le=256)
-    """G: completions a question."""
+    """G: completions per question."""
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    """Keep 1: the update's log-probabilities are those of the full distribution. The same goes for `top_k`, `min_p`."""
+    """Keep 1, because updates use the log-probabilities of the full distribution. The same applies to `top_k` and
+    `min_p`."""
     top_k: int = Field(0, ge=0)
-    """Sample from the k most likely tokens; 0: from all."""
+    """Sample from the k most likely tokens; 0: all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Sample from tokens at least so likely as this part of the most likely one's probability."""
+    """Sample from tokens whose probability is at least this fraction of the most likely token's."""
     max_new_tokens: int = Field(512, ge=1)
-    """Longest completion; `tiny` has 16 as its default."""
+    """Longest completion; the default for `tiny` is 16."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion; they stay in it."""
+    """Texts that end a completion and remain in it."""
     stop_tokens: tuple[str, ...] = ()
-    """Tokens, by name, that end a completion besides the model's own end tokens."""
+    """Names of tokens that end a completion, besides the model's own end tokens."""
     max_batch_sequences: int = Field(256, ge=1)
-    """Sequences decoded together; the next one starts as soon as one of them is finished."""
+    """Sequences decoded together; a new one starts as soon as one finishes."""
     max_batch_tokens: int | None = Field(None, ge=1)
-    """Tokens, prompts included, whose keys and values are held together: sequences times the longest of them. The
-    youngest wait when it gets tight. Default: what `memory_fraction` allows. Of the engine `transformers`."""
+    """Capacity of the KV cache in tokens, prompts included: sequences times the longest of them. When it is full, the
+    newest sequences wait. Default: derived from `memory_fraction`. Only for the engine `transformers`."""
     memory_fraction: float = Field(0.5, gt=0, le=1)
-    """Part of the memory that is free when generation starts which keys and values may take. Of the engine
-    `transformers`; vLLM's is `vllm.gpu_memory_fraction`."""
+    """Fraction of the free memory at the start of generation for the KV cache. Only for the engine `transformers`; for
+    vLLM see `vllm.gpu_memory_fraction`."""
     max_staleness: int = Field(0, ge=0)
-    """Updates by which the policy that sampled a local group may be behind the one that is trained on it. 0: generation
-    and updates take turns. 1 or more: the next groups are generated while an update runs, in a process of its own with
-    its own copy of the model; groups that are older still are dropped. Not with several processes (torchrun)."""
+    """Most updates between the policy that samples a local group and the one that trains on it. 0: generation and
+    updates alternate. 1 or more: a separate process with its own copy of the model generates the next groups during an
+    update; older groups are dropped. Not with several processes (torchrun)."""
     kv: Literal["keep", "recompute"] = "keep"
-    """When new weights come in the middle of a completion: keep what the old ones computed of its past, or compute it
-    again. Source: arXiv:2509.19128."""
+    """When weights change within a completion: keep the KV cache of the old weights, or recompute it. Source:
+    arXiv:2509.19128."""
 
     def sampling(self) -> Sampling:
-        """What the engine is asked for."""
+        """The sampling settings for the engine."""
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,

@@ -1,4 +1,4 @@
-"""Drawing tokens: filters, and one uniform number a token that depends on nothing but its completion and position."""
+"""Samples tokens: filters, and one uniform number per token that depends only on its completion and position."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 CACHED_LOGITS = 2**19
-"""Logits that are turned into tokens together on a CPU."""
+"""Logits that a CPU samples from at a time."""
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises `SamplingError` when no token could be sampled like this."""
+    """Raises `SamplingError` for settings that leave no token to sample."""
     rules = (
         (math.isfinite(sampling.temperature) and sampling.temperature > 0, "temperature", "above 0 (greedy: top_k 1)"),
         (0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1"),
@@ -38,13 +38,13 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def completion_seed(seed: int, question: int, completion: int) -> int:
-    """64 bits of a completion's own: no two completions of a call share them."""
+    """A 64-bit seed for one completion, unique within a call."""
     digest = hashlib.blake2b(f"{seed}/{question}/{completion}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, position), [B]: a function of the two alone."""
+    """A number in [0, 1) for each (seed, position), [B]: a pure function of both."""
     with np.errstate(over="ignore"):
         state = np.array(seeds, dtype=np.uint64) + (np.array(positions, dtype=np.uint64) + np.uint64(1)) * GAMMA
         state = (state ^ (state >> np.uint64(30))) * MIX[0]
@@ -55,12 +55,12 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def sample(logits: Tensor, sampling: Sampling, uniform: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-    """One token a row of logits [B, V]: ids [B], and their log-probabilities [B] under what was sampled from.
+    """One token per row of logits [B, V]: ids [B], and their log-probabilities [B] under the sampled distribution.
 
     Tokens are drawn by inverting the distribution function at `uniform` [B]; filters act in the order temperature,
     top-k, top-p, min-p.
     """
-    # A processor's cache holds a few rows of a large vocabulary: several times faster than all at once.
+    # A CPU's cache holds only a few rows of a large vocabulary: chunks are several times faster.
     num_rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     numbers = torch.from_numpy(uniform).to(logits.device, _wide(logits.device))
     drawn = [
@@ -73,14 +73,14 @@ def sample(logits: Tensor, sampling: Sampling, uniform: NDArray[np.float64]) -> 
 def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     probabilities = keep_likely(logits.float() / sampling.temperature, sampling).softmax(dim=-1)
     cumulative = probabilities.cumsum(dim=-1, dtype=uniform.dtype)
-    below_one = 1 - torch.finfo(uniform.dtype).eps  # rounding must not reach the total, or no token would be found
+    below_one = 1 - torch.finfo(uniform.dtype).eps  # rounding must not reach the total, otherwise no token is found
     target = uniform * cumulative[:, -1] * below_one
     tokens = torch.searchsorted(cumulative, target[:, None], right=True).clamp(max=logits.shape[-1] - 1)
     return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
 
 
 def _wide(device: torch.device) -> torch.dtype:
-    """Summed in float32, a large vocabulary's unlikely tokens would vanish beside what comes before them."""
+    """In a float32 sum, a large vocabulary's unlikely tokens would vanish."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -91,7 +91,7 @@ def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
     if sampling.top_p < 1:
         ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # the first is always kept
+        before = ordered.cumsum(dim=-1) - ordered  # the most likely token is always kept
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= sampling.top_p)
         logits = logits.masked_fill(dropped, -torch.inf)
     if sampling.min_p > 0:

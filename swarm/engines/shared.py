@@ -1,4 +1,4 @@
-"""Generation by all processes that hold a policy: each answers a part of the questions with the whole weights."""
+"""Generation by all ranks that hold a policy: each answers a part of the questions with the complete weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class SharedEngine(PolicyEngine):
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """This rank's own groups as soon as it has them, then those of the others. See `RolloutEngine`.
+        """Yield this rank's groups as they complete, then those of the others.
 
-        Raises `Interrupted` on every rank when one was. Samples depend on the number of ranks.
+        See `RolloutEngine`. Raises `Interrupted` on every rank if one was interrupted. Samples depend on the number of
+        ranks.
         """
         ranks = self._policy.ranks
         mine = range(ranks.rank, len(prompts), ranks.size)
@@ -37,7 +38,7 @@ class SharedEngine(PolicyEngine):
                     own[mine[i]] = answers
                     yield mine[i], answers
             except (Interrupted, GeneratorExit):
-                ranks.gather(None)  # the others have to learn of it
+                ranks.gather(None)  # tell the other ranks
                 raise
         parts = [*ranks.gather(own)]
         for rank, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""When a completion ends, and what that is called."""
+"""Detects the end of a completion and its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Stops:
     """End tokens, stop tokens and stop texts of one call."""
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises `SamplingError` for a stop token that the tokenizer does not have."""
+        """Raises `SamplingError` for a stop token that the tokenizer lacks."""
         self._policy = policy
         self._texts = sampling.stop
         self._limit = sampling.max_new_tokens
@@ -28,7 +28,7 @@ class Stops:
         self._suspicious: dict[int, bool] = {}
 
     def reason(self, ids: list[int]) -> FinishReason | None:
-        """Why a completion ends with the last of `ids`; None when it goes on. To be asked after every token."""
+        """Why a completion ends with the last of `ids`; None when it continues. Call it after every token."""
         token = ids[-1]
         if token in self._policy.stop_ids:
             return "stop"
@@ -37,10 +37,10 @@ class Stops:
         return "length" if len(ids) >= self._limit else None
 
     def _completes_text(self, ids: list[int]) -> bool:
-        """Decodes only after tokens in which a stop text can end: decoding each time would cost as much as sampling."""
+        """Decode only after tokens that can end a stop text: decoding every time would cost as much as sampling."""
         if ids[-1] not in self._suspicious:
             text = self._policy.decode(ids[-1:])
-            # One token alone may be half a character, or lose a space: then only the whole text can tell.
+            # A single token may be part of a character, or lose a space: then decode the whole text.
             unclear = not text.strip() or UNDECODABLE in text
             self._suspicious[ids[-1]] = unclear or any(character in text for character in self._last_characters)
         if not self._suspicious[ids[-1]]:

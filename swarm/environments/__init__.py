@@ -1,4 +1,4 @@
-"""Where questions come from, and how answers are graded.
+"""Sources of questions, and grading of answers.
 
-`config.py`, `specs.py` and `mixture.py` describe the tasks of a run; nothing here knows a policy or the network.
+`config.py`, `specs.py` and `mixture.py` describe the tasks of a run; nothing here depends on a policy or the network.
 """

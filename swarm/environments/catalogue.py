@@ -1,4 +1,4 @@
-"""What `swarm tasks` lists: every ReasoningGYM data set with an example and its options."""
+"""The list of `swarm tasks`: every ReasoningGYM data set with an example and its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.environments.sources.reasoning_gym import dataset_options, make_datas
 
 EXAMPLE_SEED = 42
 NOT_TASKS = frozenset({"composite"})
-"""Data sets made of others; a run's own mixture does that."""
+"""Data sets composed of others; a run's own mixture replaces them."""
 
 
 class CatalogueEntry(Struct, frozen=True):
@@ -20,13 +20,13 @@ class CatalogueEntry(Struct, frozen=True):
 
     name: str
     category: str
-    """The library's folder it comes from, e.g. `arithmetic`; empty when it cannot be made."""
+    """The library's folder that contains it, e.g. `arithmetic`; empty when it cannot be created."""
     question: str
     """First lines of an example."""
     answer: str | None
-    """The library's answer to the example; None where it keeps none."""
+    """The library's answer to the example; None when it has none."""
     options: dict[str, str]
-    """Names of the options and their defaults as Python writes them."""
+    """Names of the options and the `repr` of their defaults."""
     error: str = ""
     """Why there is no example."""
 
@@ -45,7 +45,7 @@ def _entry(name: str, time_limit_s: float, max_lines: int) -> CatalogueEntry:
         with time_limit(time_limit_s), redirect_stdout(io.StringIO()):  # some generators print
             dataset = make_dataset(name, EXAMPLE_SEED, {})
             item = dataset[0]
-    except Exception as error:  # generators raise anything; the list must not end at one of them
+    except Exception as error:  # generators raise anything; one must not end the list
         return CatalogueEntry(name, "", "", None, options, repr(error))
     lines = [line for line in str(item["question"]).splitlines() if line.strip()]
     answer = None if item["answer"] is None else str(item["answer"])

@@ -1,4 +1,4 @@
-"""What a node asks: a weighted mixture of tasks."""
+"""Settings of a node's tasks: a weighted mixture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MatchRule = Literal["exact", "numeric", "boxed"]
 
 
 class RewardSettings(Settings):
-    """How a score in [0, 1] becomes a reward."""
+    """Converts a score in [0, 1] to a reward."""
 
     threshold: float | None = Field(0.99, ge=0.0, le=1.0)
     """Reward 1 at or above this score, else 0; `null` gives partial credit, the score itself."""
@@ -42,10 +42,10 @@ class ReasoningGymTask(Settings):
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     name: TaskName
-    """Name in this run; also the library's name for the data set, e.g. `gcd`, unless `dataset` says otherwise."""
+    """Name in this run; also the library's name of the data set, e.g. `gcd`, unless `dataset` is set."""
     dataset: str | None = None
-    """The library's name for the data set when `name` is another, so that one run can hold `gcd` at two difficulties;
-    `swarm tasks` lists them."""
+    """The library's name of the data set if it differs from `name`, so that a run can use `gcd` at two difficulties;
+    `swarm tasks` lists the names."""
     weight: Weight = 1.0
     options: dict[str, JsonValue] = {}
     """Fields of the data set's own configuration, e.g. `max_value: 40`, except `seed` and `size`."""
@@ -62,18 +62,18 @@ class DatasetTask(Settings):
     path: str
     """Hub id, or a local file or folder (json, jsonl, csv, parquet, text)."""
     public: bool = False
-    """Read it from a public repository of the hub, `OWNER/NAME`, and from nowhere else: no file of this machine, no
-    access token, no URL that the repository names. So is every data set of a run's manifest."""
+    """Read only a public repository of the hub, `OWNER/NAME`: no local files, no access token, no URLs that the
+    repository names. Data sets of a run's manifest are always read this way."""
     subset: str | None = None
     split: str = "train"
     revision: str | None = None
-    """Hub revision; pin it, or peers may see different rows."""
+    """Hub revision; pin it, so that all peers see the same rows."""
     prompt: Template = "{question}"
     """Column name, or a template with columns in braces."""
     answer: Template = "answer"
     """Column name, or a template with columns in braces."""
     answer_pattern: str | None = Field(None, max_length=MAX_PATTERN_CHARS)
-    """Regular expression whose last match (group 1 if it has one) in the answer column is the reference answer."""
+    """Regular expression; its last match in the answer column (group 1 if there is one) is the reference answer."""
     match: MatchRule = "exact"
     """Compare text, numbers, or mathematics in \\\\boxed{}."""
     reward: RewardSettings = RewardSettings()
@@ -93,7 +93,7 @@ class DatasetTask(Settings):
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a path is `OWNER/NAME` by the hub's rules, and so neither a file, a URL nor a packaged builder's name."""
+    """Whether a path is `OWNER/NAME` by the hub's rules, and thus not a file, a URL or a packaged builder's name."""
     word = r"\w(?:[\w.-]*\w)?"
     plain = len(path) <= MAX_HUB_ID_CHARS and re.fullmatch(f"{word}/{word}", path, re.ASCII) is not None
     return plain and "--" not in path and ".." not in path and not path.endswith((".git", ".py"))
@@ -111,14 +111,15 @@ TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, .
 
 
 class VerificationSettings(Settings):
-    """The processes that make questions and grade completions."""
+    """Settings of the processes that make questions and grade completions."""
 
     workers: int = Field(1, ge=1, le=64)
-    """One more, for own questions alone, is started while those have to wait much for others'."""
+    """Worker processes. An additional one serves only own questions while these wait too long for other peers'
+    groups."""
     time_limit_s: float = Field(10.0, gt=0)
-    """A worker that spends longer on one group is killed, the group counted as `verifier_timeout`."""
+    """Time limit per group; beyond it the worker is killed and the group counted as `verifier_timeout`."""
     memory_limit_bytes: int = Field(4 * 2**30, ge=2**31)
-    """Memory of one worker; a completion that makes a scorer allocate more gets reward 0, or its group
-    `verifier_crash`. Memory-mapped rows of data sets do not count."""
+    """Memory limit of one worker. A completion that makes a scorer exceed it gets reward 0, or its group is counted as
+    `verifier_crash`. Memory-mapped rows of data sets are not counted."""
     queue_groups: int = Field(256, ge=1)
-    """Received groups waiting to be graded; beyond it the oldest of whoever sent most is dropped and counted."""
+    """Most received groups that wait for grading; beyond it the oldest group of the sender with the most is dropped."""

@@ -10,13 +10,13 @@ from pydantic import JsonValue
 
 
 def digest(*parts: str | int | None | Mapping[str, JsonValue]) -> str:
-    """32 hexadecimal digits that depend on every part, on its type, and not on the order of mapping keys."""
+    """32 hexadecimal digits that depend on every part and its type, but not on the order of mapping keys."""
     canonical = msgspec.json.encode(parts, order="deterministic")
     return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
 def draw(bound: int, *parts: str | int) -> int:
-    """An integer in [0, bound) that looks random and is a pure function of `parts`."""
+    """A pseudo-random integer in [0, bound), a pure function of `parts`."""
     return int(digest(*parts), 16) % bound
 
 

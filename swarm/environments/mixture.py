@@ -19,7 +19,7 @@ _RESOLUTION = 2**53
 
 
 def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> TaskSource:
-    """The source a configuration describes; imports only the library it needs. Raises `TaskError`."""
+    """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, ReasoningGymTask):
         from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 
@@ -38,17 +38,17 @@ class TaskMixture:
         lenient: bool = False,
         make: Callable[[TaskConfig, Counter[str]], TaskSource] = make_source,
     ) -> None:
-        """Set up every source, which imports their libraries.
+        """Set up every source and import its library.
 
-        Raises `TaskError` when there is none, two share a name, or one cannot be set up; with `lenient`, such a one is
-        left out and found in `skipped`, as long as another remains.
+        Raises `TaskError` when there is none, two share a name, or one cannot be set up; with `lenient`, the latter is
+        left out and listed in `skipped`, as long as another remains.
         """
         if not configs:
             raise TaskError("a run needs at least one task, got none")
         self.skipped: dict[str, str] = {}
-        """Why each of the tasks left out could not be set up, by name."""
+        """Why each omitted task could not be set up, by name."""
         self.counts: Counter[str] = Counter()
-        """`question_failures`: times a task could not make its question; and what the sources count."""
+        """`question_failures`: times that a task could not make its question; and the sources' counts."""
         self.sources: dict[str, TaskSource] = {}
         for config in configs:
             if config.name in self.sources:
@@ -67,8 +67,8 @@ class TaskMixture:
     def question(self, seed: int, index: int, skip: int = 0) -> Question:
         """Question `index` of the stream `seed`.
 
-        A task that fails to make its question is passed over for the next in the list; `skip` passes over that many
-        from the start. Raises `TaskError` when all of them fail.
+        If a task fails to make its question, the next in the list takes over; `skip` starts that many tasks later.
+        Raises `TaskError` when all of them fail.
         """
         point = draw(_RESOLUTION, "mixture", seed, index) / _RESOLUTION * self._bounds[-1]
         first = min(bisect_right(self._bounds, point), len(self._names) - 1)

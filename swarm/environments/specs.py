@@ -1,8 +1,8 @@
-"""Tasks in a run's manifest: what the founder writes down, and what a stranger makes of it.
+"""Tasks in a run's manifest: converts the founder's configuration, and reads it on other nodes.
 
-A manifest never makes a node open a file of its own disk: a data set in it is a public repository of the hub. A task
-on local files travels without their path, so that members see it; a member that has the files lists its tasks in its
-own configuration, and groups on a task it does not have are counted there as `unknown_task`.
+A manifest never makes a node open a local file: its data sets are public repositories of the hub. A task on local files
+is listed without their path; a member that has the files lists the task in its own configuration, and other members
+count its groups as `unknown_task`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarm.foreign import clean
 from swarm.types import TaskSpec
 
 LOCAL = "local"
-"""Stands for the path of local files wherever others can see it."""
+"""Replaces the path of local files wherever others can see it."""
 MAX_PROBLEM_CHARS = 1_000
 
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -30,12 +30,12 @@ _ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
 
 
 def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
-    """Tasks as a manifest carries them. Raises `TaskError` for one that members would refuse."""
+    """Tasks in the form of a manifest. Raises `TaskError` for one that members would refuse."""
     return tuple(_to_spec(config) for config in configs)
 
 
 def from_specs(specs: Iterable[TaskSpec]) -> tuple[TaskConfig, ...]:
-    """The manifest's tasks that this node can try to set up: those on the founder's local files are left out.
+    """The manifest's tasks that this node can try to set up, without those on the founder's local files.
 
     Raises `TaskError` for a specification that is not a valid configuration.
     """
@@ -43,7 +43,8 @@ def from_specs(specs: Iterable[TaskSpec]) -> tuple[TaskConfig, ...]:
 
 
 def is_founders_own(spec: TaskSpec) -> bool:
-    """Whether a task is on local files of the founder. This node's disk is not looked at: that would tell of it."""
+    """Whether a task uses the founder's local files. Does not check this node's disk, which would reveal its
+    content."""
     path = spec.settings.get("path")
     return spec.kind == "dataset" and isinstance(path, str) and (path == LOCAL or _looks_local(path))
 
@@ -54,7 +55,7 @@ def is_on_disk(config: TaskConfig) -> bool:
         return False
     if _looks_local(config.path):
         return True
-    with suppress(OSError):  # what is too long for a path is none
+    with suppress(OSError):  # a text too long for a path is not one
         return Path(config.path).exists()
     return False
 

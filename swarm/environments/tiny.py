@@ -1,7 +1,7 @@
-"""The default task list: nine ReasoningGYM tasks that the embedded policy can half-learn.
+"""The default task list: nine ReasoningGYM tasks that the embedded policy can partly learn.
 
-Prompts of about ten tokens of its tokenizer, answers of at most nine: hard enough that a warm-started policy fails
-most of the time, easy enough that groups with signal appear in the first round.
+Prompts of about ten tokens of its tokenizer, answers of at most nine: hard enough that a warm-started policy usually
+fails, easy enough that the first round has groups with signal.
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ _OPTIONS: dict[str, dict[str, JsonValue]] = {
 TINY_TASKS: tuple[ReasoningGymTask, ...] = tuple(
     ReasoningGymTask(name=name, options=options) for name, options in _OPTIONS.items()
 )
-"""In this order and with equal weights; the tiny tokenizer's phrases were found in exactly these prompts."""
+"""In this order and with equal weights; the tiny tokenizer's phrases come from exactly these prompts."""

@@ -1,4 +1,4 @@
-"""What is done with one group of completions, whoever learns from it: grade again, compare, judge its plausibility.
+"""Operations on one group of completions: build, share, regrade, compare, check plausibility.
 
-For peers and for a central learner alike. No mixing and no update: those are in `sapo/` and `central/`.
+Peers and a central learner use them alike; mixing and updates are in `sapo/` and `central/`.
 """

@@ -1,4 +1,4 @@
-"""A node's own groups: made of answers, and given to the swarm. Peers and workers do it alike."""
+"""Builds a node's own groups from completions and shares them, for peers and workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.types import Completion, PolicyId, RolloutGroup, Sampling, TaskRef
 
 
 class OwnGroups:
-    """Numbers this node's groups, and shares them."""
+    """Numbers, builds and shares this node's groups."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class OwnGroups:
         token_ids: bool,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`token_ids`: whether those, log-probabilities and versions are shared besides the text."""
+        """`token_ids`: whether to share token ids, log-probabilities and versions besides the text."""
         self._peer_id = peer_id
         self._policy_id = policy_id
         self._sampling = sampling
@@ -38,10 +38,10 @@ class OwnGroups:
     def make(
         self, question: TaskRef, completions: Sequence[Completion], rewards: Sequence[float], version: int = 0
     ) -> RolloutGroup:
-        """The next group. It is of the version of its stalest token, or of `version` if its tokens name none."""
+        """The next group. Its version is that of its oldest token, or `version` if its tokens name none."""
         self._sequence += 1
         group = RolloutGroup(
-            run_id="",  # the exchange's to say
+            run_id="",  # the exchange sets it
             peer_id=self._peer_id,
             sequence=self._sequence,
             created_at=self._clock(),
@@ -55,8 +55,8 @@ class OwnGroups:
         return replace(group, policy=replace(group.policy, version=oldest_version(group)))
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """Give a group to the swarm; the group as published, or None when it could not be."""
-        # Text is what any model with any tokenizer can read; routing is of use to nobody but its own engine.
+        """Share a group with the swarm; returns the group as published, or None when it could not be."""
+        # Any model with any tokenizer can read text; only this node's own model can use routing.
         completions = [replace(completion, routing=b"") for completion in group.completions]
         if not self._token_ids:
             completions = [replace(completion, token_ids=(), logprobs=(), versions=()) for completion in completions]

@@ -1,4 +1,4 @@
-"""Groups that say again what was said before: words teach once, and they are no merit of whoever repeats another's."""
+"""Finds groups that repeat earlier ones: a completion teaches once, and copying earns no merit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from swarm.types import DatasetRef, RolloutGroup
 MAX_REMEMBERED = 131_072
 """Completions."""
 GRACE_S = 60.0
-"""A copy may travel faster than what it was copied from: so close together nobody can tell which one it is."""
+"""A copy may arrive before its original, so that the order within this time proves nothing."""
 REPEATED = 0.5
-"""A group repeats others when more than this part of its distinct completions was given to the same question before."""
+"""A group is a repeat when more than this fraction of its distinct completions answered the same question before."""
 MIN_CHARS = 64
-"""Two peers draw the same row of a data set, and may give the same short answer: only longer ones tell a copy there.
-And short answers to questions that can be foreseen may be said first by somebody who wants their asker blamed: nobody
-is blamed for those."""
+"""Two peers may draw the same row of a data set and give the same short answer: there, only longer completions indicate
+a copy. An attacker who predicts a question could also send its short answers first to incriminate the peer that asks
+it: short answers are never counted as copied."""
 
 
 class _Said(Struct):
@@ -29,18 +29,18 @@ class _Said(Struct):
 
 
 class Copies:
-    """Who said what first, compared without case and white space."""
+    """The first author of each completion, compared without case and white space."""
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
-        """Nothing has been said yet."""
+        """Start empty."""
         self._said: OrderedDict[bytes, _Said] = OrderedDict()
         self._max_remembered = max_remembered
 
     def judge(self, group: RolloutGroup, now: float) -> Reason | None:
-        """Why a group says nothing new, or None; what it says is remembered.
+        """Why a group is not new, or None; its completions are remembered.
 
-        `copied`: its author took it from another; `repeated`: the words are its own, nobody can tell whose, or anybody
-        could have found them.
+        `copied`: its author took them from another peer; `repeated`: they are the author's own, of unclear origin, or
+        short enough to coincide.
         """
         keys = _keys(group)
         known = {key: said for key in keys if (said := self._said.get(key)) is not None}
@@ -59,7 +59,7 @@ class Copies:
 
 
 def _keys(group: RolloutGroup) -> dict[bytes, bool]:
-    """What tells the group's distinct completions from those to any other question; whether each is a long one."""
+    """Digest of (question, completion) for each distinct completion, and whether it is long."""
     question = blake2b(msgspec.msgpack.encode(group.question), digest_size=16)
     shortest = MIN_CHARS if isinstance(group.question, DatasetRef) else 0
     keys: dict[bytes, bool] = {}

@@ -1,4 +1,4 @@
-"""The expectation of the sampler over a whole group, from its log-probabilities alone: no torch, no model."""
+"""The sampler's expectation over a whole group, from its log-probabilities alone: no torch, no model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from swarm.types import Completion
 
 
 def log_group_expectation(completions: Sequence[Completion]) -> float | None:
-    """`log_expectation` of all G completions; None unless each has a log-probability for every one of its tokens.
-
-    Of a part of the group it would be another number.
-    """
+    """`log_expectation` of all G completions; None unless every token has a log-probability."""
     if not completions or any(not c.logprobs or len(c.logprobs) != len(c.token_ids) for c in completions):
         return None
     return log_expectation([mean_logprob(c.logprobs) for c in completions])
 
 
 def mean_logprob(logprobs: Sequence[float]) -> float:
-    """Mean of one completion's log-probabilities; NaN of none. Divided first: the sum of any numbers stays finite."""
+    """Mean of one completion's log-probabilities; NaN for none. Divides before it sums, so that the sum stays
+    finite."""
     return math.fsum(value / len(logprobs) for value in logprobs) if logprobs else math.nan
 
 

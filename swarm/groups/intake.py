@@ -1,8 +1,8 @@
-"""Groups of others on their way in: envelope checks are done, their questions are asked and graded again here.
+"""Received groups before they can teach: the exchange has checked their envelopes; here they are regraded.
 
     exchange inbox ──▶ needless? ──▶ pending, in the verifier's queue ──▶ signal? ──▶ unfit? ──▶ (id, graded group)
 
-Whatever becomes of a group is booked in the ledger, and reported to the exchange for its sender's account.
+The outcome of each group goes into the ledger, and to the exchange for its sender's account.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from swarm.telemetry.ledger import Ledger
 from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
 
 MAX_PENDING_BYTES = 64 * 2**20
-"""In memory, of all groups that are being graded, one at least."""
+"""Memory of all groups that are being graded; at least one is always admitted."""
 MAX_PART = 4
-"""Those on one account take at most this fraction, 1 / MAX_PART, of it."""
+"""Groups on one account take at most 1 / MAX_PART of it."""
 
 
 def cannot_fit(group: RolloutGroup, max_chars: int) -> bool:
-    """Whether some completion has more characters than a policy's tokens could cover: counted, and not read."""
+    """Whether a completion has more characters than the policy's tokens can cover; needs no tokenizing."""
     return any(len(completion.text) > max_chars for completion in group.completions)
 
 
@@ -33,11 +33,11 @@ class _Pending(Struct, frozen=True):
     group: RolloutGroup
     account: str
     num_bytes: int
-    """In memory."""
+    """Memory of the group."""
 
 
 class Intake:
-    """What arrives, each once, with this node's own verdict on it."""
+    """Regrades each received group once."""
 
     def __init__(
         self,
@@ -48,10 +48,9 @@ class Intake:
         needless: Callable[[RolloutGroup], Reason | None] = lambda group: None,
         unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
     ) -> None:
-        """Nothing has arrived yet.
+        """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group with signal
+        cannot teach this policy; None to keep it.
 
-        `needless` says why a group need not be graded at all, or None; `unfit` why one with signal cannot teach this
-        policy, or None.
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -66,9 +65,9 @@ class Intake:
         return len(self._pending)
 
     def receive(self, held: Container[str]) -> list[tuple[str, GradedGroup]]:
-        """What can teach, by content id, of all that was graded since the last call.
+        """(content id, group) of the groups graded since the last call that can teach.
 
-        What has arrived meanwhile begins to be graded, unless its id is `held`.
+        Starts to grade newly received groups, except those whose id is in `held`.
         """
         arrived, refused = self._exchange.receive()
         self._ledger.received(len(arrived) + sum(refused.values()))
@@ -80,7 +79,7 @@ class Intake:
         return [admitted for admitted in settled if admitted is not None]
 
     def settle(self, groups: Sequence[GradedGroup], first: int, skipped: bool) -> None:
-        """Book the groups of an update that was made, or `skipped`; `first` of them had been in none before."""
+        """Record the groups of an update that was made, or `skipped`; `first` of them are used for the first time."""
         for graded in groups:
             self._exchange.report(graded.group.peer_id, "used")
         if skipped:
@@ -89,7 +88,7 @@ class Intake:
             self._ledger.used_external(first, again=len(groups) - first)
 
     def _begin(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
-        # The exchange forgets what it saw long ago or before a restart; what is held here is still known.
+        # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
         if content_id in self._pending or content_id in held:
             self._ledger.dropped(Reason.DUPLICATE)
         elif not self._has_room_for(new := self._weighed(group)):
@@ -107,7 +106,7 @@ class Intake:
     ) -> tuple[str, GradedGroup] | None:
         began = time.perf_counter()
         graded = self._judged(group, verdict)
-        # What its texts cost this thread is on their sender's account too.
+        # The time spent in this thread is charged to the sender, too.
         spent_s = verdict.seconds + time.perf_counter() - began
         if not isinstance(graded, GradedGroup):
             self._exchange.report(group.peer_id, graded, spent_s)
@@ -117,7 +116,7 @@ class Intake:
         return content_id, graded
 
     def _judged(self, group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | Reason:
-        """The group with this node's rewards, or the reason why it cannot teach."""
+        """The group with this node's rewards, or why it cannot teach."""
         if isinstance(verdict, Rejection):
             return verdict.reason
         if not has_signal(verdict.rewards):

@@ -1,7 +1,7 @@
-"""Whether a rewarded completion of another is one that this policy could learn from, or far outside of its own.
+"""Detects rewarded completions of other peers that lie far outside this policy's distribution.
 
-Bad completions are often improbable. Those that are rewarded are not: of its own, a policy finds nearly all probable,
-and likewise those of honest others, who answer in the format it knows. A marker in front of a right answer stands out.
+Bad completions are often improbable, rewarded ones rarely: a policy finds nearly all of its own probable, and those of
+honest peers too, because they use the format that it knows. A planted marker in front of a right answer stands out.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ ENOUGH = 8
 
 
 class PlausibilitySettings(Settings):
-    """Which rewarded completions of others are left out."""
+    """Which rewarded completions of other peers are left out."""
 
     fence: float = Field(3.0, ge=0)
-    """A completion is left out when the mean log-probability of its least probable 8 tokens in a row lies further below
-    the lower quartile of own rewarded completions than this multiple of the distance between their quartiles, and more
-    than `slack_nats` below their median."""
+    """Take the mean log-probability of a completion's least probable 8 consecutive tokens. The completion is left out
+    when this value lies below the lower quartile of own rewarded completions by more than `fence` interquartile ranges,
+    and below their median by more than `slack_nats`."""
     slack_nats: float = Field(1.0, ge=0)
-    """What the policies of honest others may differ by, a token."""
+    """Difference per token that honest peers' policies may have."""
 
 
 class Plausibility:
-    """Knows how probable own rewarded completions were lately, and judges those of others by it."""
+    """Compares completions of other peers with the probability of recent own rewarded completions."""
 
     def __init__(self, settings: PlausibilitySettings) -> None:
-        """Everything is plausible until enough is known."""
+        """Every completion is plausible until enough own ones are known."""
         self._settings = settings
         self._own: deque[float] = deque(maxlen=KEPT)
         self._rewarded: deque[float] = deque(maxlen=KEPT)
 
     def learn(self, completions: Iterable[Sequence[float]], rewards: Sequence[float]) -> None:
-        """Take in an own group: log-probabilities [G][T] at sampling, rewards [G]."""
+        """Add an own group: log-probabilities [G][T] at sampling, rewards [G]."""
         for logprobs, reward in zip(completions, rewards, strict=True):
             if logprobs:
                 self._own.append(least_probable(logprobs))
@@ -49,9 +49,9 @@ class Plausibility:
 
     @property
     def fence(self) -> float:
-        """Nats a token below which a rewarded completion is left out.
+        """Nats per token below which a rewarded completion is left out.
 
-        While hardly any own completion has been rewarded, all of them are what others' are compared with.
+        With too few rewarded own completions, all own completions are the reference.
         """
         own = self._rewarded if len(self._rewarded) >= ENOUGH else self._own
         if len(own) < ENOUGH:
@@ -60,7 +60,8 @@ class Plausibility:
         return float(min(low - self._settings.fence * (high - low), median - self._settings.slack_nats))
 
     def plausible(self, completions: Sequence[Sequence[float]], rewards: Sequence[float]) -> list[bool]:
-        """Of a group of another: this policy's log-probabilities [G][T] of its tokens, rewards [G]."""
+        """Whether each completion of a received group is plausible: this policy's log-probabilities [G][T], rewards
+        [G]."""
         fence = self.fence
         return [
             not logprobs or not is_rewarded(reward, rewards) or least_probable(logprobs) >= fence
@@ -69,12 +70,12 @@ class Plausibility:
 
 
 def is_rewarded(reward: float, rewards: Sequence[float]) -> bool:
-    """Whether a completion is among the better ones of its group."""
+    """Whether a completion's reward is positive and at least its group's mean."""
     return reward > 0 and reward >= sum(rewards) / len(rewards)
 
 
 def least_probable(logprobs: Sequence[float]) -> float:
-    """Mean log-probability of the least probable tokens in a row: something short in a long text stands out, too."""
+    """Mean log-probability of the least probable window of tokens: a short anomaly in a long text counts, too."""
     sums = np.cumsum([0.0, *logprobs])
     width = min(WINDOW_TOKENS, len(logprobs))
     return float((sums[width:] - sums[:-width]).min() / width)

@@ -1,4 +1,4 @@
-"""What the groups of a round, batch or step look like, by the names of TRL's dashboards."""
+"""Figures of the groups of a round, batch or step, by TRL's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy versions that a group's tokens were sampled by."""
+"""The policy versions that sampled a group's tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from swarm.types import RolloutGroup
 
 
 def oldest_version(group: RolloutGroup) -> int:
-    """The version of the group's stalest token: its age decides whether the group may still teach."""
+    """The version of the group's oldest token: it determines the group's staleness."""
     return min(_versions(group), default=group.policy.version)
 
 
 def newest_version(group: RolloutGroup) -> int:
-    """The version of the group's freshest token."""
+    """The version of the group's newest token."""
     return max(_versions(group), default=group.policy.version)
 
 

@@ -1,4 +1,4 @@
-"""The model: loading, adapters, log-probabilities, weights as snapshots.
+"""The model: loading, adapters, log-probabilities, snapshots of weights.
 
-No losses, gradients or optimizers: those are in `training/`. Start at `loading.py`.
+Losses, gradients and optimizers are in `training/`. Start at `loading.py`.
 """

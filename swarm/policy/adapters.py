@@ -1,7 +1,7 @@
-"""LoRA: small trained matrices beside frozen weights. Source: arXiv:2106.09685.
+"""LoRA: small trained matrices beside frozen weights.
 
-peft puts them into the model's linear layers; the model stays what it was to everything else, and what is trained, kept
-in checkpoints and shared among devices are the adapters only.
+Source: arXiv:2106.09685. peft inserts them into the model's linear layers; other code uses the model as before. Only
+the adapters are trained, saved in checkpoints and sent as snapshots.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 BASE_FILE = "base.json"
 PREFIX = "base_model.model."
-"""What peft puts before the names of the model's own parameters."""
+"""Prefix that peft adds to the names of the model's parameters."""
 
 
 class Adapters:
-    """The adapters of one model, which is changed in place: its other weights are frozen."""
+    """The adapters of one model, which is modified in place; its other weights are frozen."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings) -> None:
-        """New adapters, which change nothing yet. Raises `ConfigError` without peft, `PolicyError` for bad targets."""
+        """New adapters, initially without effect. Raises `ConfigError` without peft, `PolicyError` for bad targets."""
         check_peft(settings)
         from peft import LoraConfig, get_peft_model
 
@@ -44,7 +44,7 @@ class Adapters:
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # every process that holds a part of this policy starts from the same
+            torch.manual_seed(0)  # every process that holds a part of this policy starts from the same adapters
             try:
                 self._peft = get_peft_model(model, config)
             except ValueError as error:
@@ -53,7 +53,7 @@ class Adapters:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """Forward passes inside are those of the frozen model: the policy as it was before training."""
+        """Within the block, forward passes use the frozen model: the policy before training."""
         with self._peft.disable_adapter():
             yield
 
@@ -69,7 +69,7 @@ class Adapters:
         (directory / BASE_FILE).write_text(json.dumps({"fingerprint": self._base}))
 
     def load(self, directory: Path) -> None:
-        """Take over what `save` wrote. Raises `CheckpointError` when it does not fit these settings or this model."""
+        """Load what `save` wrote. Raises `CheckpointError` when it does not match these settings or this model."""
         from peft import set_peft_model_state_dict
 
         try:
@@ -88,19 +88,19 @@ class Adapters:
                 raise CheckpointError(f"{directory} was trained with policy.lora.{field} {was}, got {now}")
         if base != self._base:
             raise CheckpointError(
-                f"{directory} holds adapters of another model than the one loaded: were policy.model or "
-                "policy.revision changed, or the model's files replaced?"
+                f"{directory} holds adapters of another model than the loaded one: did policy.model or "
+                "policy.revision change, or the model's files?"
             )
         set_peft_model_state_dict(self._peft, state)
 
     def merge(self) -> PreTrainedModel:
-        """The model with the adapters added to its weights and gone from it; these adapters are of no use any more."""
+        """The model with the adapters merged into its weights; this object cannot be used afterwards."""
         merged: PreTrainedModel = self._peft.merge_and_unload()
         return merged
 
 
 def is_adapter_directory(directory: Path) -> bool:
-    """Whether this is what `Adapters.save` writes, rather than a whole model."""
+    """Whether the directory holds adapters that `Adapters.save` wrote, rather than a whole model."""
     return (directory / CONFIG_FILE).is_file()
 
 
@@ -112,7 +112,7 @@ def _refuse_embeddings(model: PreTrainedModel) -> None:
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """Digest of the first values of every weight, as bfloat16: quick, and other weights have another one."""
+    """Digest of the first values of every weight, as bfloat16: quick, and differs for other weights."""
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         first = parameter.detach().flatten()[:64].to(torch.bfloat16).float().cpu()

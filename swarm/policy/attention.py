@@ -1,4 +1,4 @@
-"""Attention over rows packed into one sequence, each seeing its prompt and itself and nothing else."""
+"""Attention over rows packed into one sequence; each completion attends to its prompt and itself only."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "swarm_packed"
 UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What a model may ask of its attention that this one does not do."""
+"""Attention options that packed attention does not support."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a sequence is made of segments, in the order they stand in it."""
+    """The segments of a packed sequence, in order."""
 
     lengths: list[int]
     """Tokens of each segment."""
     prefixes: tuple[int | None, ...]
-    """The segment that each one goes on from, which has none itself; None for one that starts anew."""
+    """The segment that each one continues, which has no prefix itself; None for a segment that starts anew."""
     causal: Tensor
     """[S, S] true on and below the diagonal; S tokens are the longest segment with its prefix."""
 
     def inputs(self, device: torch.device) -> dict[str, object]:
-        """What a model is called with."""
+        """Arguments for calling the model."""
         return {
             "packing": replace(self, causal=self.causal.to(device)),
-            "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # not read; without one the model makes its own
+            "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # not read; without it the model builds its own
         }
 
 
 @contextmanager
 def packed_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model accepts a `packing` within; without one it attends as before, so that others may go on using it."""
+    """Within the block, the model accepts a `packing`; calls without one attend as before, so that other threads can
+    use it."""
     before = model.config._attn_implementation
     model.config._attn_implementation = NAME
     try:
@@ -58,7 +59,7 @@ def attend(
     packing: Packing | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Attention in the form transformers asks for; `query` is [1, heads, tokens, D], the result [1, tokens, heads, D].
+    """Attention with transformers' signature; `query` is [1, heads, tokens, D], the result [1, tokens, heads, D].
 
     Raises `NotImplementedError` for a model that needs more than plain causal attention.
     """

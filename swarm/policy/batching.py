@@ -1,4 +1,4 @@
-"""How rows are cut into minibatches and micro-batches, and laid out for a forward pass: padded or packed."""
+"""Splits rows into minibatches and micro-batches, and lays them out for a forward pass: padded or packed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm.policy.routing import Piece
 
 
 class Tokens(Protocol):
-    """A prompt and a completion of it, at least one token each."""
+    """A prompt and its completion, at least one token each."""
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Tokens)
 
 @dataclass(frozen=True)
 class Layout:
-    """R rows as one forward pass takes them, padded or packed; N completion tokens in all, row after row."""
+    """R rows laid out for one forward pass, padded or packed; N completion tokens in total, row after row."""
 
     ids: Tensor
     """[B, L]"""
@@ -44,19 +44,19 @@ class Layout:
     targets: Tensor
     """[N] completion tokens."""
     predictors: Tensor
-    """[N] where in the flattened [B * L] the output lies that predicts each of them."""
+    """[N] positions in the flattened [B * L] output that predict the targets."""
     pieces: list[Piece]
-    """Which tokens of which row the flattened [B * L] is made of."""
+    """The row and tokens of each part of the flattened [B * L] input."""
     positions: Tensor | None = None
     """[B, L]; None counts from 0 in each row."""
     packing: Packing | None = None
 
 
 class Batching(Protocol):
-    """Padded or packed. What is computed is the same."""
+    """Padded or packed; both compute the same."""
 
     def cut(self, rows: Sequence[R], max_tokens: int) -> Iterator[list[R]]:
-        """Micro-batches of at most `max_tokens` as `lay_out` makes them, or of one row."""
+        """Micro-batches of at most `max_tokens` tokens after `lay_out`, or of one row."""
         ...
 
     def lay_out(self, rows: Sequence[Tokens]) -> Layout:
@@ -64,15 +64,15 @@ class Batching(Protocol):
         ...
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        """Within, `model` accepts what `lay_out` makes."""
+        """Within the block, `model` accepts the layouts of `lay_out`."""
         ...
 
 
 class Padded:
-    """A row of the batch for each completion with its prompt, padded on the right: causal attention needs no mask."""
+    """One batch row per prompt and completion, padded on the right: causal attention needs no mask."""
 
     def cut(self, rows: Sequence[R], max_tokens: int) -> Iterator[list[R]]:
-        """Rows of similar length together."""
+        """Micro-batches of rows of similar length."""
         micro: list[R] = []
         for row in sorted(rows, key=_length):
             if micro and (len(micro) + 1) * _length(row) > max_tokens:
@@ -105,10 +105,10 @@ class Padded:
 
 
 class Packed:
-    """All in one sequence, each prompt once with its completions after it; no padding."""
+    """All rows in one sequence, each prompt once before its completions; no padding."""
 
     def cut(self, rows: Sequence[R], max_tokens: int) -> Iterator[list[R]]:
-        """Rows in their order, so that those of one prompt stay together."""
+        """Keep the order of rows, so that those of one prompt stay together."""
         micro: list[R] = []
         prompts: set[tuple[int, ...]] = set()
         num_tokens = 0
@@ -146,7 +146,7 @@ class Packed:
         is_completion = torch.tensor([prefix is not None for prefix in prefixes])
         own = lengths[is_completion]
         predictors = _ranges((ends - lengths)[is_completion] - 1, own)
-        # A completion's first token is predicted by the last one of its prompt, wherever that is.
+        # The last token of its prompt predicts a completion's first token.
         predictors[own.cumsum(0) - own] = ends[[prefix for prefix in prefixes if prefix is not None]] - 1
         longest = int((before + lengths).max())
         return Layout(
@@ -164,12 +164,12 @@ class Packed:
         )
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        """One that knows where a prompt and a completion begin and end."""
+        """Packed attention, which respects the segments."""
         return packed_attention(model)
 
 
 def minibatches(groups: Sequence[list[R]], num_parts: int) -> list[list[R]]:
-    """Whole groups dealt into `num_parts`; fewer when there are fewer groups."""
+    """Whole groups, distributed over `num_parts` parts, or fewer if there are fewer groups."""
     num_parts = min(num_parts, len(groups))
     return [[row for group in groups[i::num_parts] for row in group] for i in range(num_parts)]
 
@@ -179,5 +179,5 @@ def _length(row: Tokens) -> int:
 
 
 def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
-    """start, start + 1, ..., `length` numbers for each of R starts, one after the other: [sum of lengths]."""
+    """Concatenated ranges [start, start + length) for each of R starts: [sum of lengths]."""
     return torch.arange(int(lengths.sum())) + (starts - lengths.cumsum(0) + lengths).repeat_interleave(lengths)

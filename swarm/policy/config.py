@@ -1,4 +1,4 @@
-"""The policy a node trains."""
+"""Settings of the policy that a node trains."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ BatchingName = Literal["auto", "packed", "padded"]
 class LoraSettings(Settings):
     """Train small adapters beside frozen weights: optimizer, gradients and checkpoints shrink to their size.
 
-    They want a larger learning rate than all weights do, often three to ten times. There is no dropout: the
-    probabilities of sampling and of training have to agree. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
+    Adapters need a larger learning rate than full training, often three to ten times. There is no dropout, because
+    sampling and training must agree on probabilities. Needs the extra `lora` (peft). Source: arXiv:2106.09685.
     """
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters, e.g. 16; 0 trains all weights instead."""
     alpha: int = Field(32, ge=1)
-    """What an adapter adds is scaled by alpha / rank."""
+    """An adapter's output is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names that the layers to adapt end in, such as `q_proj`; default: every linear layer but the output head."""
+    """Suffixes of the names of adapted layers, such as `q_proj`; default: every linear layer except the output head."""
     frozen_dtype: Literal["compute", "float32"] = "compute"
-    """What the frozen weights are kept in: `compute` is what `policy.dtype` says, half the memory with bfloat16."""
+    """Type of the frozen weights: `compute` follows `policy.dtype`, which halves memory with bfloat16."""
 
 
 class PolicySettings(Settings):
-    """Model, tokenizer and where they run."""
+    """Model, tokenizer and device."""
 
     model: str = TINY
     """A hub id, a local directory in Hugging Face format, or `tiny`: the embedded policy."""
@@ -44,22 +44,22 @@ class PolicySettings(Settings):
     device: str = "auto"
     """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What forward passes compute in; what is trained stays float32, or small steps would be rounded away.
-    `auto`: bfloat16 on GPUs that have it, else float32. `float16`: with a scaled loss, lest gradients vanish."""
+    """Type of forward passes; trained weights stay float32, because small steps would be rounded away. `auto`: bfloat16
+    on GPUs that support it, else float32. `float16` scales the loss, so that gradients do not underflow."""
     system_prompt: str | None = None
-    """Put before every question. Default: none for `tiny`, a request for `<answer>` tags for other models."""
+    """Prompt before every question. Default: none for `tiny`; for other models a request for `<answer>` tags."""
     trust_remote_code: bool = False
-    """Run Python code that a model repository brings along."""
+    """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)
     """CPU threads for torch; default: torch's own choice."""
     routing_replay: bool = False
-    """For mixture-of-experts models: train every token with the experts that it met when it was generated. Brings
-    engine and trainer closer together (`mismatch` in the update's figures). Source: arXiv:2510.11370."""
+    """For mixture-of-experts models: train every token with the experts that routed it at generation. Reduces the
+    difference between engine and trainer (`sampling/sampling_logp_difference/mean`). Source: arXiv:2510.11370."""
     lora: LoraSettings = LoraSettings()
 
 
 def public_name(model: str) -> str:
-    """What others may know a model by: its hub id, but of a local one a digest of its description, never its path."""
+    """The public name of a model: its hub id; for a local model a digest of its `config.json`, never its path."""
     if model == TINY or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
         return model
     description = Path(model) / "config.json"
@@ -68,13 +68,13 @@ def public_name(model: str) -> str:
 
 
 def check_model_path(settings: PolicySettings) -> None:
-    """Raises `ConfigError` when `model` is written like a path and no directory is there."""
+    """Raises `ConfigError` when `model` looks like a path but is not a directory."""
     if settings.model.startswith(("/", ".", "~")) and not Path(settings.model).is_dir():
         raise ConfigError(f"policy.model: there is no directory {settings.model}")
 
 
 def check_peft(settings: LoraSettings) -> None:
-    """Raises `ConfigError` when LoRA is asked for and peft is not installed."""
+    """Raises `ConfigError` when LoRA is enabled and peft is not installed."""
     if settings.rank and importlib.util.find_spec("peft") is None:
         raise ConfigError(
             f"policy.lora.rank is {settings.rank}, but peft is not installed: install the extra `swarm[lora]`, or set "

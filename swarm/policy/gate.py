@@ -1,4 +1,4 @@
-"""Whose turn it is with the weights: generation reads them step by step, an update or a snapshot changes them."""
+"""A lock on the weights: generation reads them step by step, an update or a snapshot changes them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import contextmanager
 
 
 class WeightGate:
-    """Lets one thread change weights between two decode steps of another, without waiting for its completions.
+    """Lets one thread change the weights between two decode steps of another, without waiting for its completions.
 
-    Whoever changes goes first: generation takes a turn a step, and would otherwise seldom let go. Turns do not nest.
+    Changes take precedence, because generation reacquires the lock at every step. Not reentrant.
     """
 
     def __init__(self) -> None:
-        """An open gate."""
+        """An unlocked gate."""
         self.changes = 0
-        """Changes so far: what was computed at another count was computed with other weights."""
+        """Number of changes so far; results computed at another count used other weights."""
         self._free = threading.Condition()
         self._taken = False
         self._changers = 0
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Weights stay as they are within."""
+        """Hold the weights constant within the block."""
         with self._free:
             self._free.wait_for(lambda: not self._taken and not self._changers)
             self._taken = True
@@ -34,7 +34,7 @@ class WeightGate:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Nobody reads the weights within; keep it short."""
+        """Exclude readers within the block; keep it short."""
         with self._free:
             self._changers += 1
             try:
@@ -49,7 +49,7 @@ class WeightGate:
             self._leave()
 
     def __deepcopy__(self, memo: object) -> WeightGate:
-        """A copied policy has weights of its own, and nobody is at them."""
+        """A copied policy has its own weights and an unlocked gate."""
         return WeightGate()
 
     def _leave(self) -> None:

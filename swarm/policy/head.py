@@ -1,8 +1,8 @@
-"""From hidden states to the log-probabilities of chosen tokens, without the logits of all of them at once.
+"""Log-probabilities of chosen tokens from hidden states, without all logits in memory at once.
 
-Of a vocabulary of V tokens only the chosen one's log-probability is wanted, yet its gradient needs the whole softmax.
-Tokens are taken in chunks: each chunk's logits are computed, used and dropped, and computed again for the gradient
-unless they fit into what may be kept.
+Only the chosen token's log-probability is needed, but its gradient needs the softmax over all V tokens. The head
+processes tokens in chunks: it computes, uses and drops each chunk's logits, and recomputes them for the gradient,
+except for a few kept chunks.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from transformers import PreTrainedModel
 from swarm.errors import PolicyError
 
 CHUNK_NUMBERS = {"cpu": 2**24}
-"""Logits held at a time, by type of device: 64 MiB in float32 where larger ones gain nothing."""
+"""Logits in memory at a time, by type of device: 64 MiB in float32; more is not faster there."""
 CHUNK_NUMBERS_ELSEWHERE = 2**27
 KEPT_CHUNKS = 4
-"""Chunks whose probabilities are kept for the gradient; those of further ones are computed twice."""
+"""Chunks whose probabilities are kept for the gradient; those of other chunks are computed twice."""
 PROBE_LOGIT = 100.0
-"""Logits so large that a soft cap, which leaves small ones as they are, shows."""
+"""Large enough to reveal a soft cap, which hardly changes small logits."""
 
 
 class OutputHead:
-    """What turns a model's last hidden states into logits, found at its output embedding.
+    """Computes logits from a model's last hidden states with its output embedding.
 
-    A plain linear map goes through `selected_logprobs`. Where the model does more with its logits, such as scaling or
-    capping them, or the head is more than a linear layer, its own code computes them, chunk by chunk as well.
+    A plain linear map uses `selected_logprobs`. If the model also scales or caps its logits, or the head is not a
+    linear layer, the model's own code computes them, also in chunks.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -46,7 +46,7 @@ class OutputHead:
         self._linear = type(module) is nn.Linear and self._is_all()
 
     def hidden_states(self, **inputs: object) -> Tensor:
-        """What the head is given, [B, L, H], when the model runs on `inputs`; the logits are not computed."""
+        """The head's input [B, L, H] when the model runs on `inputs`; logits are not computed."""
         found: list[Tensor] = []
 
         def keep(hidden: Tensor) -> Tensor:
@@ -85,7 +85,8 @@ class OutputHead:
         return chosen, -(scores.detach().exp() * scores.detach()).sum(-1)
 
     def _own_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] by the model's own code, which reads one token and is handed `hidden` [N, H] at its head."""
+        """Logits [N, V] by the model's own code: it runs on one token, and its head receives `hidden` [N, H]
+        instead."""
         ids = torch.zeros(1, 1, dtype=torch.long, device=hidden.device)
         with _given(self._module, lambda _: hidden[None]):
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
@@ -93,7 +94,7 @@ class OutputHead:
 
     @torch.no_grad()
     def _is_all(self) -> bool:
-        """Whether the model hands out its linear head's output as it is."""
+        """Whether the model returns its linear head's output unchanged."""
         weight = cast(Tensor, self._module.weight)
         raw: list[Tensor] = []
         hook = self._module.register_forward_hook(lambda module, args, output: raw.append(output[0]))
@@ -119,11 +120,11 @@ def selected_logprobs(
     """log softmax(hidden weight^T + bias)[targets] [N], at least float32, and the softmax's entropies [N].
 
     `hidden` [N, H] in the dtype to compute logits in, `weight` [V, H], `bias` [V], `targets` [N]; logits are divided by
-    `temperature`. At most `chunk_tokens` x V logits exist at a time, in training those of `kept_chunks` chunks besides.
-    The gradient is of first order and for one backward pass; entropies have none.
+    `temperature`. At most `chunk_tokens` x V logits exist at a time; training also keeps those of `kept_chunks` chunks.
+    Supports one first-order backward pass; entropies have no gradient.
     """
     size = chunk_tokens or max(1, _chunk_numbers(hidden.device) // weight.shape[0])
-    # Dividing what makes the logits spares a pass over the logits.
+    # Dividing the smaller inputs avoids a pass over the logits.
     bias = None if bias is None else bias / temperature
     result: tuple[Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden / temperature, weight, bias, targets, size, kept_chunks
@@ -132,7 +133,7 @@ def selected_logprobs(
 
 
 class _Context(FunctionCtx):
-    """What `_SelectedLogprobs` notes between its two passes."""
+    """State of `_SelectedLogprobs` between forward and backward."""
 
     saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor]
     needs_input_grad: tuple[bool, ...]
@@ -178,7 +179,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             if probabilities is None:
                 probabilities = torch.softmax(_logits(hidden[part], weight, bias), dim=-1, dtype=grad.dtype)
             upstream = grad[part, None]
-            # d logprob / d logits is one at the target, less the softmax
+            # d logprob / d logits = onehot(target) - softmax
             slope = probabilities.mul_(-upstream).scatter_add_(-1, targets[part, None], upstream).to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(slope, matrix, out=grad_hidden[part])
@@ -227,7 +228,7 @@ def _chunk_numbers(device: torch.device) -> int:
 
 @contextmanager
 def _given(module: nn.Module, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Give `module` something else than it is called with; in this thread only, others may be generating."""
+    """Replace the input of `module`, in this thread only: another thread may be generating."""
     thread = threading.get_ident()
 
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:

@@ -1,4 +1,4 @@
-"""A policy: a causal language model with the tokenizer that belongs to it."""
+"""A policy: a causal language model with its tokenizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Policy:
-    """Model and tokenizer. Trained weights are float32; `dtype` is what the forward pass computes in."""
+    """Model and tokenizer. Trained weights are float32; `dtype` is the type of the forward pass."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Policy:
         ranks: Ranks | None = None,
         routing_replay: bool = False,
     ) -> None:
-        """`adapters` are those in `model`, if any; `ranks` the processes that hold it, of which this is one.
+        """`adapters` are those in `model`, if any; `ranks` are the processes that hold the model.
 
         Raises `PolicyError` when model and tokenizer cannot work together.
         """
@@ -54,7 +54,7 @@ class Policy:
         if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
             raise PolicyError(
                 f"the tokenizer of {name} has {len(tokenizer)} tokens, its model only "
-                f"{model.get_input_embeddings().weight.shape[0]}: they do not belong together"
+                f"{model.get_input_embeddings().weight.shape[0]}: they do not match"
             )
         self.name = name
         self.model = model.eval()  # dropout would make sampled and trained log-probabilities differ
@@ -69,10 +69,10 @@ class Policy:
         if routing_replay and self.ranks.size > 1:
             raise PolicyError("policy.routing_replay must be false with several processes")
         self.routers = Routers(model) if routing_replay else None
-        """What chooses experts, where these choices are recorded and replayed."""
+        """The routers, when their choices of experts are recorded and replayed."""
         self.tokenizer_hash = _tokenizer_hash(tokenizer)
         self.longest_token_chars = max(map(len, tokenizer.get_vocab()))
-        """No token stands for more characters of a text than its name has, but for those that a tokenizer drops."""
+        """Upper bound on the characters that one token decodes to, except for those that a tokenizer drops."""
         self.stop_ids = _stop_ids(model, tokenizer)
         self._unshown = frozenset(tokenizer.all_special_ids)
         self._num_tokens = len(tokenizer)
@@ -80,17 +80,17 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return torch.device(self.model.device)
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence, prompt and completion, that the model takes."""
+        """Longest sequence of prompt and completion that the model accepts."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """What matrix products of a forward pass compute in."""
+        """Type of the matrix products in a forward pass."""
         return self.model.dtype if self.dtype is torch.float32 else self.dtype
 
     def compute(self) -> contextlib.AbstractContextManager[object]:
@@ -100,7 +100,7 @@ class Policy:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def encode_prompt(self, question: str) -> list[int]:
-        """Token ids of a question: through the chat template when the tokenizer has one."""
+        """Token ids of a question, with the tokenizer's chat template if it has one."""
         if self.tokenizer.chat_template:
             messages = [{"role": "user", "content": question}]
             if self.system_prompt:
@@ -111,17 +111,17 @@ class Policy:
         return list(self.tokenizer.encode(text))
 
     def encode_completion(self, completion: Completion) -> list[int]:
-        """Token ids of a completion from another policy, as this tokenizer writes its text.
+        """Token ids of another policy's completion under this tokenizer.
 
-        Text that spells a special token stays text: a stranger's completion must not end a turn in the middle.
+        Text that spells a special token stays text: a foreign completion must not end a turn early.
         """
         ids = list(self.tokenizer.encode(completion.text, add_special_tokens=False, split_special_tokens=True))
         return [*ids, self.tokenizer.eos_token_id] if completion.finish_reason == "stop" else ids
 
     def hides(self, ids: Sequence[int]) -> bool:
-        """Whether a completion has tokens that its text does not show, besides a last one that ends it.
+        """Whether a completion has tokens that its text does not show, apart from a final end token.
 
-        A policy may sample a special token in the middle; nobody can tell then from the text what was graded.
+        A policy may sample a special token in the middle; the text then does not determine what was graded.
         """
         shown = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return any(token in self._unshown or token >= self._num_tokens for token in shown)
@@ -132,7 +132,7 @@ class Policy:
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
-        """The parameters that updates change: all, or the adapters'."""
+        """The trained parameters: all, or the adapters'."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
@@ -142,9 +142,9 @@ class Policy:
         return {name: value for name, value in named.items() if value.requires_grad or not self.adapters}
 
     def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write a directory that `from_pretrained` loads, or peft when there are adapters.
+        """Write a directory that `from_pretrained` loads, or peft if there are adapters.
 
-        `weights` replaces this process's own, which may be shares of them only.
+        `weights` replaces this process's own, which may be shards.
         """
         weights = self.weights if weights is None else weights
         if self.adapters:
@@ -156,7 +156,7 @@ class Policy:
         self.tokenizer.save_pretrained(directory)
 
     def merge(self) -> None:
-        """Make the adapters part of the weights; the policy is then for generating and saving only."""
+        """Merge the adapters into the weights; afterwards the policy can only generate and be saved."""
         if self.adapters:
             self.model = self.adapters.merge()
             self.adapters = None
@@ -168,15 +168,13 @@ def load_policy(
     progress: Callable[[int, int], None] | None = None,
     ranks: Ranks | None = None,
 ) -> Policy:
-    """Load the policy that `settings` name. Raises `PolicyError`.
+    """Load the policy that `settings` names.
 
-    `weights` is a directory that `Policy.save` wrote, for a policy that has been trained since; `CheckpointError` when
-    it does not fit the settings. `progress` is called while the embedded policy is made for the first time. `ranks` are
-    the processes that share the weights.
+    Raises `PolicyError`.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    transformers_logging.disable_progress_bar()  # a bar a shard drowns our own
+    transformers_logging.disable_progress_bar()  # one bar per shard would hide our own
     lora = settings.lora.rank > 0
     if weights is not None and is_adapter_directory(weights) != lora:
         raise CheckpointError(
@@ -242,7 +240,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest of what maps text to ids: equal hashes mean token ids can be shared."""
+    """Digest of the text-to-id mapping: equal hashes mean that token ids can be shared."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {}
@@ -251,7 +249,7 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokenizer's end token and those of the generation config: chat models end their turns with another."""
+    """The tokenizer's end token and those of the generation config: chat models end turns with a different token."""
     generation = getattr(model, "generation_config", None)
     extra = getattr(generation, "eos_token_id", None)
     ids = extra if isinstance(extra, list) else [extra]

@@ -18,46 +18,46 @@ from swarm.policy.loading import Policy
 from swarm.policy.routing import Routing
 
 PROBE_TOLERANCE = 1e-4
-"""Largest difference of float32 hidden states, as a part of the largest of them, that is only rounding."""
+"""Largest relative difference of float32 hidden states that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a policy gives to the tokens of R completions of at most T tokens, all [R, T]; 0 beyond a row's end.
+    """A policy's scores of R completions of at most T tokens, all [R, T]; 0 beyond a row's end.
 
-    Losses, screening and audits start from it: it knows nothing of what it is for.
+    Losses, screening and audits all start from it.
     """
 
     logprobs: Tensor
     entropies: Tensor
-    """Of the distribution each token was taken from, in nats; without gradient."""
+    """Entropy of each token's distribution, in nats; without gradient."""
     mask: Tensor
     """True on a row's tokens."""
 
 
 class Routed(Tokens, Protocol):
-    """Tokens that may have met experts before."""
+    """Tokens with an optional record of their experts."""
 
     @property
     def routing(self) -> Routing | None:
-        """Of prompt and completion but the last token; None where it is not known."""
+        """Experts of prompt and completion except the last token; None when unknown."""
         ...
 
 
 class Scorer:
-    """Log-probabilities at the sampling temperature, the softmax at least float32."""
+    """Log-probabilities at the sampling temperature; the softmax is at least float32."""
 
     def __init__(self, policy: Policy, temperature: float, batching: Batching) -> None:
-        """Raises `PolicyError` for a model whose output head cannot be found."""
+        """Raises `PolicyError` for a model without a known output head."""
         self._policy = policy
         self._temperature = temperature
         self._batching = batching
         self._head = policy.ranks.forward(lambda: OutputHead(policy.model))
 
     def __call__(self, rows: Sequence[Routed]) -> Scores:
-        """One forward pass; the output head runs on positions that predict completion tokens only.
+        """One forward pass; the output head runs only on positions that predict completion tokens.
 
-        The batching's `attention` must be in effect, in training until the gradient is there.
+        The batching's `attention` must be active, in training until the backward pass ends.
         """
         layout = self._batching.lay_out(rows)
         device = self._policy.device
@@ -89,7 +89,8 @@ def predicting_states(head: OutputHead, layout: Layout, device: torch.device) ->
 
 
 def choose_batching(policy: Policy, name: BatchingName) -> Batching:
-    """Packed or padded rows; `auto` packs on the CPU if the model can. Raises `PolicyError` if it has to and cannot."""
+    """Packed or padded rows; `auto` packs on the CPU if the model can. Raises `PolicyError` when packing is required
+    and impossible."""
     if name == "padded" or (name == "auto" and (policy.device.type != "cpu" or policy.ranks.size > 1)):
         return Padded()
     if policy.ranks.forward(lambda: can_pack(policy.model)):
@@ -101,7 +102,7 @@ def choose_batching(policy: Policy, name: BatchingName) -> Batching:
 
 @torch.no_grad()
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether hidden states of packed rows are those of rows on their own, tried out on a few tokens."""
+    """Whether packed rows give the same hidden states as separate rows, tested on a few tokens."""
     layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"]
     if not model.is_backend_compatible() or set(layer_types) != {"full_attention"}:
         return False
@@ -112,7 +113,7 @@ def can_pack(model: PreTrainedModel) -> bool:
         try:
             with batching.attention(model):
                 states.append(predicting_states(head, batching.lay_out(pairs), model.device))
-        except (NotImplementedError, TypeError, ValueError):  # no packed attention, or a model that passes nothing on
+        except (NotImplementedError, TypeError, ValueError):  # no packed attention, or it is not passed on
             return False
     padded, packed = states
     return bool((padded - packed).abs().max() <= PROBE_TOLERANCE * padded.abs().max())
@@ -145,5 +146,5 @@ def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> tuple[
 
 
 def position_ids(attention: Tensor) -> Tensor:
-    """Positions [B, T] that count real tokens only, so that padding on the left changes nothing."""
+    """Positions [B, T] that count real tokens only, so that left padding has no effect."""
     return (attention.cumsum(dim=1) - 1).clamp(min=0)

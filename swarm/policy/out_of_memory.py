@@ -1,4 +1,4 @@
-"""Running out of memory costs time, not the batch: the same work is done again in smaller pieces."""
+"""Recovers from running out of memory: retries the same work in smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ALLOCATOR_MESSAGES = ("can't allocate memory", "out of memory")
-"""How allocators say it that raise a plain `RuntimeError`."""
+"""Messages of allocators that raise a plain `RuntimeError`."""
 
 
 class TokenBudget:
-    """Tokens a forward pass may have; halved whenever memory runs out, and for good."""
+    """Most tokens of a forward pass; permanently halved whenever memory runs out."""
 
     def __init__(self, tokens: int, alone: bool = True) -> None:
-        """Begin with `tokens`. Unless `alone` nothing is tried again: other ranks wait in the middle of a pass."""
+        """Start with `tokens`. Retries only if `alone`: other ranks would be waiting within a pass."""
         self.tokens = tokens
         self._alone = alone
 
     def attempt(self, work: Callable[[int], T], rows: Sequence[Tokens]) -> T:
-        """What `work(tokens)` returns; it is called again from its start with half as many after running out.
+        """Return `work(tokens)`; restarts it with half the tokens when memory runs out.
 
-        Raises `OutOfMemory` when `rows`, which it works on, are taken one at a time already.
+        Raises `OutOfMemory` when `rows` are already processed one at a time.
         """
         while True:
             try:
@@ -44,7 +44,7 @@ class TokenBudget:
                         "one completion with its prompt does not fit in memory; set update.gradient_checkpointing, or "
                         f"lower generation.max_new_tokens: {str(error).splitlines()[0]}"
                     ) from error
-            self._halve()  # outside of the handler, whose traceback holds on to tensors
+            self._halve()  # outside the handler, whose traceback keeps tensors alive
 
     def _halve(self) -> None:
         self.tokens = max(1, self.tokens // 2)
@@ -52,12 +52,13 @@ class TokenBudget:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         logger.warning(
-            "out of memory; going on with %d tokens a forward pass, set update.micro_batch_tokens to it", self.tokens
+            "out of memory; continuing with %d tokens per forward pass; set update.micro_batch_tokens to it",
+            self.tokens,
         )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator gave up."""
+    """Whether the error is an allocation failure."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(message in str(error) for message in ALLOCATOR_MESSAGES)

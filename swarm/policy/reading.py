@@ -1,4 +1,4 @@
-"""Model and tokenizer from a directory or the hub: whole, or an error that names what is wrong."""
+"""Load model and tokenizer from a directory or the hub, with precise errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.errors import PolicyError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 NAMED = 3
-"""How many of many wrong tensors a message lists."""
+"""Most wrong tensors that a message lists."""
 
 
 def read_model(
@@ -29,20 +29,20 @@ def read_model(
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise PolicyError(f"cannot load model {source!r}: {error}") from error
-    # transformers would start such tensors at random, and go on.
+    # transformers would initialize such tensors at random and continue.
     if missing := sorted(found["missing_keys"]):
-        raise PolicyError(f"the weights of {source!r} lack {', '.join(missing[:NAMED])} ({len(missing)} in all)")
+        raise PolicyError(f"the weights of {source!r} lack {', '.join(missing[:NAMED])} ({len(missing)} in total)")
     if mismatched := sorted(found["mismatched_keys"]):
         name, stored, expected = mismatched[0]
         raise PolicyError(
             f"the weights of {source!r} do not fit its config.json: {name} must have the shape {list(expected)}, got "
-            f"{list(stored)} ({len(mismatched)} such in all)"
+            f"{list(stored)} ({len(mismatched)} in total)"
         )
     return model, tokenizer
 
 
 def _check_files(directory: Path) -> None:
     if not (directory / "config.json").is_file():
-        raise PolicyError(f"{directory} has no config.json: it is no model in Hugging Face format")
+        raise PolicyError(f"{directory} has no config.json: it is not a model in Hugging Face format")
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise PolicyError(f"{directory} has no tokenizer; there must be one of {', '.join(TOKENIZER_FILES)}")
+        raise PolicyError(f"{directory} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")

@@ -1,8 +1,8 @@
-"""Which experts a mixture-of-experts model sends a token to: recorded at generation, replayed in training.
+"""Expert choices of a mixture-of-experts model: recorded at generation, replayed in training.
 
-Engine and trainer compute with the same weights in another order. Where two experts are nearly as good, rounding then
-decides which one a token meets, and its log-probability differs by far more than rounding. Only the choice is replayed:
-how much each expert counts is computed again, so routers learn as before. Source: arXiv:2510.11370.
+Engine and trainer compute with the same weights in a different order. When two experts score almost equally, rounding
+decides the choice, and the token's log-probability differs by far more than rounding. Only the choice is replayed: the
+experts' weights are recomputed, so that routers still learn. Source: arXiv:2510.11370.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Routing = npt.NDArray[np.uint16]
 STORED = np.dtype("<u2")
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-3
-"""Of weights in bfloat16; those of another rule differ by more."""
+"""Tolerance for bfloat16 weights; another rule differs by more."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,25 @@ class Piece:
 
     row: int
     start: int
-    """The first one's place in prompt and completion."""
+    """Position of the first token in prompt and completion."""
     num_tokens: int
     padding: int = 0
 
 
 class Routers:
-    """A model's routers, layer by layer."""
+    """A model's routers, in the order of its layers."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises `PolicyError` for a model without routers, or with some whose rule is not known here."""
+        """Raises `PolicyError` for a model without routers or with an unknown routing rule."""
         self._modules = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
         if not self._modules:
-            raise PolicyError(
-                f"{type(model).__name__} has no routers that are known here; set policy.routing_replay to false"
-            )
+            raise PolicyError(f"{type(model).__name__} has no known routers; set policy.routing_replay to false")
         self._normalised = [_is_normalised(module) for module in self._modules]
         self._experts: Tensor | None = None
 
     @contextmanager
     def recorded(self) -> Iterator[list[Tensor]]:
-        """The list gets the experts that a forward pass within chooses: [tokens, k] a layer."""
+        """Yields a list that receives the experts chosen in a forward pass: [tokens, k] per layer."""
         chosen: list[Tensor] = []
 
         def record(module: nn.Module, args: object, output: tuple[Tensor, ...]) -> None:
@@ -69,7 +67,8 @@ class Routers:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Within, forward passes and what is computed again for their gradient go by what `replay` was told."""
+        """Within the block, forward passes and their recomputation for the gradient use the records given to
+        `replay`."""
         hooks = [
             module.register_forward_hook(self._replayed(layer, normalised))
             for layer, (module, normalised) in enumerate(zip(self._modules, self._normalised, strict=True))
@@ -82,9 +81,9 @@ class Routers:
                 hook.remove()
 
     def replay(self, records: Sequence[Routing | None], pieces: Sequence[Piece], device: torch.device) -> None:
-        """The next forward pass is of rows with these records, laid out in `pieces`.
+        """Set the records for the next forward pass, whose rows are laid out in `pieces`.
 
-        Tokens without a record, such as those of other nodes, are sent where the router sends them now.
+        The router chooses for tokens without a record, such as those of other nodes.
         """
         known = next((record for record in records if record is not None), None)
         if known is None:
@@ -101,7 +100,7 @@ class Routers:
         self._experts = torch.from_numpy(experts).to(device)
 
     def read(self, stored: bytes, num_tokens: int) -> Routing | None:
-        """The record of a sequence of which `num_tokens` tokens were fed; None where there is none of that size."""
+        """The record of a sequence with `num_tokens` input tokens; None when there is none of that size."""
         flat = np.frombuffer(stored, STORED)
         top_k = int(self._modules[0].top_k)
         whole = len(flat) == num_tokens * len(self._modules) * top_k
@@ -120,7 +119,7 @@ class Routers:
 
 
 def together(chosen: Sequence[Tensor]) -> Routing:
-    """What `Routers.recorded` gave of one forward pass."""
+    """Combine the list from `Routers.recorded` of one forward pass."""
     routing: Routing = torch.stack(list(chosen), dim=1).cpu().numpy().astype(STORED)
     return routing
 
@@ -133,7 +132,7 @@ def _weights(logits: Tensor, experts: Tensor, normalised: bool) -> Tensor:
 
 @torch.no_grad()
 def _is_normalised(router: nn.Module) -> bool:
-    """Whether the weights of the chosen experts add up to 1, seen by giving the router a few states."""
+    """Whether the weights of the chosen experts sum to 1, tested on a few states."""
     matrix = router.weight
     assert isinstance(matrix, Tensor)
     states = torch.randn(PROBE_TOKENS, matrix.shape[-1], generator=torch.Generator().manual_seed(0))
@@ -145,6 +144,6 @@ def _is_normalised(router: nn.Module) -> bool:
             if expected.shape == weights.shape and torch.allclose(expected, weights.float(), atol=PROBE_TOLERANCE):
                 return normalised
     raise PolicyError(
-        f"the routing of {type(router).__name__} cannot be replayed: its weights are not those of a softmax; set "
+        f"the routing of {type(router).__name__} cannot be replayed: its weights are not a softmax; set "
         "policy.routing_replay to false"
     )

@@ -1,4 +1,4 @@
-"""Weights as bytes that travel, in the precision that is wanted."""
+"""Packs weights into bytes for sending, in a chosen precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import Module
 from swarm.errors import SnapshotError
 
 Precision = Literal["native", "bfloat16", "int8"]
-"""What travels: every bit, weights rounded to bfloat16, or matrices to 8 bits with one scale a row."""
+"""Lossless, rounded to bfloat16, or matrices rounded to 8 bits with one scale per row."""
 
 SCALE = ":scale"
 INT8_MAX = 127
@@ -22,7 +22,7 @@ HEADER_BYTES = 2**20
 
 
 def pack(weights: Mapping[str, Tensor], precision: Precision = "native") -> bytes:
-    """Safetensors bytes of weights on any device, the same for equal weights; floats in `precision`."""
+    """Safetensors bytes of the weights, deterministic; floats in `precision`. The weights may be on any device."""
     packed: dict[str, Tensor] = {}
     for name in sorted(weights):
         tensor = weights[name].detach().cpu()
@@ -49,7 +49,7 @@ def unpack(snapshot: bytes) -> dict[str, Tensor]:
 
 
 def most_bytes(model: Module) -> int:
-    """No snapshot that fits a model has more: in another precision, and with tied weights written out."""
+    """Upper bound on the size of a snapshot that fits a model, in any precision and with duplicated tied weights."""
     tensors: list[Tensor] = list(model.state_dict().values())
     return HEADER_BYTES + 4 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -1,8 +1,8 @@
-"""The embedded policy: a 0.13 M parameter model that half-knows nine arithmetic tasks, made on the spot without a hub.
+"""The embedded policy: a 0.13 M parameter model, trained locally, with partial knowledge of nine arithmetic tasks.
 
 It imitates a base model before post-training: supervised on generated questions, where most examples lack the answer
-tag and some are wrong. Reinforcement learning then elicits the format and sharpens what is there; it is a toy for
-seeing the swarm work, not evidence about large models.
+tag and some are wrong. Reinforcement learning then elicits the format and improves accuracy. It demonstrates the swarm
+and is not evidence about large models.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ANIMALS = (
     "woodlouse",
 )
 
-# The fixed parts of the nine tasks' questions: one token each makes prompts seven times shorter.
+# The fixed parts of the nine tasks' questions: as single tokens they make prompts seven times shorter.
 TEMPLATE_PHRASES = (
     "Calculate ",
     "Solve the following multiplication: ",
@@ -98,7 +98,7 @@ TEMPLATE_PHRASES = (
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The supervised recipe; changing any of it makes a new policy under a new cache key."""
+    """The supervised recipe; any change makes a new policy under a new cache key."""
 
     seed: int = 20_260_101
     questions_per_task: int = 3_000
@@ -107,15 +107,15 @@ class WarmStart:
     learning_rate: float = 5e-3
     warmup_steps: int = 20
     final_fraction: float = 0.1
-    """Linear decay of the learning rate to this part of it."""
+    """Linear decay of the learning rate to this fraction of it."""
     untagged: float = 0.60
-    """Part of the examples that lack the answer tag."""
+    """Fraction of the examples without the answer tag."""
     wrong: float = 0.25
-    """Part of the examples whose answer belongs to another question of the task."""
+    """Fraction of the examples with the answer to another question of the task."""
 
 
 Progress = Callable[[int, int], None]
-"""(steps done, steps in all)"""
+"""(steps done, total steps)"""
 
 
 def build_tokenizer() -> Tokenizer:
@@ -137,7 +137,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_config() -> Qwen3Config:
-    """Qwen3 shape, 0.13 M parameters."""
+    """Qwen3 architecture, 0.13 M parameters."""
     return Qwen3Config(
         vocab_size=len(tiny_tokenizer()),
         hidden_size=64,
@@ -157,7 +157,8 @@ def tiny_config() -> Qwen3Config:
 
 
 def ensure_tiny(progress: Progress | None = None) -> Path:
-    """Directory of the warm-started policy in Hugging Face format; made on first use, then cached by content hash."""
+    """Directory of the warm-started policy in Hugging Face format; created on first use, then cached by content
+    hash."""
     directory = _cache_root() / f"tiny-{_recipe_digest()}"
     if directory.is_dir():
         return directory
@@ -168,7 +169,7 @@ def ensure_tiny(progress: Progress | None = None) -> Path:
     tiny_tokenizer().save_pretrained(staging)
     try:
         staging.rename(directory)
-    except OSError:  # another process was faster; both made the same
+    except OSError:  # another process was faster; both made the same policy
         shutil.rmtree(staging)
     return directory
 
@@ -191,7 +192,7 @@ def _recipe_digest() -> str:
 
 def _warm_start(recipe: WarmStart, progress: Progress) -> Qwen3ForCausalLM:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # at this size a second thread costs more than it brings
+    torch.set_num_threads(1)  # at this size a second thread slows it down
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
@@ -203,7 +204,8 @@ def _warm_start(recipe: WarmStart, progress: Progress) -> Qwen3ForCausalLM:
 
 
 def _examples(recipe: WarmStart) -> list[tuple[list[int], int]]:
-    """(token ids, number of prompt tokens) of question-answer pairs, formatted as a careless base model would."""
+    """(token ids, number of prompt tokens) of question-answer pairs, formatted like a base model before
+    post-training."""
     from reasoning_gym import create_dataset
 
     tokenizer = tiny_tokenizer()

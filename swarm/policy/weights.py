@@ -1,4 +1,4 @@
-"""New weights for a policy that is in use: checked whole before the first one is changed."""
+"""Replaces the weights of a policy in use; checks all of them before it changes any."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from swarm.policy.loading import Policy
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 NAMED = 3
-"""How many of many wrong names a message lists."""
+"""Most wrong names that a message lists."""
 
 
 def swap_weights(policy: Policy, weights: Mapping[str, Tensor], version: int) -> None:
-    """Put `weights` in place of the policy's, between two decode steps. Raises `WeightsRefused`, nothing changed.
+    """Replace the policy's weights between two decode steps.
 
-    Every parameter that a checkpoint holds must be there: all, or the adapters'. Without adapters, buffers and the
-    other names of tied parameters may be there too. Tensors of another dtype or device are converted.
+    Raises `WeightsRefused` without changing anything. Every parameter that a checkpoint holds is required: all, or the
+    adapters'. Without adapters, buffers and the other names of tied parameters are allowed. Tensors of another dtype or
+    device are converted.
     """
     check_weights(policy, weights)
     with policy.gate.change(), torch.no_grad():
@@ -34,7 +35,7 @@ def swap_weights(policy: Policy, weights: Mapping[str, Tensor], version: int) ->
 
 
 def whole_weights(policy: Policy) -> dict[str, Tensor]:
-    """The policy's weights as `swap_weights` takes them; every rank has to call it, the leader gets them."""
+    """The policy's weights for `swap_weights`; every rank must call it, the leader gets the result."""
     return {name: policy.ranks.whole(value.detach()) for name, value in policy.weights.items()}
 
 
@@ -51,13 +52,13 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def check_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
-    """Raises `WeightsRefused` for what cannot take the place of the policy's weights."""
+    """Raises `WeightsRefused` for weights that do not fit the policy."""
     own = policy.weights
     known = set(own) if policy.adapters else set(policy.model.state_dict())
     if missing := [name for name in own if name not in weights]:
-        raise WeightsRefused(f"the new weights lack {_list(missing)}: they are of another model")
+        raise WeightsRefused(f"the new weights lack {_list(missing)}: they belong to another model")
     if unknown := [name for name in weights if name not in known]:
-        raise WeightsRefused(f"this policy has no {_list(unknown)}: the new weights are of another model")
+        raise WeightsRefused(f"this policy has no {_list(unknown)}: the new weights belong to another model")
     for name, parameter in own.items():
         new = weights[name]
         if new.shape != parameter.shape:

@@ -1,4 +1,4 @@
-"""The mix of SAPO: which groups teach, and how many of whose make one update. Source: arXiv:2509.08721, section 3."""
+"""SAPO's mix: draws the groups of one update, local and external. Source: arXiv:2509.08721, section 3."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ T = TypeVar("T")
 Candidate = tuple[str, GradedGroup]
 """(content id, group)"""
 Screen = Callable[[Sequence[Candidate]], Sequence[GradedGroup | None]]
-"""What of each group is to be learned from; None: nothing."""
+"""Returns the part of each group to learn from; None for none of it."""
 AuthorOf = Callable[[str], str]
-"""Whom a peer's groups count as: itself, or all newcomers together."""
+"""The author a peer counts as: itself, or the one that all newcomers share."""
 MAX_DRAWS = 4
-"""Draws an update, of which each but the first takes the places of what was refused."""
+"""Draws per update; each after the first replaces refused groups."""
 
 
 class MixSettings(Settings):
-    """I local + J external groups an update."""
+    """I local + J external groups per update."""
 
     local: int = Field(4, ge=0)
-    """I: local groups an update."""
+    """I: local groups per update."""
     external: int = Field(4, ge=0)
-    """J: external groups an update."""
+    """J: external groups per update."""
     fill: Literal["none", "local"] = "none"
-    """What takes the place of missing external groups: nothing (the shortfall is reported), or further local ones."""
+    """What replaces missing external groups: nothing (the shortfall is reported), or more local groups."""
     external_old_logprobs: Literal["receiver", "behaviour", "none"] = "receiver"
-    """What stands for the behaviour policy of external groups: this node's own log-probabilities when the batch is
-    built (the paper's), the sender's (only with the same tokenizer, else `receiver`), or none: the ratio is 1."""
+    """Old log-probabilities of external groups: this node's own when the batch is built (`receiver`, as in the paper),
+    the sender's (`behaviour`; only with the same tokenizer, else `receiver`), or `none`: the ratio is 1."""
     external_negative_weight: float = Field(0.25, ge=0, le=1)
-    """Scales negative-advantage external completions. 1 is the paper; below it wrong answers in the format this policy
-    uses can drive it less far away from that format."""
+    """Weight of external completions with negative advantage; 1 as in the paper. A lower value limits how far wrong
+    answers in this policy's format can drive it away from that format."""
 
     @model_validator(mode="after")
     def _something_to_train_on(self) -> MixSettings:
@@ -49,18 +49,18 @@ class MixSettings(Settings):
 
 
 class Mix(Struct, frozen=True):
-    """The groups of one update, and what was missing: ledger and pool are settled by it after the update."""
+    """The groups of one update, and the shortfalls; ledger and pool are settled by it after the update."""
 
     local: tuple[GradedGroup, ...]
     external: tuple[GradedGroup, ...]
     external_ids: tuple[str, ...]
     """Content ids of `external`."""
     refused_ids: tuple[str, ...]
-    """Content ids of external groups that were drawn and refused."""
+    """Content ids of external groups that were drawn and then refused."""
     local_shortfall: int
     external_shortfall: int
     filled: int
-    """Local groups beyond I that stand in for missing external ones."""
+    """Local groups beyond I that replace missing external ones."""
 
 
 def _whole(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
@@ -79,8 +79,8 @@ def mix(
 ) -> Mix:
     """Sample I of the local and J of the external groups, uniformly and without replacement.
 
-    No author has more than its fair part of J: J divided by the authors at hand, rounded up. What `screen` refuses is
-    drawn again, from other authors. Both inputs have signal already. `share` is the part of J to be had now.
+    No author exceeds its fair part of J: J divided by the available authors, rounded up. Groups that `screen` refuses
+    are replaced from other authors. All input groups have signal. `share` scales J.
     """
     draw = _Draw(external, int(share * settings.external), author_of, rng)
     for _ in range(MAX_DRAWS):
@@ -102,7 +102,7 @@ def mix(
 
 
 class _Draw:
-    """External groups in random order, of each author at most its fair part of `count`."""
+    """External groups in random order, from each author at most its fair part of `count`."""
 
     def __init__(
         self, candidates: Sequence[Candidate], count: int, author_of: AuthorOf, rng: np.random.Generator
@@ -112,11 +112,11 @@ class _Draw:
         self._count = count
         self._left = [candidates[i] for i in rng.permutation(len(candidates))]
         keys = {group.group.peer_id: author_of(group.group.peer_id) for _, group in candidates}
-        # Where nobody but newcomers is at hand, they are authors of their own.
+        # When only newcomers are available, each of them is a separate author.
         self._keys = keys if set(keys.values()) != {NEWCOMERS} else {peer_id: peer_id for peer_id in keys}
 
     def more(self) -> list[Candidate]:
-        """Groups for the places that are free."""
+        """Draw groups for the free places."""
         if len(self.chosen) == self._count:
             return []
         num_authors = len({self._author(candidate) for candidate in [*self._left, *self.chosen]})
@@ -135,7 +135,7 @@ class _Draw:
         return drawn
 
     def settle(self, drawn: Sequence[Candidate], screened: Sequence[GradedGroup | None]) -> None:
-        """Take what is left of the groups drawn; whose group is refused gives no other in its place."""
+        """Keep the accepted groups; an author with a refused group is not drawn again."""
         out = set()
         for (content_id, group), kept in zip(drawn, screened, strict=True):
             if kept is None:

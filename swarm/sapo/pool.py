@@ -1,4 +1,5 @@
-"""Received groups waiting to be learned from: bounded, deduplicated by the caller's ids, with a quota a peer, aged."""
+"""Received groups that wait for an update: bounded, deduplicated by the caller's ids, with a quota per peer and a
+maximum age."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ class PoolSettings(Settings):
 
     max_groups: int = Field(128, ge=1)
     max_age_s: float = Field(600.0, gt=0)
-    """Groups older than this at the receiver are dropped as `expired`."""
+    """Groups that this node received longer ago are dropped as `expired`."""
     max_uses: int = Field(1, ge=1)
-    """How many updates a group may take part in before it leaves the pool."""
+    """Updates that a group may take part in before it leaves the pool."""
     max_share_per_peer: float = Field(0.5, gt=0, le=1)
-    """Largest part of `max_groups` that one peer's groups may hold, beyond it that peer's oldest goes; and of the queue
-    for grading, beyond it that peer's newest do not enter. In the pool newcomers are one peer."""
+    """Largest fraction of `max_groups` for one peer's groups; beyond it that peer's oldest group leaves. Also of the
+    grading queue; beyond it that peer's new groups are refused. In the pool, all newcomers count as one peer."""
 
 
 class PooledGroup(Struct):
@@ -37,7 +38,7 @@ class PooledGroup(Struct):
 
 
 class Pool:
-    """Oldest first; every departure other than use is returned as a reason, for the ledger."""
+    """Ordered from the oldest; methods return the reason of every departure other than use, for the ledger."""
 
     def __init__(self, settings: PoolSettings) -> None:
         """An empty pool."""
@@ -59,11 +60,10 @@ class Pool:
         now: float,
         author_of: Callable[[str], str] = lambda peer_id: peer_id,
     ) -> Counter[Reason]:
-        """Add a group that has signal. Returns what had to leave for it: `peer_quota`, `pool_full`.
+        """Add a group that has signal. Returns the reasons of the groups that left for it: `peer_quota`, `pool_full`.
 
-        A full pool gives up the oldest group of whoever has most: nobody's flood washes the others out.
-
-        Raises `ValueError` when the id is already there: deduplication comes first.
+        A full pool drops the oldest group of the author with the most, so that a flood cannot displace others' groups.
+        Raises `ValueError` for an id in the pool: the caller deduplicates.
         """
         if content_id in self._groups:
             raise ValueError(f"group {content_id} is already in the pool")
@@ -72,7 +72,7 @@ class Pool:
         author = author_of(graded.group.peer_id)
         own = [g for g in self._groups.values() if author_of(g.graded.group.peer_id) == author]
         quota = max(1, int(self._settings.max_groups * self._settings.max_share_per_peer))
-        # More than one too many only after a restart with smaller settings.
+        # More than one leaves only after a restart with smaller settings.
         for pooled in own[: max(0, len(own) - quota)]:
             self._drop(pooled, _fate(pooled, Reason.PEER_QUOTA), left)
         while len(self._groups) > self._settings.max_groups:
@@ -83,7 +83,7 @@ class Pool:
         return left
 
     def expire(self, now: float) -> Counter[Reason]:
-        """Drop groups past their age; returns `expired` counts of those never used."""
+        """Drop groups past their maximum age; returns the `expired` count of those never used."""
         left: Counter[Reason] = Counter()
         for pooled in list(self._groups.values()):
             if now - pooled.arrived_at <= self._settings.max_age_s:
@@ -92,11 +92,12 @@ class Pool:
         return left
 
     def candidates(self) -> list[tuple[str, GradedGroup]]:
-        """(content id, group) of everything available, oldest first."""
+        """(content id, group) of every available group, oldest first."""
         return [(pooled.content_id, pooled.graded) for pooled in self._groups.values()]
 
     def use(self, content_ids: Iterable[str]) -> int:
-        """Mark groups as used in an update; those at their limit leave. Returns how many had not been used before."""
+        """Mark groups as used in an update; those at `max_uses` leave. Returns how many were used for the first
+        time."""
         first = 0
         for content_id in content_ids:
             pooled = self._groups[content_id]
@@ -107,7 +108,7 @@ class Pool:
         return first
 
     def refuse(self, content_ids: Iterable[str]) -> int:
-        """Drop groups that cannot teach after all. Returns how many had never been used."""
+        """Drop groups that proved unusable. Returns how many had never been used."""
         return sum(self._groups.pop(content_id).uses == 0 for content_id in content_ids)
 
     def num_unused(self) -> int:
@@ -119,7 +120,7 @@ class Pool:
         return list(self._groups.values())
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
-        """What `dump` gave."""
+        """Restore what `dump` returned."""
         self._groups = {pooled.content_id: pooled for pooled in groups}
 
     def _drop(self, pooled: PooledGroup, reason: Reason | None, left: Counter[Reason]) -> None:
@@ -129,5 +130,5 @@ class Pool:
 
 
 def _fate(pooled: PooledGroup, reason: Reason) -> Reason | None:
-    """A group that taught at least once was used, whatever ends its stay."""
+    """A group that an update used counts as used, whatever removes it."""
     return reason if pooled.uses == 0 else None

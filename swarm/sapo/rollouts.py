@@ -1,4 +1,4 @@
-"""A node's own groups, a batch a round: made in turns with the updates, or ahead of them.
+"""A node's own groups, one batch per round: generated in alternation with the updates, or ahead of them.
 
     draw ──▶ generate ──▶ grade ──▶ batch         a group is graded while the others are still being generated
 
@@ -6,7 +6,7 @@
     max_staleness 1    batch 0 │ batch 1  │ batch 2  │ ...         in a thread, which waits for engine and verifier
                                │ update 0 │ update 1 │ ...
 
-Batch n is begun when update n - max_staleness is about to, so that what it is trained on is never older than that.
+Batch n starts when update n - max_staleness is about to start, which bounds its staleness.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GradedBatch(Struct, frozen=True):
 
 
 class Rollouts:
-    """Batches of P questions of a node's stream, answered G times each and graded by its own verifier."""
+    """Batches of P questions from a node's stream, each with G completions, graded by its own verifier."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class Rollouts:
         sampling: Sampling,
         max_staleness: int,
     ) -> None:
-        """`max_staleness`: batches that may be ahead of the one that was taken last.
+        """`max_staleness`: batches that may be ahead of the last one taken.
 
-        With 1 or more, all but the numbers are used by another thread than the one that takes batches. A group whose
-        tokens name no policy version is of the `version` at which its batch began.
+        With 1 or more, another thread than the caller of `take` uses everything but the numbers. A group whose tokens
+        name no policy version gets the `version` at which its batch started.
         """
         self._engine = engine
         self._verifier = verifier
@@ -68,10 +68,10 @@ class Rollouts:
         self._max_staleness = max_staleness
         self._thread = ThreadPoolExecutor(1, "generation") if max_staleness else None
         self._ahead: dict[int, Future[GradedBatch]] = {}
-        """Batches that were begun and not taken, by the position of their first question."""
+        """Batches started and not taken, by the position of their first question."""
 
     def take(self, position: int, stages: Stopwatch) -> GradedBatch:
-        """The batch that begins with question `position` of the stream; those that may follow it are begun.
+        """The batch that begins with question `position` of the stream; starts the batches that may be ahead of it.
 
         Raises what engine and verifier raise.
         """
@@ -84,7 +84,7 @@ class Rollouts:
             return self._ahead.pop(position).result()
 
     def close(self) -> None:
-        """Begin no more; what is being generated ends when its engine does."""
+        """Start no more batches; a running one ends with its engine."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 

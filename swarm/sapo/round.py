@@ -8,10 +8,10 @@
                             └──────▶ mix I + J ◀──── plausible? ◀── fair part ─┘
                                          │
                                          ▼
-                                       update ──▶ watch: worse since others teach?
+                                       update ──▶ watch: has others' data hurt?
 
-There is no global round and no barrier: a node takes what has arrived and trains even if nothing has. What comes before
-`share` is `rollouts.py`, which may be some rounds ahead. What waits where:
+There is no global round and no barrier: a node takes what has arrived and trains even if nothing has. The steps before
+`share` are in `rollouts.py`, which may run some rounds ahead. The queues:
   batches ahead    own groups not yet taken, at most `max_staleness` batches
   exchange inbox   raw records, filled by the network thread, emptied by `receive`, bounded by the network settings
   verifier queue   received groups being regraded, emptied by `collect`, bounded by the verification settings
@@ -50,18 +50,18 @@ from swarm.types import GradedGroup, PolicyId, RolloutGroup, Sampling, UpdateRep
 
 
 class ShareSettings(Settings):
-    """Which of its own groups a node gives to the swarm."""
+    """Which of its own groups a node shares."""
 
     groups: Literal["informative", "all", "none"] = "informative"
-    """`informative`: those with signal under this node's verifier; `all`; or `none`: take without giving."""
+    """`informative`: those with signal under this node's verifier; `all`; `none`: share nothing."""
     max_groups: int | None = Field(None, ge=1)
-    """The most a round, chosen uniformly; default: no limit."""
+    """Most groups shared per round, chosen uniformly; default: no limit."""
     token_ids: bool = False
-    """Send token ids and log-probabilities too, for receivers that use `external_old_logprobs: behaviour`."""
+    """Also send token ids and log-probabilities, for receivers that set `external_old_logprobs: behaviour`."""
 
 
 class RoundReport(Struct, frozen=True):
-    """What one round did, as the algorithm knows it; the role around it adds process and network to make an event."""
+    """The result of one round as the algorithm knows it; the role adds process and network figures to make an event."""
 
     round: int
     """1-based."""
@@ -71,11 +71,12 @@ class RoundReport(Struct, frozen=True):
     mix: Mix
     update: UpdateReport
     timings: dict[str, float]
-    """Seconds a stage."""
+    """Seconds per stage."""
     figures: dict[str, float] = {}
-    """Of this round's own groups, by conventional name."""
+    """Figures of this round's own groups, by conventional name."""
     alarm: Alarm | None = None
-    """Learning from others made this node worse: it does not for a while, and its policy should go back."""
+    """Others' groups lowered this node's reward: it stops using them for a while, and the caller should roll back its
+    policy."""
 
 
 class SapoNode:
@@ -104,7 +105,7 @@ class SapoNode:
         watch: WatchSettings | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has done nothing yet. Each group says for itself which `policy_id.version` it is of."""
+        """A node before its first round. The version in `policy_id` is ignored: each group names its own."""
         self.peer_id = peer_id
         self.round = 0
         """Rounds finished."""
@@ -145,7 +146,7 @@ class SapoNode:
         )
 
     def run_round(self) -> RoundReport:
-        """Take own groups, share, receive, mix, update: the whole of SAPO."""
+        """Take own groups, share, receive, mix, update: one whole SAPO round."""
         stages = Stopwatch()
         rng = np.random.default_rng([self._seed, self.round])
         batch = self._rollouts.take(self.position, stages)
@@ -181,7 +182,7 @@ class SapoNode:
 
     @property
     def is_well(self) -> bool:
-        """Whether the policy as it is now is one to come back to."""
+        """Whether the current policy is good enough to roll back to later."""
         return self._watch.well
 
     @property
@@ -190,7 +191,7 @@ class SapoNode:
         return len(self._intake)
 
     def receive(self) -> None:
-        """Take what has arrived: envelope checks are done, regrading is started, what is regraded enters the pool."""
+        """Receive groups and start to regrade them; regraded groups enter the pool."""
         author_of = self._author_of()
         for content_id, graded in self._intake.receive(self.pool):
             for reason, count in self.pool.add(content_id, graded, self._clock(), author_of).items():
@@ -199,7 +200,7 @@ class SapoNode:
             self.ledger.dropped(reason, count)
 
     def _needless(self, group: RolloutGroup) -> Reason | None:
-        """Why a group need not be graded: this policy's tokens cannot cover it, or it was said before."""
+        """Why a group need not be graded: it is too long for this policy, or it repeats an earlier one."""
         if cannot_fit(group, self._updater.max_chars):
             return Reason.TOO_LONG
         return self._copies.judge(group, self._clock())
@@ -225,7 +226,7 @@ class SapoNode:
         )
 
     def _screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
-        """The groups without their implausible completions; None for those that teach nothing then."""
+        """The groups without their implausible completions; None for those that then have no signal."""
         groups = [group for _, group in candidates]
         screened: list[GradedGroup | None] = []
         for graded, logprobs in zip(groups, self._updater.logprobs(groups), strict=True):
@@ -235,7 +236,7 @@ class SapoNode:
         return screened
 
     def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:
-        """Whether others have made this node worse; then nothing of what is held is learned from."""
+        """An alarm if others' groups lowered this node's reward; the pool is then discarded."""
         alarm = self._watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
         if alarm is not None:
             for peer_id in alarm.senders:
@@ -246,7 +247,7 @@ class SapoNode:
         return alarm
 
     def _trainable(self, batch: GradedBatch) -> tuple[list[GradedGroup], Counter[Reason]]:
-        """Own groups that may be trained on, and how many questions did not come to one, by reason."""
+        """Own groups to train on, and the number of questions without one, by reason."""
         if self._max_staleness == 0:  # nothing is generated ahead
             return batch.groups, batch.failed
         oldest = self._updater.version - self._max_staleness
@@ -261,13 +262,13 @@ class SapoNode:
             groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]
         for graded in groups:
             if (shared := self._own.share(graded.group)) is not None:
-                self._copies.judge(shared, self._clock())  # from now on these are this node's words
+                self._copies.judge(shared, self._clock())  # registers this node as their author
                 self.ledger.shared(1)
 
     def _settle(
         self, num_zero_advantage: int, num_informative: int, failed: Counter[Reason], mixed: Mix, skipped: bool
     ) -> None:
-        """Book the round at once and at its end: a round that fails in the middle leaves no half entry."""
+        """Record the whole round at its end: a round that fails leaves no partial entry."""
         self.ledger.generated(num_zero_advantage + num_informative + failed.total())
         for reason, count in failed.items():
             self.ledger.local(reason, count)
@@ -282,7 +283,7 @@ class SapoNode:
 
 
 def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
-    """The group as if only these completions had been in it; its sampler's expectation is no longer known."""
+    """The group with only these completions; its sampler's expectation is then unknown."""
     places = [i for i, is_wanted in enumerate(wanted) if is_wanted]
     group = replace(
         graded.group,

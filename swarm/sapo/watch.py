@@ -1,10 +1,10 @@
-"""Whether learning from others makes this node worse: then it stops for a while, and comes back slowly.
+"""Detects that others' groups lower this node's reward; it then pauses their use and resumes gradually.
 
     reward of own, fresh questions ──▶ mean of the last rounds ──▶ far below the best, with others in the updates?
                                                                              │ alarm
     share 1 ◀── rises over `return_rounds` ◀── share 0 for `rest_rounds` ◀───┘  weights of the last good checkpoint
 
-Own questions are new each round, so that their reward is a held-out one at no cost.
+Own questions are new each round, so that their reward is a free held-out measure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import Field
 from swarm.settings import Settings
 
 LONGEST_REST = 8
-"""Rests double with each alarm that follows another, up to this multiple of the first."""
+"""Rests double with each alarm soon after another, up to this multiple of the first."""
 
 
 class WatchSettings(Settings):
@@ -29,59 +29,60 @@ class WatchSettings(Settings):
     window_rounds: int = Field(40, ge=2)
     """Rewards are compared as means over this many rounds."""
     drop: float = Field(0.3, gt=0, le=1)
-    """The part of the best mean so far that has to be lost; 1: never an alarm."""
+    """Fraction of the best mean so far whose loss raises an alarm; 1: never."""
     sigmas: float = Field(6.0, gt=0)
-    """By how many standard errors the two means have to differ."""
+    """Standard errors by which the two means must differ."""
     min_share: float = Field(0.1, ge=0, le=1)
-    """Others' part of the window's updates, in groups, below which they are not to blame."""
+    """Others' fraction of the window's groups below which no alarm is raised."""
     rest_rounds: int = Field(100, ge=1)
-    """Rounds without others' groups after an alarm; twice as many after a next one soon after."""
+    """Rounds without others' groups after an alarm; doubled when the next alarm follows soon."""
     return_rounds: int = Field(200, ge=1)
-    """Rounds over which others' share then rises to the whole again."""
+    """Rounds over which others' share then rises back to 1."""
 
 
 class Alarm(Struct, frozen=True):
-    """Learning from others made things worse."""
+    """Others' groups lowered the reward."""
 
     before: float
     """Mean reward at its best."""
     after: float
     """Mean reward of the last rounds."""
     senders: tuple[str, ...]
-    """Who was learned from in these rounds, most first."""
+    """Authors of the groups used in these rounds, the most frequent first."""
     rest_rounds: int
 
 
 class Watch:
-    """Rewards of rounds, and whom their updates learned from. Pure: a round is its unit of time."""
+    """Rewards of rounds and the authors in their updates. Pure: time is counted in rounds."""
 
     def __init__(self, settings: WatchSettings) -> None:
-        """Nothing has been seen yet."""
+        """Start without rounds."""
         self._settings = settings
         self._rewards: deque[float] = deque(maxlen=2 * settings.window_rounds)
         self._parts: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=2 * settings.window_rounds)
         """Local groups, and the authors of the external ones, of each round."""
         self._best, self._variance = 0.0, 0.0
-        """Mean of the best window, and variance within it: a low window by chance varies little, too."""
+        """Mean of the best window and its variance: the latest window's alone would be too small if it is low by
+        chance."""
         self._round = 0
         self._returns_at = -math.inf
-        """Round from which on others' share rises."""
+        """Round at which others' share starts to rise."""
         self._rest = settings.rest_rounds
         self.num_alarms = 0
 
     @property
     def share(self) -> float:
-        """The part of the external groups asked for that an update may have now, in [0, 1]."""
+        """Fraction of the J external groups that an update may use now, in [0, 1]."""
         return min(1.0, max(0.0, (self._round - self._returns_at) / self._settings.return_rounds))
 
     @property
     def well(self) -> bool:
-        """Whether the policy as it is now is one to come back to."""
+        """Whether the current policy is good enough to roll back to later."""
         mean = self._mean()
         return mean is not None and mean >= (1 - self._settings.drop / 2) * self._best
 
     def observe(self, reward: float, num_local: int, authors: Sequence[str]) -> Alarm | None:
-        """Take in a round: the mean reward of its own completions, and whose groups its update learned from."""
+        """Add a round: the mean reward of its own completions, and the authors of its external groups."""
         self._round += 1
         self._rewards.append(reward)
         self._parts.append((num_local, tuple(authors)))
@@ -95,7 +96,7 @@ class Watch:
         return self._alarm(mean)
 
     def _mean(self) -> float | None:
-        """Of the last window; None before there is a whole one."""
+        """Mean over the last window; None before the first whole one."""
         window = self._settings.window_rounds
         return fmean(list(self._rewards)[-window:]) if len(self._rewards) >= window else None
 
@@ -116,7 +117,7 @@ class Watch:
         self._returns_at = self._round + self._rest
         senders = Counter(author for _, authors in self._parts for author in authors)
         alarm = Alarm(self._best, mean, tuple(sender for sender, _ in senders.most_common()), self._rest)
-        # What comes next is compared with itself: a reward that never comes back would be an alarm for ever.
+        # Start a new baseline: otherwise a reward that never recovers would raise alarms forever.
         self._rewards.clear()
         self._parts.clear()
         self._best, self._variance = 0.0, 0.0

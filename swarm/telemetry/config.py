@@ -1,4 +1,4 @@
-"""Where a node's figures go besides its own JSONL file."""
+"""Where a node sends its figures, besides its JSONL file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from swarm.settings import Settings
 
 
 class TelemetrySettings(Settings):
-    """JSONL is always written; the rest is opt-in."""
+    """The JSONL file is always written; the rest is opt-in."""
 
     prometheus_port: int | None = Field(None, ge=0, le=65535)
     """Serve /metrics on this port; 0 takes a free one."""
     prometheus_host: str = "127.0.0.1"
-    """Address to serve it on; the default is for this machine only."""
+    """Address to serve it on; the default is reachable from this machine only."""
     tensorboard: bool = False
     """Write event files under `OUT/tensorboard`."""
     wandb_project: str | None = None
     """Log to this Weights & Biases project (extra `wandb`)."""
     wandb_mode: Literal["online", "offline"] = "offline"
     log_every_rounds: int = Field(5, ge=1)
-    """Rounds between plain lines when there is no terminal."""
+    """Rounds between log lines when there is no terminal."""

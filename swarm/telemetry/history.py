@@ -1,4 +1,4 @@
-"""What a `metrics.jsonl` says: read whole, or followed while it grows; and the figures drawn from it."""
+"""Reads a `metrics.jsonl`, whole or as it grows, and derives figures from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REWARD_SHARE = 0.1
 
 
 class PeerSummary(TypedDict):
-    """One peer of `summary.json`. None is what is not known."""
+    """One peer in `summary.json`; None for unknown values."""
 
     name: str
     role: Role
@@ -42,18 +42,18 @@ class PeerSummary(TypedDict):
     eval_after: float | None
     groups: GroupCounts
     pool: int
-    """Received groups held unused at the end."""
+    """Unused received groups held at the end."""
     pending: int
     """Received groups still waiting to be verified at the end."""
     tokens_generated: int
     wall_s: float
-    """Seconds of training, rounds that were lost and repeated included."""
+    """Seconds of training, including rounds that were lost and repeated."""
     state: Phase
     restarts: int
 
 
 class SwarmSummary(TypedDict):
-    """`summary.json`. Means are over the peers that train and know the figure."""
+    """`summary.json`. Means are over the training peers that have the figure."""
 
     peers: list[PeerSummary]
     mean_reward_first: float | None
@@ -71,12 +71,12 @@ class Mixture(Struct, frozen=True):
     local: int
     external: int
     filled: int
-    """Own groups in the place of missing external ones."""
+    """Own groups that replace missing external ones."""
     missing: int
 
 
 class Moment(Struct, frozen=True):
-    """A line for people about something that happened."""
+    """One line about an event, for people."""
 
     time: float
     text: str
@@ -84,32 +84,33 @@ class Moment(Struct, frozen=True):
 
 
 class PeerHistory:
-    """One node's metrics file, as far as it has been read.
+    """One node's metrics file, up to the position read.
 
-    A node that was killed repeats the rounds since its last checkpoint. Of a repeated round the last line counts; and
-    once a process has resumed from round r, the lines beyond r describe a policy that is lost, so they are put aside.
+    A killed node repeats the rounds since its last checkpoint. The last line of a repeated round counts; when a process
+    resumes from round r, the lines beyond r describe a lost policy and are dropped.
     """
 
     def __init__(self, path: Path, name: str | None = None) -> None:
-        """`name` stands for the peer until its own start event gives one; the folder's name by default."""
+        """`name` is used until the peer's start event gives one; default: the folder's name."""
         self.path = path
         self._fallback_name = name or path.parent.name
         self._forget()
 
     @classmethod
     def read(cls, path: Path, name: str | None = None) -> PeerHistory:
-        """All of a file; one that does not exist yet gives an empty history."""
+        """The whole file; a missing file gives an empty history."""
         history = cls(path, name)
         history.tail()
         return history
 
     def tail(self) -> list[Event]:
-        """Take in what was appended since the last call, and return it. An unfinished last line is left for later."""
+        """Read and return the events appended since the last call. An incomplete last line is left for the next
+        call."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)
                 if size < self._offset:
-                    # Shorter than what was read: the file was replaced, by a fresh run into the same folder.
+                    # Shorter than the position read: a new run in the same folder replaced the file.
                     self._forget()
                 file.seek(self._offset)
                 text = file.read()
@@ -131,19 +132,19 @@ class PeerHistory:
 
     @property
     def name(self) -> str:
-        """What people call this peer."""
+        """The peer's display name."""
         return (self.start.name if self.start else "") or self._fallback_name
 
     @property
     def role(self) -> Role:
-        """What the rounds are of: a peer's, steps of a learner, or a worker's batches."""
+        """What a round is: a peer's round, a learner's step, or a worker's batch."""
         if self.latest is not None and self.latest.following is not None:
             return "worker"
         return "learner" if self.latest is not None and self.latest.learning is not None else "peer"
 
     @property
     def phase(self) -> Phase:
-        """What the file says about the process; a killed one still looks as if it ran."""
+        """The state of the process according to the file; a killed process still appears to run."""
         if self.start is None and self.latest is None:
             return "waiting"
         return self.end.reason if self.end else "running"
@@ -171,7 +172,7 @@ class PeerHistory:
         return mean(event.reward for event in self.series()[-self._share() :])
 
     def recent_reward(self, num_rounds: int) -> float | None:
-        """Mean reward over up to `num_rounds` last rounds."""
+        """Mean reward over the last `num_rounds` rounds, or fewer."""
         return mean(event.reward for event in self.series()[-num_rounds:])
 
     def evaluation_before(self) -> EvaluationEvent | None:
@@ -179,12 +180,12 @@ class PeerHistory:
         return self.evaluations.get(0)
 
     def evaluation_after(self) -> EvaluationEvent | None:
-        """The evaluation after the most rounds; None when there was none after training began."""
+        """The latest evaluation; None when there was none after training started."""
         last = max(self.evaluations, default=0)
         return self.evaluations[last] if last > 0 else None
 
     def seconds_per_round(self, num_rounds: int = 20) -> float | None:
-        """Pace of this process over its last rounds; None before its first."""
+        """Seconds per round over this process's last rounds; None before its first."""
         resumed_from = (self.start.resumed_from or 0) if self.start else 0
         recent = [event for event in self.series()[-num_rounds:] if event.round > resumed_from]
         if not recent:
@@ -194,9 +195,9 @@ class PeerHistory:
         return (recent[-1].wall_s - recent[0].wall_s) / (recent[-1].round - recent[0].round)
 
     def mixtures(self) -> list[Mixture]:
-        """What each update was made of.
+        """The composition of each update.
 
-        The counts in the file are cumulative, so a round whose predecessor is missing from the file has none.
+        The counts in the file are cumulative, so a round without its predecessor has no entry.
         """
         found = []
         for number in sorted(self.rounds):
@@ -245,18 +246,18 @@ class PeerHistory:
         self._wall_before_s = 0.0
         self._wall_here_s = 0.0
         self.start: StartEvent | None = None
-        """The latest."""
+        """The latest start event."""
         self.end: EndEvent | None = None
-        """None while a process runs, as far as the file knows."""
+        """None while the process runs, according to the file."""
         self.latest: RoundEvent | None = None
-        """The round that describes the node as it is now."""
+        """The round that describes the node's current state."""
         self.rounds: dict[int, RoundEvent] = {}
         self.evaluations: dict[int, EvaluationEvent] = {}
         self.moments: deque[Moment] = deque(maxlen=50)
         self.restarts = 0
-        """Starts after a process that did not end in an orderly way."""
+        """Starts after a process that did not shut down cleanly."""
         self.ignored_lines = 0
-        """Torn lines, and events of a kind that is not known."""
+        """Torn lines and events of an unknown kind."""
 
     def _take(self, event: Event) -> None:
         match event:
@@ -279,7 +280,7 @@ class PeerHistory:
 
     def _take_start(self, event: StartEvent) -> None:
         if self.end is not None and event.resumed_from is None:
-            # A new run into the same folder, not a continuation: the old one is over.
+            # A new run in the same folder, not a continuation.
             offset, ignored = self._offset, self.ignored_lines
             self._forget()
             self._offset, self.ignored_lines = offset, ignored
@@ -305,7 +306,7 @@ class PeerHistory:
 def swarm_summary(
     histories: Sequence[PeerHistory], config: Mapping[str, object], versions: Mapping[str, str]
 ) -> SwarmSummary:
-    """What `summary.json` holds."""
+    """The content of `summary.json`."""
     peers = [history.peer_summary() for history in histories]
     trained = [peer for peer in peers if peer["role"] != "worker"]
     return SwarmSummary(
@@ -326,7 +327,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def drop_reasons(counts: Iterable[GroupCounts]) -> list[tuple[str, int]]:
-    """(reason, groups) over all of `counts`, the most frequent first."""
+    """(reason, number of groups) over all of `counts`, the most frequent first."""
     total: Counter[str] = Counter()
     for groups in counts:
         total.update(groups["dropped"])
@@ -334,7 +335,7 @@ def drop_reasons(counts: Iterable[GroupCounts]) -> list[tuple[str, int]]:
 
 
 def num_dropped(groups: GroupCounts) -> int:
-    """Received groups given up, for any reason."""
+    """Received groups dropped, for any reason."""
     return sum(groups["dropped"].values())
 
 

@@ -1,4 +1,4 @@
-"""How sure an accuracy is."""
+"""Confidence intervals of an accuracy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[float, float]:
-    """Interval that holds the true accuracy with 95% confidence (Wilson 1927), (0, 1) when nothing was asked."""
+    """The 95% Wilson confidence interval of the accuracy (Wilson 1927); (0, 1) without questions."""
     if asked == 0:
         return 0.0, 1.0
     part = correct / asked

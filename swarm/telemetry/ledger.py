@@ -1,8 +1,8 @@
-"""Counts of what became of every group, so that none can vanish without a reason.
+"""Counts the outcome of every group, so that none disappears without a reason.
 
     received == used_external + sum(dropped) + pool + pending
 
-where `pool` and `pending` are the groups still held that no update has used.
+where `pool` and `pending` are the unused groups still held.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from swarm.telemetry.records import GroupCounts
 
 
 class Ledger:
-    """Cumulative over a node's life: `snapshot` goes into its metrics and checkpoints, `restore` takes it up again.
+    """Cumulative over a node's life: `snapshot` goes into metrics and checkpoints, `restore` resumes from it.
 
-    Used from the main thread only.
+    Main thread only.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Ledger:
         self._shared += _count(n)
 
     def received(self, n: int) -> None:
-        """Count groups of others as arrived; refused ones too, each of which is then also `dropped`."""
+        """Count received groups, including refused ones, which are then also `dropped`."""
         self._received += _count(n)
 
     def dropped(self, reason: Reason, n: int = 1) -> None:
-        """Count received groups as given up. One that an update has used is not dropped when it leaves the pool."""
+        """Count received groups as dropped. A group that an update has used is not dropped when it leaves the pool."""
         if _count(n):
             self._dropped[reason] += n
 
@@ -57,16 +57,16 @@ class Ledger:
         self._used_local += _count(n)
 
     def used_external(self, n: int, again: int = 0) -> None:
-        """Count received groups as trained on: `n` for their first time, `again` that were counted before."""
+        """Count received groups as trained on: `n` for the first time, `again` repeatedly."""
         self._used_external += _count(n)
         self._reused_external += _count(again)
 
     def unaccounted(self, pool: int, pending: int) -> int:
-        """Received groups of which nothing is known, given the unused ones still held. Anything but 0 is a bug."""
+        """Received groups without an outcome, given the unused ones still held. Anything but 0 is a bug."""
         return self._received - self._used_external - self._dropped.total() - pool - pending
 
     def snapshot(self) -> GroupCounts:
-        """All counts, as plain values that later calls do not change."""
+        """A copy of all counts."""
         return GroupCounts(
             generated=self._generated,
             shared=self._shared,
@@ -79,7 +79,7 @@ class Ledger:
         )
 
     def restore(self, counts: GroupCounts) -> None:
-        """Go on from a snapshot; what was counted here before is forgotten."""
+        """Replace all counts with a snapshot's."""
         self._generated = counts["generated"]
         self._shared = counts["shared"]
         self._received = counts["received"]

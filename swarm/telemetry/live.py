@@ -1,4 +1,4 @@
-"""How a run looks while it goes on: a table that redraws itself in a terminal, plain lines elsewhere."""
+"""The live view of a run: a table that redraws itself in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 REWARD_ROUNDS = 20
-"""The reward shown as current is a mean over this many rounds: one round of a few groups says little."""
+"""Rounds in the mean that is shown as the current reward; one round is too noisy."""
 SILENT_AFTER_S = 60.0
 NUM_MOMENTS = 3
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -59,7 +59,7 @@ COLUMNS = (
 class LiveView:
     """The table of a set of peers, one row each, with overall progress above it and the latest events below.
 
-    Rendering reads what the files have gained since, so whoever draws it needs to do nothing else.
+    Rendering reads new lines from the files, so the caller only draws.
     """
 
     def __init__(
@@ -73,25 +73,25 @@ class LiveView:
         self._notes: deque[Moment] = deque(maxlen=NUM_MOMENTS)
 
     def note(self, text: str, level: str = "info") -> None:
-        """Show a line that is in no peer's file, e.g. that its process died. From any thread."""
+        """Show a line that is in no peer's file, e.g. that its process died. Thread-safe."""
         self._notes.append(Moment(self._clock(), text, level))
 
     @contextmanager
     def shown(self, console: Console | None = None, per_second: float = 2) -> Iterator[LiveView]:
-        """Draw on the terminal while the block runs, from a thread of its own; the last picture stays."""
+        """Draw on the terminal from a thread while the block runs; the last frame stays."""
         from rich.live import Live
 
         with Live(self, console=console, refresh_per_second=per_second, vertical_overflow="crop"):
             yield self
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The picture, made for the width and height there is."""
+        """The frame for the terminal's width and height."""
         for history in self._histories:
             history.tail()
         now = self._clock()
         width = options.max_width
         moments = self._moments()
-        # A taller picture than the screen would scroll, and flicker: rows that do not fit are counted instead.
+        # A frame taller than the screen would scroll and flicker, so rows that do not fit are only counted.
         space = (options.height or console.size.height) - len(moments) - 6
         shown = self._histories if len(self._histories) <= space else self._histories[: max(1, space - 1)]
         yield self._progress(now, width)
@@ -142,18 +142,18 @@ class LiveView:
 
 
 class Progress(Struct, frozen=True):
-    """How far a set of peers is."""
+    """The progress of a set of peers."""
 
     done: int
     """Rounds, over all peers."""
     total: int | None
-    """Rounds in the end; None where a peer goes on without one."""
+    """Rounds planned; None when a peer has no limit."""
     left_s: float | None
-    """Seconds until the slowest peer is done at its present pace; None while that is not known."""
+    """Seconds until the slowest peer finishes at its current pace; None while unknown."""
 
     @classmethod
     def of(cls, histories: Sequence[PeerHistory]) -> Progress:
-        """From what has been read of the files. Peers that have not started are taken to have as many rounds to go."""
+        """From the files read so far. Peers that have not started are assumed to plan as many rounds as the others."""
         known = [history.start.rounds for history in histories if history.start]
         counts = [rounds for rounds in known if rounds is not None]
         done = sum(_round(history) for history in histories)
@@ -166,7 +166,7 @@ class Progress(Struct, frozen=True):
             if history.start and history.start.rounds is not None:
                 rounds = history.start.rounds
             if history.phase in ("done", "interrupted", "error"):
-                # What a peer that has stopped did not do will not be done.
+                # A stopped peer does no further rounds.
                 total += _round(history)
                 continue
             total += rounds
@@ -203,7 +203,7 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
 
 
 def _learning(figures: LearningFigures, oldest: float | None) -> list[str]:
-    """A learner's version and staleness; what is measured of its workers beside what the model says."""
+    """A learner's version and staleness; its workers' measured and predicted figures."""
     waits = "-" if figures.bubble is None else f"{figures.bubble:.0%}"
     predicted = "-" if figures.predicted_bubble is None else f"{figures.predicted_bubble:.0%}"
     return [
@@ -215,7 +215,7 @@ def _learning(figures: LearningFigures, oldest: float | None) -> list[str]:
 
 
 def summary_table(summary: SwarmSummary) -> Table:
-    """The end of a run: what `summary.json` says, one row per peer and one for all."""
+    """`summary.json` as a table: one row per peer and one for all."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -223,13 +223,13 @@ def summary_table(summary: SwarmSummary) -> Table:
     table = Table(title="What the swarm learned", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     table.pad_edge = False
-    # Names give way where there is too little room: rich narrows wrapping columns first.
+    # When space is short, names are cut: rich narrows wrapping columns first.
     table.add_column("peer", overflow="crop", min_width=8)
     for heading in ("rounds", "reward", "accuracy", "received", "used", "dropped"):
         table.add_column(heading, justify="right", no_wrap=True)
     for peer in summary["peers"]:
         groups = peer["groups"]
-        # A process that left no end event was killed, or is still at it.
+        # A process without an end event was killed or is still running.
         ended = "not ended" if peer["state"] == "running" else peer["state"]
         table.add_row(
             Text(peer["name"] + ("" if peer["state"] == "done" else f" ({ended})"), no_wrap=True),
@@ -262,7 +262,7 @@ def summary_table(summary: SwarmSummary) -> Table:
 
 
 def state_text(history: PeerHistory, now: float, short: bool = False) -> str:
-    """What a peer is doing, in a word or three."""
+    """A peer's state in one to three words."""
     if history.phase == "error":
         return "failed"
     if history.phase != "running":
@@ -279,7 +279,7 @@ def state_text(history: PeerHistory, now: float, short: bool = False) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float, blocks: str = BLOCKS) -> str:
-    """`values` from 0 to `top` in at most `width` characters, each the mean of its share; blank where unknown."""
+    """`values` from 0 to `top` in at most `width` characters, each the mean of its bin; blank where unknown."""
     num_bins = min(width, len(values))
     bins = [mean(values[i * len(values) // num_bins : (i + 1) * len(values) // num_bins]) for i in range(num_bins)]
     highest = len(blocks) - 1
@@ -297,7 +297,7 @@ def _peer_table(histories: Sequence[PeerHistory], now: float, width: int, ascii_
     wide = width >= WIDE
     spark_width = 16 if wide else 10 if width >= MEDIUM else 8
     rewards = [[event.reward for event in history.series()] for history in histories]
-    # One scale for all rows, so that they can be compared.
+    # One scale makes the rows comparable.
     bins = [mean(values[i : i + REWARD_ROUNDS]) for values in rewards for i in range(0, len(values), REWARD_ROUNDS)]
     top = max((value for value in bins if value is not None), default=0.0)
 
@@ -307,9 +307,9 @@ def _peer_table(histories: Sequence[PeerHistory], now: float, width: int, ascii_
         table.add_column(
             heading,
             justify=column.justify,
-            # The reasons are what gives way where there is too little room: rich narrows wrapping columns first.
+            # When space is short, the reasons are cut: rich narrows wrapping columns first.
             no_wrap=column.name != "dropped",
-            # An ellipsis cannot be written in every encoding.
+            # Some encodings have no ellipsis.
             overflow="crop" if ascii_only else "ellipsis",
             max_width=column.max_width if not wide else column.max_width * 2,
         )

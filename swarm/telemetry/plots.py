@@ -1,6 +1,6 @@
-"""The pictures of a report: rewards, what each update was mixed from, and what became of received groups.
+"""The plots of a report: rewards, the composition of updates, and the outcomes of received groups.
 
-Each is drawn on axes it is given, so that one function serves the PNG and the page.
+Each function draws on given axes and so serves both the PNG and the page.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 Curve = npt.NDArray[np.float64]
 Draw = Callable[["Axes", Sequence[PeerHistory], "Ink"], None]
 
-# Okabe and Ito's colours, told apart with any colour vision; their yellow is too pale for thin lines and left out.
+# Okabe and Ito's colours, safe for colour blindness, without yellow, which is too pale for thin lines.
 BLUE, ORANGE, GREEN, PINK, SKY, VERMILION = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
 PEER_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION)
 GREY = "#9a9a9a"
 MAX_NAMED_PEERS = 6
 FONT = {"font.family": "sans-serif", "text.parse_math": False}
-"""A name with dollar signs is no formula."""
-"""More lines than this cannot be told apart: they are drawn alike and only the mean is named."""
+"""Disables math text: dollar signs in names are literal."""
+"""Beyond this many peers, lines share one style and only the mean is labelled."""
 MAX_POINTS = 500
 MAX_BARS = 60
 MAX_REASONS = 4
 SMOOTHING = 0.08
-"""Width of the moving average, as a share of the rounds."""
+"""Window of the moving average, as a fraction of the rounds."""
 
 
 class Ink(Struct, frozen=True):
-    """Colours of what is not data."""
+    """Colours of everything but data."""
 
     text: str
     faint: str
     nothing: str
-    """Fill of what is missing or undecided: quieter than any data."""
+    """Fill for missing or undecided groups: fainter than any data."""
 
 
 PAPER = Ink(text="#222222", faint="#8a8a8a", nothing="#dedede")
-# Stand-ins for the page's own colours, which differ in light and dark: replaced in the finished SVG.
+# Placeholders for the page's colours, which differ in light and dark mode: replaced in the finished SVG.
 _PAGE = Ink(text="#0a0b0c", faint="#8a8b8c", nothing="#dadbdc")
 _PAGE_VARIABLES = {_PAGE.text: "var(--ink)", _PAGE.faint: "var(--faint)", _PAGE.nothing: "var(--nothing)"}
 
 
 def smoothed(values: Curve, window: int) -> Curve:
-    """Centred moving average over `window` rounds, shorter at the ends; unknown (NaN) values are left out of it."""
+    """Centred moving average over `window` rounds, shorter at the ends; ignores NaN values."""
     known = ~np.isnan(values)
     kernel = np.ones(window)
     half = (window - 1) // 2
@@ -66,13 +66,13 @@ def smoothed(values: Curve, window: int) -> Curve:
 
 
 def smoothing_window(histories: Sequence[PeerHistory]) -> int:
-    """Rounds that the reward curves are averaged over; odd, 1 for short runs."""
+    """Window in rounds of the averaged reward curves; odd, 1 for short runs."""
     longest = max((len(history.rounds) for history in histories), default=0)
     return max(1, int(longest * SMOOTHING) // 2 * 2 + 1)
 
 
 def draw_rewards(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
-    """Mean reward of each peer's own completions per round, smoothed, and the mean over peers."""
+    """Smoothed mean reward per round of each peer's own completions, and the mean over peers."""
     window = smoothing_window(histories)
     trained = [history for history in histories if history.rounds]
     named = len(trained) <= MAX_NAMED_PEERS
@@ -102,7 +102,7 @@ def draw_rewards(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None
 
 
 def draw_mix(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
-    """Groups per update by origin, the mean over peers; several rounds to a bar in long runs."""
+    """Groups per update by origin, mean over peers; in long runs a bar covers several rounds."""
     mixtures = [mixture for history in histories for mixture in history.mixtures()]
     last = max((mixture.round for mixture in mixtures), default=0)
     step = max(1, -(-last // MAX_BARS))
@@ -115,7 +115,7 @@ def draw_mix(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
     kinds: tuple[tuple[str, str, Callable[[Mixture], int]], ...] = (
         ("own", BLUE, lambda mixture: mixture.local),
         ("of others", ORANGE, lambda mixture: mixture.external),
-        ("own, filling in", SKY, lambda mixture: mixture.filled),
+        ("own, as fill", SKY, lambda mixture: mixture.filled),
         ("missing", ink.nothing, lambda mixture: mixture.missing),
     )
     for label, colour, count in kinds:
@@ -123,14 +123,14 @@ def draw_mix(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
         if heights.any():
             axes.stairs(bottom + heights, edges, baseline=bottom, fill=True, color=colour, label=label, linewidth=0)
             bottom = bottom + heights
-    per_bar = f", {step} rounds a bar" if step > 1 else ""
+    per_bar = f", {step} rounds per bar" if step > 1 else ""
     _finish(axes, ink, "Mix", f"groups in an update, mean over peers{per_bar}", empty=not bottom.any())
     _round_axis(axes, ink, histories)
     axes.set_ylim(0, max(1.0, float(bottom.max(initial=0)) * 1.02))
 
 
 def draw_ledger(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
-    """What became of the groups each peer received."""
+    """Outcomes of the groups that each peer received."""
     from matplotlib.ticker import MaxNLocator
 
     names = [history.name for history in histories]
@@ -150,9 +150,9 @@ def draw_ledger(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
         if any(values):
             axes.barh(rows, values, left=left, color=colour, label=label, height=0.72, linewidth=0)
             left += np.array(values, dtype=float)
-    _finish(axes, ink, "Ledger", "what became of the groups each peer received", empty=not left.any())
+    _finish(axes, ink, "Ledger", "outcomes of the groups that each peer received", empty=not left.any())
     axes.set_yticks(rows, names)
-    # From the top down, and with room for at least two, so that a single bar does not fill the picture.
+    # From top to bottom, with room for at least two bars, so that a single one does not fill the plot.
     axes.set_ylim(max(2, len(names)) - 0.4, -0.6)
     axes.set_xlabel("groups", color=ink.faint)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -161,7 +161,7 @@ def draw_ledger(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
 
 
 def draw_versions(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
-    """Which version the learner is at, and which each worker has installed, over time."""
+    """The learner's version, and the version that each worker has installed, over time."""
     started = min((event.time for history in histories for event in history.series()), default=0.0)
     workers = [history for history in histories if history.role == "worker"]
     for index, history in enumerate(workers):
@@ -187,13 +187,13 @@ def draw_versions(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> Non
                 linewidth=2.2,
                 label=history.name,
             )
-    _finish(axes, ink, "Versions", "the learner's, and what workers have installed", empty=not histories)
+    _finish(axes, ink, "Versions", "the learner's, and those installed by workers", empty=not histories)
     axes.set_xlabel("minutes", color=ink.faint)
     axes.set_ylim(bottom=0)
 
 
 def draw_staleness(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
-    """How old the tokens of each step were, against the budget."""
+    """Staleness of the tokens of each step, and the bound."""
     steps = [
         event for history in histories for event in history.series() if event.learning and LAG_MAX in event.figures
     ]
@@ -210,11 +210,11 @@ def draw_staleness(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> No
 
 
 def as_svg(draw: Draw, histories: Sequence[PeerHistory], height_in: float, label: str) -> str:
-    """A picture for the page: text stays text, and takes the page's colours in light and dark."""
+    """A plot for the page: text stays text, and colours follow the page's light or dark mode."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The salt keeps ids of several pictures on one page apart, and the same from run to run.
+    # The salt makes ids unique on the page and the same in every run.
     with matplotlib.rc_context({**FONT, "svg.fonttype": "none", "svg.hashsalt": label}):
         figure = Figure(figsize=(8.6, height_in), layout="constrained")
         draw(figure.subplots(), histories, _PAGE)
@@ -226,12 +226,12 @@ def as_svg(draw: Draw, histories: Sequence[PeerHistory], height_in: float, label
     for stand_in, variable in _PAGE_VARIABLES.items():
         svg = svg.replace(stand_in, variable)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # The width comes from the page.
+    # The page sets the width.
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{label}"', svg, count=1)
 
 
 def write_png(path: Path, histories: Sequence[PeerHistory]) -> None:
-    """All pictures in one PNG."""
+    """All plots in one PNG."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -253,12 +253,12 @@ def write_png(path: Path, histories: Sequence[PeerHistory]) -> None:
 
 
 def training(histories: Sequence[PeerHistory]) -> list[PeerHistory]:
-    """Those that train, or everyone where nobody does; workers only sample."""
+    """The peers that train, or all if none does; workers only sample."""
     return [history for history in histories if history.role != "worker"] or list(histories)
 
 
 def ledger_height_in(histories: Sequence[PeerHistory]) -> float:
-    """Inches that give every peer's bar room for its name."""
+    """Height in inches with room for every peer's name."""
     return 1.2 + 0.24 * max(2, len(histories))
 
 
@@ -283,13 +283,13 @@ def _line(
         alpha=alpha,
         label=label,
         solid_capstyle="round",
-        # A single round would draw nothing.
+        # A line through a single point would be invisible.
         marker="o" if len(at) == 1 else None,
     )
 
 
 def _round_axis(axes: Axes, ink: Ink, histories: Sequence[PeerHistory]) -> None:
-    """The same scale for every picture over rounds."""
+    """The same scale for every plot over rounds."""
     from matplotlib.ticker import MaxNLocator
 
     last = max((number for history in histories for number in history.rounds), default=1)
@@ -311,7 +311,7 @@ def _finish(axes: Axes, ink: Ink, title: str, subtitle: str, empty: bool) -> Non
     if empty:
         axes.text(0.5, 0.5, "nothing recorded", ha="center", va="center", color=ink.faint, transform=axes.transAxes)
     else:
-        # Beside the data, never on it.
+        # Place the legend beside the data.
         axes.legend(
             loc="upper left",
             bbox_to_anchor=(1.005, 1.0),

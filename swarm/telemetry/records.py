@@ -1,6 +1,6 @@
-"""The lines of a node's `metrics.jsonl`: one event each, the same definitions for the writer and every reader.
+"""The lines of a node's `metrics.jsonl`, one event each; writers and readers share these definitions.
 
-Readers ignore fields and events that they do not know, so a file of a newer version can still be read.
+Readers ignore unknown fields and events, so that they can read files of newer versions.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class GroupCounts(TypedDict):
-    """What became of a node's groups, all cumulative over its life, also across resumes."""
+    """Outcomes of a node's groups; cumulative over its life, also across resumes."""
 
     generated: int
     """Groups this node generated."""
     shared: int
-    """Own groups handed to the swarm."""
+    """Own groups shared with the swarm."""
     received: int
-    """Groups of others that arrived, whatever became of them."""
+    """Groups received from others, whatever their outcome."""
     used_local: int
-    """Own groups that went into an update."""
+    """Own groups used in an update."""
     used_external: int
-    """Distinct received groups that went into at least one update."""
+    """Distinct received groups used in at least one update."""
     dropped: dict[str, int]
-    """Received groups that were given up without ever being used, by reason."""
+    """Received groups dropped without ever being used, by reason."""
     local: NotRequired[dict[str, int]]
-    """Own groups that were not trained on, by reason."""
+    """Own groups not trained on, by reason."""
     reused_external: NotRequired[int]
     """Further uses of received groups already counted in `used_external`."""
 
 
 class LearningFigures(Struct, frozen=True):
-    """A learner after a step: what it has, and what the overlap model says beside what is measured."""
+    """A learner after a step: its state, and the overlap model's prediction beside the measurement."""
 
     version: int
     max_staleness: int
-    """The budget; what was seen is the figure `LAG_MAX`."""
+    """The staleness bound; the figure `LAG_MAX` holds the observed maximum."""
     wait_s: float
-    """Of this step, for rollouts."""
+    """Seconds this step waited for rollouts."""
     train_s: float
     workers: int
-    """Present."""
+    """Workers present."""
     active: int
     rate: float
-    """Rollouts a second to count on from the active ones."""
+    """Expected rollouts per second of the active workers."""
     required_rate: float | None = None
-    """The least that keeps the learner busy, by the measured times; None where it is not known, or nothing would."""
+    """The least rate that keeps the learner busy, by measured times; None when unknown or when no rate suffices."""
     broadcast_s: float | None = None
     bubble: float | None = None
-    """Part of its time that it waited, over the last steps."""
+    """Fraction of its time that it waited, over the last steps."""
     predicted_bubble: float | None = None
 
 
@@ -60,28 +60,28 @@ class FollowingFigures(Struct, frozen=True):
     """A worker after a batch."""
 
     version: int | None
-    """The snapshot installed."""
+    """Version of the installed snapshot."""
     announced: int | None
-    """The newest that it knows of."""
+    """Newest version that it knows of."""
     installed: int
-    """Snapshots so far."""
+    """Snapshots installed so far."""
     refused: int
-    """Snapshots that could not be used."""
+    """Snapshots that did not fit or could not generate."""
     paused_s: float
-    """In this process so far: lagging, not wanted, without its learner, or without room for its groups."""
+    """Idle seconds of this process: lagging, not wanted, without its learner, or without room for its groups."""
 
 
 class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):
-    """A process began, or resumed, this node's training."""
+    """A process started or resumed this node's training."""
 
     time: float
     """Unix seconds."""
     peer_id: str
     run_id: str | None = None
     name: str = ""
-    """What people call this node, e.g. `peer-1`."""
+    """Display name of this node, e.g. `peer-1`."""
     rounds: int | None = None
-    """Rounds to train for; None without an end."""
+    """Rounds to train for; None without a limit."""
     config: dict[str, object] = {}
     versions: dict[str, str] = {}
     resumed_from: int | None = None
@@ -109,33 +109,33 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     wall_s: float = 0.0
     """Seconds of training in this process so far."""
     reward: float | None
-    """Mean reward of the completions this node generated this round; 0 when there were none."""
+    """Mean reward of this round's own completions; 0 when there were none."""
     groups: GroupCounts
     local_shortfall: int = 0
     external_shortfall: int = 0
     filled: int = 0
-    """Own groups that took the place of missing external ones."""
+    """Own groups that replaced missing external ones."""
     pool: int = 0
-    """Received groups in the pool that have not been used yet."""
+    """Unused received groups in the pool."""
     pending: int = 0
     """Received groups waiting to be verified."""
     peers: int = 0
     """Peers connected now."""
     alone_since: float | None = None
-    """Unix seconds; None while a peer is connected."""
+    """Unix time since when no peer is connected; None while one is."""
     tokens_generated: int = 0
     """Cumulative, like `groups`."""
     tokens_per_s: float | None = None
     figures: dict[str, float | None] = {}
-    """What the stages report, by conventional name (`swarm/figures.py`); None for a value that was not finite."""
+    """Figures of the stages, by conventional name (`swarm/figures.py`); None for a value that was not finite."""
     counters: dict[str, int] = {}
-    """Cumulative in this process: what network and verifier did and dropped, e.g. `network/drop_inbox`."""
+    """Cumulative counts of network and verifier in this process, e.g. `network/drop_inbox`."""
     timings: dict[str, float] = {}
     """Seconds of this round by stage."""
     learning: LearningFigures | None = None
-    """Of a learner, whose rounds are its steps."""
+    """Set for a learner, whose rounds are its steps."""
     following: FollowingFigures | None = None
-    """Of a worker, whose rounds are its batches of questions."""
+    """Set for a worker, whose rounds are its batches of questions."""
 
 
 class CheckpointEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="checkpoint"):
@@ -147,7 +147,7 @@ class CheckpointEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
 
 
 class NoteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="note"):
-    """Something a person should see."""
+    """A message for people."""
 
     time: float
     text: str
@@ -156,7 +156,7 @@ class NoteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="note"
 
 
 class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
-    """The process stopped in an orderly way."""
+    """The process shut down cleanly."""
 
     time: float
     round: int
@@ -175,7 +175,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event | None:
-    """The event on a line, or None for one that is torn or of an unknown kind."""
+    """The event on a line; None for a torn line or an unknown kind."""
     try:
         return _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
-"""The report of a run: `summary.json`, a page that needs nothing but itself, and one picture.
+"""The report of a run: `summary.json`, a self-contained page and one PNG.
 
-All of it is made from whatever there is: an interrupted run, a peer without a round, one peer or many.
+It works with partial data: an interrupted run, a peer without a round, one peer or many.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PICTURE_FILE = "report.png"
 
 
 def write_report(out_dir: Path, histories: Sequence[PeerHistory], summary: SwarmSummary) -> None:
-    """Write the three files into `out_dir`. Raises `OSError` where that is not possible."""
+    """Write the three files into `out_dir`. Raises `OSError`."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    # The summary first: it is quick, and still there if someone interrupts the drawing.
+    # Write the summary first: it is quick and remains if someone interrupts the drawing.
     text = msgspec.json.format(msgspec.json.encode(summary, enc_hook=str), indent=2) + b"\n"
     _replace(out_dir / SUMMARY_FILE, text)
     _replace(out_dir / PAGE_FILE, page(histories, summary).encode())
@@ -55,11 +55,11 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary) -> str:
         _section("Peers", _peer_table(peers)),
         _section("Held-out questions by task", _task_table(histories)),
         _section(
-            "What updates were made of",
+            "Composition of updates",
             _picture(plots.draw_mix, trained, 2.6, "Groups in an update by origin, by round"),
         ),
         _section(
-            "What became of every shared group",
+            "Outcomes of received groups",
             _picture(plots.draw_ledger, trained, plots.ledger_height_in(trained), "Received groups by outcome")
             + _ledger_table([peer for peer in peers if peer["role"] != "worker"]),
         ),
@@ -92,7 +92,7 @@ def _incomplete(peers: Sequence[PeerSummary]) -> str:
 
 def _headlines(peers: Sequence[PeerSummary], summary: SwarmSummary) -> str:
     first, last = summary["mean_reward_first"], summary["mean_reward_last"]
-    # Only peers with both evaluations: otherwise a peer that stopped early would pass for progress, or for harm.
+    # Only peers with both evaluations: a peer that stopped early would distort the comparison.
     evaluated = [peer for peer in peers if peer["eval_before"] is not None and peer["eval_after"] is not None]
     before, after = mean(peer["eval_before"] for peer in evaluated), mean(peer["eval_after"] for peer in evaluated)
     used = sum(peer["groups"]["used_external"] for peer in peers)
@@ -111,7 +111,7 @@ def _headlines(peers: Sequence[PeerSummary], summary: SwarmSummary) -> str:
             f"before and after training, {len(evaluated)} of {len(peers)} peers",
         ),
         (
-            "Groups of others trained on",
+            "External groups trained on",
             f"{used:,}",
             f"{used / updates:.0%} of all groups trained on" if updates else "nothing was trained on",
         ),
@@ -175,7 +175,7 @@ def _task_table(histories: Sequence[PeerHistory]) -> str:
 
 
 def _following(histories: Sequence[PeerHistory]) -> str:
-    """Versions and staleness, and what the overlap model says beside what was measured."""
+    """Versions and staleness, and the overlap model's prediction beside the measurement."""
     rows = []
     for history in plots.training(histories):
         steps = [event for event in history.series() if event.learning is not None]
@@ -186,14 +186,14 @@ def _following(histories: Sequence[PeerHistory]) -> str:
         rows += [
             ("staleness, versions", str(oldest), f"at most {last.max_staleness}"),
             ("learner waited", _percent(last.bubble), _percent(last.predicted_bubble)),
-            ("rollouts a second", _figure(last.rate), f"{_figure(last.required_rate)} needed"),
-            ("seconds a step trains", _figure(last.train_s), ""),
-            ("seconds a broadcast takes", _figure(last.broadcast_s), ""),
+            ("rollouts per second", _figure(last.rate), f"{_figure(last.required_rate)} needed"),
+            ("training seconds per step", _figure(last.train_s), ""),
+            ("seconds per broadcast", _figure(last.broadcast_s), ""),
             ("workers active", f"{last.active} of {last.workers}", ""),
         ]
     if not rows:
         return ""
-    note = "At the end of the run. The model: arXiv:2602.02192, eq. 1 and 2; it lets nothing be sampled in a broadcast."
+    note = "At the end of the run. Model: arXiv:2602.02192, eq. 1 and 2, which allows no sampling during a broadcast."
     return (
         _picture(plots.draw_versions, histories, 2.8, "Versions of learner and workers, over time")
         + _picture(plots.draw_staleness, histories, 2.4, "Age of the tokens trained on, by step")
@@ -234,7 +234,7 @@ def _ledger_table(peers: Sequence[PeerSummary]) -> str:
         rows.append(("all", *(f"{sum(column):,}" for column in zip(*counts, strict=True))))
     note = (
         "One shared group counts once at its sender and once at every peer it reached. A received group counts once: "
-        "as used if any update had it, else under the reason it was given up for, else as still held."
+        "as used if any update used it, else under its drop reason, else as still held."
     )
     table = _table(head, rows, text_columns=1, total=len(peers) > 1)
     return table + f'<p class="note">{note}</p>' + _pairs((reason, sentence(reason)) for reason in reasons)
@@ -332,7 +332,7 @@ def _duration(seconds: float) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Whole or not at all: a report of an earlier run stays until the new one is complete."""
+    """Replace the file atomically: an earlier report stays until the new one is complete."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
     os.replace(partial, path)

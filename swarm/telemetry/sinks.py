@@ -1,7 +1,7 @@
-"""Where a node's events go: its JSONL file always; Prometheus, TensorBoard and Weights & Biases when configured.
+"""Writes a node's events to its JSONL file and, when configured, to Prometheus, TensorBoard and Weights & Biases.
 
-A sink that cannot be set up stops the node before it starts. One that fails later is logged once and switched off:
-a full disk or a broken dashboard must not end training.
+A sink that cannot be set up stops the node at its start. A sink that fails later is logged once and disabled: a full
+disk or a broken dashboard must not end training.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Takes events, in order."""
+    """Receives events in order."""
 
     def write(self, event: Event) -> None:
-        """Take one event; whatever it raises switches this sink off."""
+        """Write one event; any exception disables this sink."""
         ...
 
     def close(self) -> None:
-        """Finish what is buffered and let go of files, ports and processes."""
+        """Flush, and release files, ports and processes."""
         ...
 
 
 class MetricsWriter:
-    """Hands every event to all sinks; safe to call from any thread."""
+    """Passes every event to all sinks; thread-safe."""
 
     def __init__(self, out_dir: Path, settings: TelemetrySettings) -> None:
-        """Raises `ConfigError` for a sink that is configured but cannot be had."""
+        """Raises `ConfigError` for a configured sink that is unavailable."""
         self._lock = threading.Lock()
         self._sinks: dict[str, Sink] = {}
         self.prometheus_port: int | None = None
-        """The port that /metrics is served on, also where the configured one is 0."""
+        """The actual port of /metrics, also when the configured port is 0."""
         try:
             self._sinks["jsonl"] = JsonlSink(out_dir / METRICS_FILE)
             if settings.prometheus_port is not None:
@@ -64,7 +64,7 @@ class MetricsWriter:
             raise
 
     def write(self, event: Event) -> None:
-        """Record one event. Never raises for a sink's sake."""
+        """Record one event. A failing sink never raises here."""
         with self._lock:
             for name in list(self._sinks):
                 self._attempt(name, lambda sink: sink.write(event))
@@ -77,7 +77,7 @@ class MetricsWriter:
             self._sinks.clear()
 
     def __enter__(self) -> MetricsWriter:
-        """Itself: `close` follows on exit."""
+        """Return itself; leaving the block calls `close`."""
         return self
 
     def __exit__(
@@ -90,19 +90,19 @@ class MetricsWriter:
         try:
             act(self._sinks[name])
         except Exception as error:
-            # Dashboards' clients raise whatever they like: this is the boundary that keeps it away from training.
+            # Dashboard clients raise arbitrary exceptions: this boundary keeps them away from training.
             broken = self._sinks.pop(name)
             logger.error("metrics sink %s failed and is switched off: %s: %s", name, type(error).__name__, error)
-            # Its port or file may still be let go of; that it fails again is no news.
+            # Closing may still release its port or file; a second failure adds nothing.
             with suppress(Exception):
                 broken.close()
 
 
 class JsonlSink:
-    """One line an event, flushed, appended to what an earlier process wrote."""
+    """One flushed line per event, appended to an earlier process's file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigError` where the file cannot be written."""
+        """Raises `ConfigError` when the file is not writable."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -111,7 +111,7 @@ class JsonlSink:
         if self._file.tell() > 0:
             self._file.seek(-1, 2)
             if self._file.read(1) != b"\n":
-                # A killed process left half a line: end it, so that only that line is lost.
+                # End a line that a killed process left incomplete, so that only this line is lost.
                 self._file.write(b"\n")
 
     def write(self, event: Event) -> None:
@@ -127,11 +127,11 @@ class JsonlSink:
 class PrometheusSink:
     """Serves the latest figures at /metrics.
 
-    Counters come from the ledger, which outlives the process, so they go on after a resume instead of at zero.
+    Counters come from the ledger, which is restored from checkpoints, so that they continue after a resume.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """Raises `ConfigError` where the port cannot be had; 0 takes a free one."""
+        """Raises `ConfigError` when the port is unavailable; 0 takes a free one."""
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._start: StartEvent | None = None
@@ -150,7 +150,7 @@ class PrometheusSink:
         logger.info("metrics are served at http://%s:%d/metrics", host, self.port)
 
     def write(self, event: Event) -> None:
-        """Keep the event if it is what a scrape would show."""
+        """Keep the latest event of each kind that a scrape shows."""
         if isinstance(event, StartEvent):
             self._start = event
         elif isinstance(event, RoundEvent):
@@ -239,7 +239,7 @@ class TensorBoardSink:
         from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
 
         if isinstance(event, StartEvent):
-            # A session that starts at a step makes the viewer forget what an earlier process wrote from there on.
+            # A session start makes the viewer drop what an earlier process wrote from this step on.
             self._writer.add_event(
                 event_pb2.Event(
                     wall_time=event.time,
@@ -262,7 +262,7 @@ class WandbSink:
     """A Weights & Biases run in the output folder; offline unless configured otherwise."""
 
     def __init__(self, out_dir: Path, project: str, mode: Literal["online", "offline"]) -> None:
-        """Raises `ConfigError` where the package is missing, or a login that mode `online` needs."""
+        """Raises `ConfigError` when the package is missing, or the login that mode `online` needs."""
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError(
                 f"telemetry.wandb_project is {project!r}, but Weights & Biases is not installed: "
@@ -271,7 +271,7 @@ class WandbSink:
         if mode == "online":
             import wandb
 
-            # Its client would stop and ask on the terminal, in the middle of a run.
+            # The client would otherwise prompt on the terminal during the run.
             if wandb.api.api_key is None:
                 raise ConfigError(
                     "telemetry.wandb_mode is 'online', but this machine has no Weights & Biases login: "
@@ -318,7 +318,7 @@ class WandbSink:
 
 
 def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
-    """All numbers of an event by name; unknown ones are left out."""
+    """All numbers of an event by name, without unknown ones."""
     figures: dict[str, float | None]
     if isinstance(event, EvaluationEvent):
         figures = {"evaluate/accuracy": event.accuracy}

@@ -1,4 +1,4 @@
-"""Spot checks: what a follower says it sampled is compared with what the snapshots it names would have given."""
+"""Spot checks: compares a worker's log-probabilities with those under the snapshots it names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_REMEMBERED = 1_024
 
 
 class SnapshotAuditor:
-    """Computes log-probabilities again, under snapshots it keeps, with a policy of its own.
+    """Recomputes log-probabilities under the snapshots it keeps, with its own policy.
 
-    Wherever new weights came into a completion its later tokens were sampled over an older past, unless it was
-    recomputed: that difference is small, and `tolerance` has to allow for it.
+    After a weight change within a completion, later tokens were sampled with the KV cache of the old weights, unless it
+    was recomputed: `tolerance` must allow for this small difference.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class SnapshotAuditor:
         num_kept: int,
         seed: int = 0,
     ) -> None:
-        """`load` makes a policy whose weights may be replaced, at the first check.
+        """`load` makes a policy with replaceable weights, at the first check.
 
-        `fraction` of the groups is checked, none if it is 0; a worker's first always is, and after a lie all until one
-        is true.
-        `tolerance` is in nats, mean over a completion's tokens. The newest `num_kept` snapshots are kept.
+        `fraction` of the groups is checked; with 0 none. A worker's first group is always checked; after a false claim
+        all are, until one is true. `tolerance` is in nats, mean over a completion's tokens. The newest `num_kept`
+        snapshots are kept.
         """
         self.num_checked = 0
         self._load = load
@@ -51,7 +51,7 @@ class SnapshotAuditor:
         self._random = random.Random(seed)
         self._snapshots: OrderedDict[int, bytes] = OrderedDict()
         self._truthful: dict[str, bool] = {}
-        """Of each worker that was checked, the last time."""
+        """The last result for each checked worker."""
 
     def keep(self, version: int, snapshot: bytes) -> None:
         """Remember a published snapshot. See `Auditor`."""
@@ -60,10 +60,10 @@ class SnapshotAuditor:
             self._snapshots.popitem(last=False)
 
     def verdict(self, group: GradedGroup) -> Reason | None:
-        """What speaks against a group. See `Auditor`."""
+        """Why a group is refused. See `Auditor`."""
         missing = {span.version for spans in _spans(group.group) for span in spans} - self._snapshots.keys()
         if missing:
-            # Of those published before the ones kept nothing is known; of later ones, that they were never published.
+            # Missing versions older than the kept ones cannot be checked; newer ones were never published.
             return Reason.WRONG_VERSION if max(missing) > min(self._snapshots, default=max(missing)) else None
         peer_id = group.group.peer_id
         if self._fraction == 0:
@@ -78,7 +78,7 @@ class SnapshotAuditor:
 
     @torch.no_grad()
     def _difference(self, graded: GradedGroup) -> float:
-        """Nats a token by which the least truthful completion is off, mean over its tokens."""
+        """Largest difference over the completions: nats per token, mean over a completion's tokens."""
         completions, spans = graded.group.completions, _spans(graded.group)
         off = [0.0] * len(completions)
         for version in sorted({span.version for parts in spans for span in parts}):
@@ -105,6 +105,6 @@ class SnapshotAuditor:
 
 
 def _spans(group: RolloutGroup) -> list[tuple[VersionSpan, ...]]:
-    """[G] which version sampled which tokens of each completion."""
+    """[G] the version spans of each completion."""
     whole = group.policy.version
     return [c.versions or (VersionSpan(whole, len(c.token_ids)),) for c in group.completions]

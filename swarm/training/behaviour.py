@@ -1,7 +1,7 @@
-"""What stands for the policy that sampled: the sampler's word as far as it is believed, or this node's own.
+"""Chooses the log-probabilities of the behaviour policy: the sampler's, within bounds, or this node's own.
 
-A row's `behaviour` is the sampler's log-probabilities, where they are known. The receiver's are this node's own from
-before the first step, where something needs them. `old`, which the objective's ratio is against, is one of the two.
+A row's `behaviour` holds the sampler's log-probabilities, where known. The receiver's are this node's own before the
+first step, computed only where needed. `old`, the denominator of the objective's ratio, is one of the two.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from swarm.groups.expectation import log_expectation, mean_logprob
 from swarm.training.rows import Row
 
 LOG_MAX_CLAIMED_RATIO = math.log(10.0)
-"""A sender's log-probabilities are believed as far as the importance ratio at the first step stays below 10."""
+"""Bounds a sender's log-probabilities so that the importance ratio at the first step is at most 10."""
 
 
 def needs_receiver(row: Row, decoupled: bool, several_steps: bool, whole_groups: bool) -> bool:
-    """Whether this node's own log-probabilities have to be known before the first step changes them.
+    """Whether this node's own log-probabilities must be computed before the first step changes them.
 
-    `decoupled`: the clip is against them. `whole_groups`: the objective needs the group's expectation of the sampler,
-    for which they stand where it is not known and which they bound where it is a stranger's word.
+    `decoupled`: the clip is against them. `whole_groups`: the objective needs the sampler's expectation over the group;
+    they replace an unknown one and bound one that another peer claims.
     """
     if row.external and (row.behaviour is not None or whole_groups):
         return True
@@ -31,9 +31,9 @@ def needs_receiver(row: Row, decoupled: bool, several_steps: bool, whole_groups:
 def settle(
     rows: Sequence[Row], receiver: Sequence[Sequence[float] | None], decoupled: bool, whole_group: bool
 ) -> list[Row]:
-    """The rows of one group, what a stranger claims bounded, with what the objective's ratio is against.
+    """The rows of one group with foreign claims bounded and `old` set.
 
-    `receiver`: this node's own log-probabilities of each row's tokens from before the first step, where they are known.
+    `receiver`: this node's own log-probabilities of each row's tokens before the first step, where computed.
     """
     settled = [_settled(row, own, decoupled) for row, own in zip(rows, receiver, strict=True)]
     if not whole_group:
@@ -50,16 +50,17 @@ def _settled(row: Row, own: Sequence[float] | None, decoupled: bool) -> Row:
 
 
 def _expectation(rows: Sequence[Row], receiver: Sequence[Sequence[float] | None]) -> float:
-    """The group's expectation of the sampler, before a batch is cut across groups."""
+    """The sampler's expectation over the group, computed before the batch is split."""
     known = rows[0].log_expectation
     if math.isnan(known):
         return log_expectation([mean_logprob(row.old or ()) for row in rows])
     if rows[0].external:
-        # As for single tokens: a low claim would make the group's weights large.
+        # As for single tokens: a low claim would inflate the group's weights.
         return max(known, log_expectation([mean_logprob(own or ()) for own in receiver]) - LOG_MAX_CLAIMED_RATIO)
     return known
 
 
 def _bounded(claims: Sequence[float], own: Sequence[float]) -> list[float]:
-    """A sampler that claims near-zero probability for a bad token would own the gradient: the clip is one-sided."""
+    """Without this bound, a claim of near-zero probability for a bad token would dominate the gradient: the clip is
+    one-sided."""
     return [max(claim, mine - LOG_MAX_CLAIMED_RATIO) for claim, mine in zip(claims, own, strict=True)]

@@ -1,7 +1,7 @@
-"""Checkpoints that survive a kill at any moment: complete and verified, or ignored.
+"""Checkpoints that survive a kill at any moment: each is complete and verified, or ignored.
 
-A checkpoint is a directory written aside, every file flushed to disk and hashed into a manifest, then renamed into
-place. A torn one is recognised by its hashes and the one before it is used.
+A checkpoint is written to a temporary directory, every file is flushed and hashed into a manifest, then the directory
+is renamed. Hashes reveal a torn checkpoint, and the previous one is used.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ FORMAT = 1
 
 
 class TrainingState(Struct):
-    """Everything of a node besides its weights and optimizer.
+    """A node's state besides weights and optimizer.
 
-    There are no generator states: every random choice of a node is a function of its seed and the round, so that a
-    resumed round draws, samples and mixes as the lost one did.
+    It holds no generator states: every random choice is a function of the node's seed and the round, so that a resumed
+    round draws, samples and mixes like the lost one.
     """
 
     peer_id: str
     model: str
-    """Name of the policy, to refuse a checkpoint of another."""
+    """Name of the policy; a checkpoint of another policy is refused."""
     round: int
     """Rounds finished."""
     version: int
-    """Of the policy."""
+    """Version of the policy."""
     position: int
     """Questions drawn so far from the node's stream."""
     pool: list[PooledGroup]
     ledger: GroupCounts
     tokens_generated: int
     sequences: dict[str, int] = {}
-    """Highest sequence number seen of each peer: what was received before a restart is not received again."""
+    """Highest sequence number received from each peer: records from before a restart are not accepted again."""
     num_passed_over: int = 0
-    """Of the versions up to this one, those that stand for no update."""
+    """Number of versions so far that correspond to no update."""
 
 
 class CheckpointStore:
-    """The checkpoints of one node, newest last; keeps the last few, and those to come back to."""
+    """The checkpoints of one node, newest last; keeps the last few and those for a rollback."""
 
     def __init__(self, root: Path, keep: int = 2) -> None:
-        """Checkpoints below `root`, which need not exist yet."""
+        """Checkpoints in `root`, which need not exist yet."""
         self.root = root
         self._keep = keep
         self._well: list[Path] = []
-        """The last two that were written while all was well."""
+        """The last two written while the watch saw no decline."""
 
     def save(self, policy: Policy, updater: PolicyUpdater, state: TrainingState, config: str) -> Path:
         """Write a checkpoint of this round and remove the oldest beyond the number kept.
@@ -94,22 +94,22 @@ class CheckpointStore:
         return final
 
     def trust(self, path: Path) -> None:
-        """Say of the checkpoint just written that all was well; what was so at the last but one is `good` by now."""
+        """Mark the checkpoint just written as healthy; the previous healthy one becomes `good`."""
         self._well = [*self._well[-1:], path]
 
     @property
     def good(self) -> Path | None:
-        """The newest after which all was well for as long as it took to write another."""
+        """The newest healthy checkpoint that was followed by another healthy one."""
         return self._well[0] if len(self._well) == 2 else None
 
     def distrust(self) -> None:
-        """Say that the newest of those, good or not, cannot be told from what came after."""
+        """Withdraw the newest healthy mark: that checkpoint may already be affected."""
         self._well = self._well[:1]
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole; torn ones are reported and passed over.
+        """The newest complete checkpoint; torn ones are logged and skipped.
 
-        Raises `CheckpointError` for one of another format: starting anew beside it would end in its removal.
+        Raises `CheckpointError` for another format: a fresh start in the same directory would eventually remove it.
         """
         for path in reversed(self._all()):
             try:
@@ -132,7 +132,7 @@ class CheckpointStore:
 
 
 def snapshot(policy: Policy, updater: PolicyUpdater) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Weights and optimizer state, whole and on the CPU. Every rank has to call it, the leader gets something."""
+    """Complete weights and optimizer state on the CPU. Every rank must call it; only the leader gets the result."""
 
     def whole(value: object) -> object:
         if isinstance(value, dict):
@@ -148,7 +148,7 @@ def snapshot(policy: Policy, updater: PolicyUpdater) -> tuple[dict[str, Tensor],
 
 
 def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
-    """Load optimizer and state of a whole checkpoint; the weights are loaded by `load_policy` from `path / MODEL`."""
+    """Load optimizer and state of a complete checkpoint; `load_policy` loads the weights from `path / MODEL`."""
     try:
         _load_optimizer(torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu"), updater)
         state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=TrainingState)
@@ -160,9 +160,9 @@ def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
 
 @torch.no_grad()
 def go_back(path: Path, policy: Policy, updater: PolicyUpdater, settings: PolicySettings) -> None:
-    """Put weights and optimizer of an earlier checkpoint of this very policy in place; the version rises all the same.
+    """Roll back weights and optimizer to an earlier checkpoint of this policy; the version still increases.
 
-    `settings` are those the policy was loaded by. Raises `CheckpointError`.
+    `settings` are those that loaded the policy. Raises `CheckpointError`.
     """
     verify(path)
     alone = policy.ranks.size == 1
@@ -186,7 +186,7 @@ def _load_optimizer(saved: dict[str, dict[int, dict[str, Tensor]]], updater: Pol
 
 
 def verify(path: Path) -> None:
-    """Raises `TornCheckpoint` unless every file is as it was written, `CheckpointError` for another format."""
+    """Raises `TornCheckpoint` unless every file matches its hash, `CheckpointError` for another format."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         expected = dict(manifest["files"])
@@ -204,7 +204,7 @@ def verify(path: Path) -> None:
 
 
 def _seal(directory: Path) -> None:
-    """Flush every file, then write and flush the manifest that vouches for them."""
+    """Flush every file, then write and flush the manifest with their hashes."""
     files = sorted(p for p in directory.rglob("*") if p.is_file())
     for file in files:
         sync(file)
@@ -216,7 +216,7 @@ def _seal(directory: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have what was written to a file or directory on disk before going on."""
+    """Flush a file or directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

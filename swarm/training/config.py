@@ -1,4 +1,4 @@
-"""How a policy is updated."""
+"""Settings of policy updates."""
 
 from __future__ import annotations
 
@@ -20,54 +20,55 @@ class UpdateSettings(Settings):
     """GRPO on whole groups. Source: arXiv:2402.03300, section 4.1, with the settings of arXiv:2509.08721, section 4."""
 
     objective: str = "grpo"
-    """Which loss; `swarm losses` lists them with equation and paper. One of your own by its import path:
+    """The loss; `swarm losses` lists them with equation and paper. Use your own by its import path:
     `mypackage.mymodule:MyLoss`."""
     loss: SerializeAsAny[Loss] = Field({}, validate_default=True)
-    """Settings of the objective."""
+    """Settings of the loss."""
     advantage: str = "grpo"
-    """How a group's rewards become advantages: `grpo`, `dr_grpo`, `rloo`, or the import path of your own function."""
+    """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the import path of your own."""
     learning_rate: float = Field(1e-6, gt=0)
-    """1e-6 suits models of 0.5 B parameters and more; `tiny` has 3e-4 as its default."""
+    """1e-6 suits models of 0.5 B parameters and more; the default for `tiny` is 3e-4."""
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(0.0, ge=0)
     warmup_updates: int = Field(0, ge=0)
-    """Updates over which the learning rate rises linearly to its value."""
+    """Updates over which the learning rate rises linearly from 0."""
     schedule: ScheduleName = "constant"
-    """The learning rate after warm-up: constant, or falling until `total_updates` and staying there."""
+    """The learning rate after warm-up: constant, or falling until `total_updates` and constant from then on."""
     total_updates: int | None = Field(None, ge=1)
-    """Updates, warm-up included, after which `linear` and `cosine` have fallen to `final_learning_rate`."""
+    """Updates, warm-up included, after which `linear` and `cosine` reach `final_learning_rate`."""
     final_learning_rate: float = Field(0.0, ge=0)
-    """What the learning rate falls to."""
+    """Learning rate at the end of the schedule."""
     importance: ImportanceName = "none"
-    """How tokens are weighed that another policy or another engine sampled; `swarm losses` lists the treatments. With
-    one, the clip is against this node's own log-probabilities when the batch is built."""
+    """Importance weighting of tokens that another policy or engine sampled; `swarm losses` lists the treatments. With a
+    treatment, the clip is against this node's own log-probabilities when the batch is built."""
     importance_cap: float = Field(3.0, ge=1)
     """Largest importance weight, of a token or of a completion, before it is truncated or masked."""
     behaviour_kl: float = Field(0.0, ge=0)
-    """Coefficient of a divergence from the behaviour policy, which keeps updates on stale groups near them; 0.005 in
-    arXiv:2508.17850 under delay."""
+    """Coefficient of a divergence from the behaviour policy, which limits updates on stale groups; arXiv:2508.17850
+    uses 0.005 under delay."""
     reference_kl: float = Field(0.0, ge=0)
-    """Coefficient of a divergence from the model as it was loaded first; above 0 a frozen copy of it is kept."""
+    """Coefficient of a divergence from the initial model; above 0 the node keeps a frozen copy of it."""
     kl_estimator: KlEstimatorName = "k3"
-    """How that divergence is estimated; `swarm losses` lists the estimators."""
+    """Estimator of the divergence from the initial model; `swarm losses` lists the estimators."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
-    """Passes over each mixed batch; clipping acts from the second step on."""
+    """Passes over each mixed batch; clipping has an effect from the second step on."""
     minibatches: int = Field(1, ge=1)
-    """Optimizer steps an epoch, the batch's groups divided among them."""
+    """Optimizer steps per epoch; the batch's groups are divided among them."""
     batching: BatchingName = "auto"
-    """How rows share a forward pass: `packed` reads a prompt once for all its completions and has no padding, but needs
-    a model with plain attention; `padded` takes rows of similar length together. `auto`: packed on the CPU where the
-    model can, else padded."""
+    """How rows share a forward pass: `packed` processes a prompt once for all its completions, without padding, but
+    needs a model with plain attention; `padded` combines rows of similar length. `auto`: packed on the CPU if the model
+    allows it, else padded."""
     micro_batch_tokens: int | None = Field(None, ge=1)
-    """Tokens a forward pass, padding included; memory is bounded by it, the update does not depend on it. Halved when
-    memory runs out. Default: 16,384 on GPUs, 1,024 on the CPU, where larger ones are not faster."""
+    """Tokens per forward pass, padding included; it bounds memory and does not change the update. Halved when memory
+    runs out. Default: 16,384 on GPUs, 1,024 on the CPU, where more is not faster."""
     gradient_checkpointing: bool = False
-    """Keep only each layer's input for the gradient and compute the rest again: less memory, a third more time."""
+    """Keep only each layer's input for the gradient and recompute the rest: less memory, a third more time."""
     compile: bool = False
     """Compile the model's layers for updates; the first updates take minutes longer."""
     max_nonfinite_steps: int = Field(5, ge=1)
-    """Give up, checkpoint written, after this many optimizer steps in a row with a non-finite loss or gradient."""
+    """Stop, after writing a checkpoint, when this many consecutive optimizer steps had a non-finite loss or
+    gradient."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> UpdateSettings:
@@ -84,9 +85,9 @@ class UpdateSettings(Settings):
     @field_validator("loss", mode="before", json_schema_input_type=dict[str, object])
     @classmethod
     def _settings_of_the_objective(cls, values: object, info: ValidationInfo) -> object:
-        """The loss that `objective` names, with these values as its settings."""
+        """The loss that `objective` names, with these settings."""
         if "objective" not in info.data:
-            return Grpo()  # the objective is refused already
+            return Grpo()  # the objective's own validator reports the error
         return find_loss(info.data["objective"]).model_validate(values)
 
     @field_validator("advantage")

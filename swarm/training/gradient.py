@@ -1,4 +1,4 @@
-"""The gradient of one optimizer step, whose rows come all at once or one group after the other.
+"""The gradient of one optimizer step; rows arrive all at once or group by group.
 
 add   ──▶ rows ──▶ micro-batches ──▶ gradient, as if there were no more rows
 add   ──▶ ...                            │
@@ -20,7 +20,7 @@ from swarm.training.steps import StepTotals, merge
 
 
 class GradientAccumulator:
-    """Sums the gradients of micro-batches; the sum is that of the whole batch, however it is cut."""
+    """Sums the gradients of micro-batches; the sum does not depend on how the batch is split."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class GradientAccumulator:
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float,
     ) -> None:
-        """An empty gradient for the parameters of `optimizer`, which are those `policy` trains."""
+        """An empty gradient for the parameters of `optimizer`, the trained ones of `policy`."""
         self._policy = policy
         self._passes = passes
         self._objective = objective
@@ -39,7 +39,7 @@ class GradientAccumulator:
         self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype is torch.float16)
         self._rows: list[Row] = []
         self._num_done: int | None = None
-        """How many of the rows are in the gradient, from the first on; None when it has to be begun."""
+        """Number of leading rows already in the gradient; None when it must be recomputed."""
         self._totals = StepTotals()
 
     @property
@@ -48,14 +48,14 @@ class GradientAccumulator:
         return self._rows
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Put further rows into the gradient; `Passes.training` must be in effect. Raises `OutOfMemory`."""
+        """Add rows to the gradient; `Passes.training` must be active. Raises `OutOfMemory`."""
         self._rows += rows
         self._passes.attempt(self._extend, self._rows)
 
     def close(self) -> tuple[StepTotals, float]:
-        """The figures of all rows, and the norm that the gradient had before it was clipped.
+        """The figures of all rows, and the gradient's norm before clipping.
 
-        With float16 the loss is scaled down until nothing overflows. `Passes.training` must be in effect.
+        With float16 the loss is scaled down until nothing overflows. `Passes.training` must be active.
         """
         while True:
             totals = self._whole(merge(self._policy.ranks.gather(self._totals)))
@@ -68,12 +68,12 @@ class GradientAccumulator:
             self._passes.attempt(self._extend, self._rows)
 
     def clear(self) -> None:
-        """Forget the rows and their gradient."""
+        """Discard the rows and their gradient."""
         self._rows, self._num_done = [], None
         self._optimizer.zero_grad(set_to_none=True)
 
     def _extend(self, max_tokens: int) -> None:
-        """Put the rows that are not there yet into the gradient; all of them again after memory ran out."""
+        """Add the missing rows to the gradient; all of them again after memory ran out."""
         if self._num_done is None:
             self._optimizer.zero_grad(set_to_none=True)
             self._num_done, self._totals = 0, StepTotals.of(self._rows)
@@ -93,7 +93,7 @@ class GradientAccumulator:
         self._totals.add(float(loss.detach()), figures)
 
     def _whole(self, totals: StepTotals) -> StepTotals:
-        """The gradient and its figures as if all rows had been known when the first of them came."""
+        """Rescale the gradient and its figures to the final number of rows."""
         self._scaler.unscale_(self._optimizer)
         totals, scale = totals.rescaled(self._rows, self._objective.per_token)
         for parameter in self._policy.trained:
@@ -102,7 +102,7 @@ class GradientAccumulator:
         return totals
 
     def _clip(self) -> float:
-        """Scale the gradient down to the largest norm allowed; its norm before."""
+        """Clip the gradient to the maximum norm; returns the norm before."""
         parameters = self._policy.trained
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = self._policy.ranks.whole(torch.nn.utils.get_total_norm(gradients))

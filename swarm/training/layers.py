@@ -1,4 +1,4 @@
-"""The model's layers as training runs them: compiled, or with their activations computed again for the gradient."""
+"""The model's layers in training: compiled, or with activation checkpointing."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Forward = Callable[..., object]
 
 
 class TrainingLayers:
-    """Other forward functions for a model's repeated layers, in effect where gradients are wanted.
+    """Replaces the forward functions of a model's repeated layers while gradients are computed.
 
-    The model stays in evaluation mode: what transformers does by itself needs training mode, which brings dropout.
+    The model stays in evaluation mode: transformers' own checkpointing needs training mode, which enables dropout.
     """
 
     def __init__(self, model: PreTrainedModel, compiled: bool, checkpointed: bool) -> None:
-        """Raises `PolicyError` when either is wanted of a model whose layers cannot be told."""
+        """Raises `PolicyError` when either is requested and the model's layers cannot be identified."""
         self._forwards: list[tuple[nn.Module, Forward]] = []
         if not (compiled or checkpointed):
             return
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             raise PolicyError(
-                f"the layers of {type(model).__name__} cannot be told; set update.compile and "
+                f"the layers of {type(model).__name__} cannot be identified; set update.compile and "
                 "update.gradient_checkpointing to false"
             )
         for layer in layers:
@@ -42,7 +42,7 @@ class TrainingLayers:
     def active(self) -> Iterator[None]:
         """From the first forward pass of an update to its last backward pass."""
         for layer, forward in self._forwards:
-            layer.forward = forward  # found before the class's own
+            layer.forward = forward  # an instance attribute takes precedence over the class's
         try:
             yield
         finally:
@@ -58,7 +58,7 @@ def _recomputed(forward: Forward) -> Forward:
 
 
 def _with_gradient(training: Forward, plain: Forward) -> Forward:
-    """`plain` where no gradient is wanted, such as in a thread that generates meanwhile."""
+    """`plain` when gradients are disabled, for example in the generating thread."""
 
     def run(*args: object, **kwargs: object) -> object:
         return (training if torch.is_grad_enabled() else plain)(*args, **kwargs)

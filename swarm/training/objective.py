@@ -1,4 +1,4 @@
-"""What the objective and its penalties make of the log-probabilities of a micro-batch."""
+"""The objective and its penalties on a micro-batch."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Objective:
     """A loss with its settings, importance weights and penalties as configured."""
 
     def __init__(self, settings: UpdateSettings) -> None:
-        """The objective that `settings` name."""
+        """The objective that `settings` names."""
         self._settings = settings
         self._treatment = TREATMENTS[settings.importance]
         self._estimate = KL_ESTIMATORS[settings.kl_estimator]
 
     @property
     def per_token(self) -> bool:
-        """Whether the step's number of tokens divides the loss, or else that of its rows."""
+        """Whether the loss is divided by the step's number of tokens; otherwise by its number of rows."""
         return self._settings.loss.per_token
 
     def share(self, scores: Scores, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> tuple[Tensor, Figures]:
         """The loss (scalar) and the figures of B `rows` in a step of `num_sequences` rows and `num_tokens` tokens.
 
-        Sums over micro-batches are those of the whole batch, however it is cut: so is the gradient.
-        `scores` are what the policy that is trained gives to the rows' tokens, with gradient.
+        Sums over micro-batches do not depend on how the batch is split, and neither does the gradient.
+        `scores` are those of the trained policy for the rows' tokens, with gradient.
         """
         new, mask = scores.logprobs, scores.mask.to(scores.logprobs.dtype)  # [B, T]
         current = new.detach()
@@ -67,12 +67,12 @@ class Objective:
 
 
 def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[Row]) -> dict[str, Figure]:
-    """How far the policy that sampled is from the one that is trained."""
+    """Distance between the sampling policy and the trained one."""
     own = mask * _column([not row.external for row in rows], mask)
     ratios = log_ratio(current, behaviour).exp()[mask.bool()]
     sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()
     return {
-        # Its tokens: this way round the mean has small spread.
+        # Over sampled tokens: this direction has the smaller variance.
         "sampling/behaviour_kl": token_mean(k3(behaviour, current), mask),
         "sampling/sampling_logp_difference/mean": token_mean((current - behaviour).abs(), own),
         "sampling/importance_sampling_ratio/max": largest(ratios.double()),
@@ -82,7 +82,7 @@ def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[
 
 
 def _ages(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Updates since own tokens were sampled."""
+    """Updates since own tokens were sampled: staleness."""
     lags = [part for row in rows for part in row.lags]
     return {
         LAG_MEAN: Figure("token_mean", sum(lag * tokens for lag, tokens in lags), sum(tokens for _, tokens in lags)),
@@ -91,18 +91,19 @@ def _ages(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def _expectation(rows: Sequence[Row], like: Tensor) -> Tensor:
-    """[B] log of the sampler's expectation over each row's group; NaN where no loss needs it."""
+    """[B] log of the sampler's expectation over each row's group; NaN when no loss needs it."""
     return _column([row.log_expectation for row in rows], like)[:, 0]
 
 
 def _bounded(logprobs: Tensor, current: Tensor, rows: Sequence[Row]) -> Tensor:
-    """What followers claim, believed as far as the ratio stays bounded."""
+    """Workers' claimed log-probabilities, with the ratio bounded."""
     claimed = torch.tensor([row.claimed for row in rows], device=current.device)[:, None]
     return torch.where(claimed, logprobs.maximum(current - LOG_MAX_CLAIMED_RATIO), logprobs)
 
 
 def _filled(otherwise: Tensor, rows: Sequence[Sequence[float] | None], mask: Tensor) -> Tensor:
-    """Log-probabilities [B, T] of `rows`; `otherwise` [B, T] stands where a row has none and beyond a row's end."""
+    """Log-probabilities [B, T] of `rows`; `otherwise` [B, T] fills rows without any and positions beyond a row's
+    end."""
     known = torch.tensor([row is not None for row in rows], device=mask.device)
     values = torch.tensor([value for row in rows for value in row or ()], device=mask.device, dtype=otherwise.dtype)
     return otherwise.masked_scatter(mask & known[:, None], values)

@@ -1,4 +1,4 @@
-"""Forward passes over rows: cut to what memory holds, divided among the ranks."""
+"""Forward passes over rows: split to fit memory, divided among the ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from swarm.training.layers import TrainingLayers
 from swarm.training.rows import Row
 
 MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
-"""Tokens a forward pass where the configuration names none, by type of device."""
+"""Default tokens per forward pass, by type of device."""
 
 T = TypeVar("T")
 
 
 class Passes:
-    """Reads rows with the policy that is trained, or with its reference, one micro-batch at a time."""
+    """Scores rows with the trained policy or its reference, one micro-batch at a time."""
 
     def __init__(self, policy: Policy, settings: UpdateSettings, temperature: float) -> None:
-        """Log-probabilities are those at the sampling `temperature`. Raises `PolicyError`."""
+        """Log-probabilities are taken at the sampling `temperature`. Raises `PolicyError`."""
         self._policy = policy
         self._temperature = temperature
         self._batching = choose_batching(policy, settings.batching)
@@ -37,9 +37,9 @@ class Passes:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """The model as training runs it, from the first forward pass to the last backward pass.
+        """Configure the model for training, from the first forward pass to the last backward pass. This sets compiled
+        or checkpointed layers, the batching's attention, and recorded experts.
 
-        Its layers compiled or checkpointed, its attention as the batching needs it, its experts as recorded.
         """
         routers = self._policy.routers
         replaying = routers.replaying() if routers is not None else nullcontext()
@@ -47,18 +47,19 @@ class Passes:
             yield
 
     def attempt(self, work: Callable[[int], T], rows: Sequence[Row]) -> T:
-        """What `work(max_tokens)` returns; called again with half as many when memory runs out. Raises `OutOfMemory`"""
+        """Return `work(max_tokens)`; retries with half the tokens when memory runs out. Raises `OutOfMemory`."""
         return self._budget.attempt(work, rows)
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-        """This rank's share, and then empty ones until every rank has as many: all ranks take part in each pass."""
+        """This rank's micro-batches, padded with empty ones to the same number on every rank: all ranks join each
+        pass."""
         ranks = self._policy.ranks
         mine = [rows[i] for i in ranks.share([row.length for row in rows])]
         batches = list(self._batching.cut(mine, max_tokens))
         return batches + [[] for _ in range(ranks.most(len(batches)) - len(batches))]
 
     def scores(self, rows: Sequence[Row]) -> Scores:
-        """What the policy gives to the tokens of a micro-batch, with gradient."""
+        """The policy's scores of a micro-batch's tokens, with gradient."""
         return self._score(self._scorer, rows)
 
     def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
@@ -66,7 +67,7 @@ class Passes:
         return self._read(self._scorer, rows)
 
     def reference_logprobs(self, reference: Policy, rows: Sequence[Row]) -> list[list[float]]:
-        """The same of another policy of the same form."""
+        """The same for another policy of the same architecture."""
         with self._batching.attention(reference.model):
             return self._read(Scorer(reference, self._temperature, self._batching), rows)
 
@@ -86,6 +87,6 @@ class Passes:
         return [found[i] for i in range(len(rows))]
 
     def _score(self, scorer: Scorer, rows: Sequence[Row]) -> Scores:
-        """An empty micro-batch gets the scores of a row of no consequence."""
+        """An empty micro-batch is scored with a dummy row."""
         nothing = [self._policy.pad_id]
         return scorer(rows or [Row(nothing, nothing, 0.0, None)])

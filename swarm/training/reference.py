@@ -1,4 +1,4 @@
-"""The policy as it was loaded first, which `update.reference_kl` keeps the trained one near."""
+"""The initial policy, for the penalty `update.reference_kl`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from swarm.policy.loading import Policy
 
 
 class Reference:
-    """Frozen: a copy of its own, or the trained policy without its adapters, which needs no second copy."""
+    """A frozen copy, or the trained policy with its adapters disabled, which needs no copy."""
 
     def __init__(self, trained: Policy, frozen: Policy | None) -> None:
-        """`frozen` is the policy as loaded first. Raises `PolicyError` when it is missing and there are no adapters."""
+        """`frozen` is the initial policy. Raises `PolicyError` when it is missing and there are no adapters."""
         if frozen is None and trained.adapters is None:
-            raise PolicyError("update.reference_kl needs the model as it was loaded first, got only the trained one")
+            raise PolicyError("update.reference_kl needs the initial model, got only the trained one")
         self._trained = trained
         self._frozen = frozen
         if frozen is not None:
@@ -23,7 +23,7 @@ class Reference:
 
     @contextlib.contextmanager
     def policy(self) -> Iterator[Policy]:
-        """The reference; the trained policy must not be used for anything else meanwhile."""
+        """The reference; the trained policy must not be used within the block."""
         if self._trained.adapters is not None:
             with self._trained.adapters.disabled():
                 yield self._trained

@@ -1,4 +1,4 @@
-"""From graded groups to rows: the tokens one completion is trained on, its advantage and where they were sampled."""
+"""Converts graded groups to rows: one completion's tokens, its advantage, and their sampler's log-probabilities."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ class Row:
     completion: Sequence[int]
     advantage: float
     behaviour: Sequence[float] | None
-    """The sampler's log-probabilities; None where they are not known."""
+    """The sampler's log-probabilities; None when unknown."""
     _: KW_ONLY
     external: bool = False
-    """Sampled by another node: `behaviour` and `log_expectation` are a stranger's word."""
+    """Sampled by another node: `behaviour` and `log_expectation` are unverified claims."""
     claimed: bool = False
-    """Sampled by a follower with this policy's snapshots: `behaviour` is its word, bounded when the loss is taken."""
+    """Sampled by a worker with this policy's snapshots: `behaviour` is its claim, bounded in the loss."""
     wants_receiver: bool = False
-    """Without `behaviour`, `old` becomes this node's log-probabilities at batch time if more than one step is taken."""
+    """Without `behaviour`, and with more than one step, `old` becomes this node's log-probabilities at batch time."""
     log_expectation: float = math.nan
-    """Log of the whole group's expectation of the sampler, for objectives that need it; NaN where it is not known."""
+    """Log of the sampler's expectation over the whole group, for objectives that need it; NaN when unknown."""
     lags: Sequence[tuple[int, int]] = ()
-    """(updates since sampled, number of tokens) of its parts; none for another node, which counts its own updates."""
+    """(updates since sampling, number of tokens) of its parts; empty for another node, which counts its own updates."""
     routing: Routing | None = None
-    """The experts that its tokens met at generation, where they are to meet them again."""
+    """The experts that its tokens were routed to at generation, when they are replayed."""
     reference: Sequence[float] | None = None
-    """The reference policy's log-probabilities, where there is one."""
+    """The reference policy's log-probabilities, if there is one."""
     old: Sequence[float] | None = None
-    """What the objective's ratio is against; None stands for the current ones: the ratio is 1 at that step."""
+    """Old log-probabilities in the objective's ratio; None means the current ones: the ratio is 1 at that step."""
 
     @property
     def length(self) -> int:
-        """Tokens, prompt and completion."""
+        """Tokens of prompt and completion."""
         return len(self.prompt) + len(self.completion)
 
 
 class RowReader:
-    """Turns groups into rows for one policy; completions without tokens are left out."""
+    """Converts groups to rows for one policy, without empty completions."""
 
     def __init__(self, policy: Policy, mix: MixSettings, advantages: Callable[[Tensor], Tensor]) -> None:
         """`advantages` maps rewards [P, G] to advantages [P, G]."""
@@ -59,9 +59,9 @@ class RowReader:
         self._advantages = advantages
 
     def local(self, group: GradedGroup, version: int, claimed: bool = False) -> list[Row]:
-        """Rows of a group this policy sampled; `version` is how many updates it has had by now.
+        """Rows of a group that this policy sampled; `version` is its current version.
 
-        `claimed`: a follower sampled it with this policy's snapshots.
+        `claimed`: a worker sampled it with this policy's snapshots.
         """
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group)
@@ -102,16 +102,16 @@ class RowReader:
         return rows
 
     def texts(self, group: GradedGroup) -> list[Row]:
-        """A row for every completion, read as text, to be scored and not trained on."""
+        """One row per completion, tokenized from its text, for scoring only."""
         prompt = self._policy.encode_prompt(group.prompt)
         completions = group.group.completions
         return [Row(prompt, self._policy.encode_completion(c), 0.0, None, external=True) for c in completions]
 
     def fits(self, group: GradedGroup) -> bool:
-        """Whether the policy has positions for the prompt with each completion, whichever way its ids are read."""
+        """Whether the policy has positions for the prompt with each completion, by its ids and by its text."""
         room = self._policy.max_positions - len(self._policy.encode_prompt(group.prompt))
         completions = group.group.completions
-        # Counting takes no time: a stranger's text is read only where that does not tell.
+        # Count characters first: foreign text is tokenized only if that is inconclusive.
         if any(max(len(c.token_ids), len(c.text) // self._policy.longest_token_chars) > room for c in completions):
             return False
         return all(len(self._policy.encode_completion(completion)) <= room for completion in completions)
@@ -124,7 +124,7 @@ class RowReader:
         return self._policy.routers.read(completion.routing, num_fed) if self._policy.routers is not None else None
 
     def same_tokens(self, completion: Completion) -> bool:
-        """Whether ids of an equal tokenizer mean the very text that was graded, and nothing besides."""
+        """Whether the ids decode to exactly the graded text, without hidden tokens."""
         ids = list(completion.token_ids)
         return (
             len(ids) > 0
@@ -135,13 +135,13 @@ class RowReader:
 
 
 def _log_expectation(group: RolloutGroup) -> float:
-    """Its sampler's expectation: computed where every log-probability is there, else as the record says, else NaN."""
+    """The sampler's expectation: computed if every log-probability is known, else the record's claim, else NaN."""
     computed = log_group_expectation(group.completions)
     known = group.log_expectation if computed is None else computed
     return math.nan if known is None else known
 
 
 def _lags(completion: Completion, sampled: int, now: int) -> list[tuple[int, int]]:
-    """Of a completion begun at version `sampled`; new weights may have come while it was sampled."""
+    """The lags of a completion's parts; `sampled` is the version of a completion without spans."""
     spans = completion.versions or (VersionSpan(sampled, len(completion.token_ids)),)
     return [(max(0, now - span.version), span.num_tokens) for span in spans]

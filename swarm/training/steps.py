@@ -1,4 +1,4 @@
-"""Optimizer steps, and what an update of several of them reports."""
+"""Optimizer steps, and the report of an update of several steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class StepTotals:
 
     num_sequences: int = 0
     num_tokens: int = 0
-    """Of the rows that divide the loss."""
+    """Completion tokens of the rows."""
     loss: float = 0.0
     figures: dict[str, Figure] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> StepTotals:
-        """Before the first micro-batch of a step on `rows`."""
+        """Totals before the first micro-batch of a step on `rows`."""
         return cls(len(rows), sum(len(row.completion) for row in rows))
 
     def add(self, loss: float, figures: Figures) -> None:
@@ -32,9 +32,9 @@ class StepTotals:
         self.figures = joined([self.figures, figures])
 
     def rescaled(self, rows: Sequence[Row], per_token: bool) -> tuple[StepTotals, float]:
-        """The totals of a step on all of `rows`, of which only some were known at first, and what scales its gradient.
+        """The totals of a step on all of `rows`, and the factor for its gradient.
 
-        Every row is in the sums already; only what divides the loss was that of the rows known at first.
+        The sums contain every row, but their denominator counts only the rows known at the start.
         """
         final = StepTotals.of(rows)
         scale = self.num_tokens / final.num_tokens if per_token else self.num_sequences / final.num_sequences
@@ -43,7 +43,7 @@ class StepTotals:
 
 
 def merge(parts: Sequence[StepTotals]) -> StepTotals:
-    """The totals of a step of which each rank did a part."""
+    """The totals of a step over all ranks."""
     return replace(parts[0], loss=sum(part.loss for part in parts), figures=joined(part.figures for part in parts))
 
 
@@ -57,12 +57,12 @@ class Step:
 
     @property
     def skipped(self) -> bool:
-        """Loss or gradient were not finite."""
+        """Whether the loss or the gradient was not finite."""
         return not (math.isfinite(self.totals.loss) and math.isfinite(self.grad_norm))
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """All that there is to report."""
+        """All figures of the step."""
         return {
             "loss": Figure("step_mean", self.totals.loss),
             "grad_norm": Figure("step_mean", self.grad_norm),
@@ -74,7 +74,7 @@ class Step:
 
 
 def summarise(steps: Sequence[Step]) -> UpdateReport:
-    """The steps of one update as one report; those skipped count for nothing."""
+    """The report of one update's steps; skipped steps are left out."""
     taken = [(step, step.figures) for step in steps if not step.skipped]
     names = dict.fromkeys(name for _, figures in taken for name in figures)
     values = {

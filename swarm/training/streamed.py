@@ -1,4 +1,4 @@
-"""An update whose groups come one after the other: the gradient grows meanwhile, the step waits for all of them."""
+"""An update whose groups arrive one after another: each adds to the gradient, the step waits for all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm.types import GradedGroup, UpdateReport
 
 
 class StreamedUpdater(PolicyUpdater):
-    """Updates of one optimizer step on groups that followers sampled with this policy's snapshots."""
+    """Updates of one optimizer step on groups that workers sampled with this policy's snapshots."""
 
     def __init__(
         self,
@@ -32,18 +32,18 @@ class StreamedUpdater(PolicyUpdater):
         super().__init__(policy, settings, mix, temperature, reference)
         if settings.epochs * settings.minibatches > 1:
             raise PolicyError(
-                "a learner takes one optimizer step an update: set update.epochs and update.minibatches to 1, got "
+                "a learner takes one optimizer step per update: set update.epochs and update.minibatches to 1, got "
                 f"{settings.epochs} and {settings.minibatches}"
             )
         if settings.loss.per_token and settings.behaviour_kl > 0:
             raise PolicyError(
                 f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "
-                "by a number of tokens that is known only in the end: set it to 0"
+                f"by a number of tokens that is known only at the end: set it to 0"
             )
         self._precision = precision
 
     def refusal(self, group: GradedGroup) -> Reason | None:
-        """Why this policy cannot have sampled the group as it says. See `StreamingUpdater`."""
+        """Why this policy cannot have sampled the group as claimed. See `StreamingUpdater`."""
         if group.group.policy.tokenizer_hash != self._policy.tokenizer_hash:
             return Reason.OTHER_POLICY
         if group.group.sampling.temperature != self._temperature:
@@ -57,7 +57,7 @@ class StreamedUpdater(PolicyUpdater):
         return None if self.fits(group) else Reason.TOO_LONG
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Add the gradient of further groups."""
+        """Add the gradient of more groups."""
         fresh = [rows for group in groups if (rows := self._reader.local(group, self.version, claimed=True))]
         if not fresh:
             return
@@ -65,7 +65,7 @@ class StreamedUpdater(PolicyUpdater):
             self._gradient.add([row for rows in self._settled(fresh) for row in rows])
 
     def apply(self) -> UpdateReport:
-        """Take the step that `accumulate` has gathered the gradient of. Raises `NonFiniteUpdates`."""
+        """Take the step with the accumulated gradient. Raises `NonFiniteUpdates`."""
         if not self._gradient.rows:
             return UpdateReport(skipped=True)
         with self._passes.training():
@@ -74,10 +74,10 @@ class StreamedUpdater(PolicyUpdater):
         return report
 
     def abandon(self) -> None:
-        """Forget the update that is open."""
+        """Discard the open update."""
         self._gradient.clear()
 
     def snapshot(self) -> bytes:
-        """The policy as it is now, packed; empty on ranks that do not lead."""
+        """The current policy, packed; empty on ranks other than the leader."""
         weights = whole_weights(self._policy)
         return pack(weights, self._precision) if self.ranks.rank == 0 else b""

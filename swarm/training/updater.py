@@ -31,11 +31,11 @@ from swarm.training.steps import Step, summarise
 from swarm.types import GradedGroup, UpdateReport
 
 FUSED = ("cpu", "cuda")
-"""Devices with a single kernel for the optimizer."""
+"""Devices with a fused optimizer kernel."""
 
 
 class PolicyUpdater:
-    """AdamW on one policy; what an update does is independent of how it is cut into micro-batches."""
+    """AdamW on one policy; an update does not depend on its split into micro-batches."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class PolicyUpdater:
         temperature: float,
         reference: Policy | None = None,
     ) -> None:
-        """Train `policy` with its log-probabilities taken at the sampling `temperature`.
+        """Train `policy` with log-probabilities at the sampling `temperature`.
 
-        `reference` is the policy as it was loaded first, for `update.reference_kl`; with adapters it is not needed.
+        `reference` is the initial policy for `update.reference_kl`; with adapters it is not needed.
 
         Raises `PolicyError`.
         """
         self.nonfinite_in_a_row = 0
         self.num_passed_over = 0
-        """Versions that stand for no update."""
+        """Versions that correspond to no update."""
         self.ranks = policy.ranks
         self._policy = policy
         self._settings = settings
@@ -76,7 +76,7 @@ class PolicyUpdater:
 
     @property
     def version(self) -> int:
-        """The policy's: one higher with each update."""
+        """The policy's version: each update increases it by one."""
         return self._policy.version
 
     @version.setter
@@ -85,7 +85,7 @@ class PolicyUpdater:
 
     @property
     def num_updates(self) -> int:
-        """Updates applied to the policy, which the learning rate goes by."""
+        """Updates applied to the policy; the learning rate depends on it."""
         return self.version - self.num_passed_over
 
     def rise_to(self, version: int) -> None:
@@ -95,7 +95,7 @@ class PolicyUpdater:
 
     @property
     def max_chars(self) -> int:
-        """Characters of a completion beyond which the model cannot have positions for it."""
+        """The most characters of a completion that the model can have positions for."""
         return self._policy.max_positions * self._policy.longest_token_chars
 
     def fits(self, group: GradedGroup) -> bool:
@@ -103,14 +103,15 @@ class PolicyUpdater:
         return self._reader.fits(group)
 
     def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        """What this policy gives to the tokens of other policies' completions, by group and completion."""
+        """This policy's log-probabilities of other policies' completions, by group and completion."""
         rows = [self._reader.texts(group) for group in groups]
         with self._passes.training():
             found = iter(self._passes.logprobs([row for each in rows for row in each if row.completion]))
         return [[next(found) if row.completion else [] for row in each] for each in rows]
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
-        """One update on I local and J external groups. Raises `NonFiniteUpdates` after too many bad ones in a row."""
+        """One update on I local and J external groups. Raises `NonFiniteUpdates` after too many consecutive bad
+        steps."""
         groups = [self._reader.local(group, self.version) for group in local]
         groups += [self._reader.external(group) for group in external]
         groups = [rows for rows in groups if rows]
@@ -128,7 +129,7 @@ class PolicyUpdater:
         return report
 
     def _settled(self, groups: Sequence[list[Row]]) -> list[list[Row]]:
-        """The groups with all that log-probabilities from before the first step decide."""
+        """The groups with old, receiver and reference log-probabilities from before the first step."""
         rows = [row for group in groups for row in group]
         decoupled = self._settings.importance != "none"
         several_steps = self._settings.epochs * self._settings.minibatches > 1
@@ -152,7 +153,7 @@ class PolicyUpdater:
         return self._take_step()
 
     def _take_step(self) -> Step:
-        """The optimizer step that the gradient gathered so far is for; `Passes.training` must be in effect."""
+        """Take the optimizer step of the accumulated gradient; `Passes.training` must be active."""
         rate = learning_rate(self._settings, self.num_updates)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
@@ -168,6 +169,6 @@ class PolicyUpdater:
         self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1 if skipped else 0
         if self.nonfinite_in_a_row >= self._settings.max_nonfinite_steps:
             raise NonFiniteUpdates(
-                f"{self.nonfinite_in_a_row} steps in a row had a loss or gradient that was not finite; lower "
+                f"{self.nonfinite_in_a_row} consecutive steps had a non-finite loss or gradient; lower "
                 f"update.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
             )

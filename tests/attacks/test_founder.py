@@ -125,7 +125,7 @@ def test_markup_in_a_reason_is_only_text(tmp_path: Path, founder: Founder) -> No
     founder.tell(founder.manifest(GCD, TaskSpec("trap", "reasoning_gym", 1.0, {"dataset": "lcm", "options": options})))
     outcome = _join(tmp_path, founder.address)
     assert outcome.code == 0, outcome.text
-    assert f"going without the run's task trap: task 'trap' has no option '{MARKUP}" in outcome.text
+    assert f"omitting the run's task trap: task 'trap' has no option '{MARKUP}" in outcome.text
     assert _run_of(tmp_path) == make_run_id("trap", founder.stranger.peer_id)
 
 
@@ -146,7 +146,7 @@ def test_an_older_manifest_does_not_replace_the_newer_one(tmp_path: Path, founde
     founder.tell(replace(newer, created_at=newer.created_at - 3_600, local=1))
     outcome = _join(tmp_path, founder.address)
     assert outcome.code == 0, outcome.text
-    assert "2 local + 1 external" in outcome.text and "told an older manifest" in outcome.text
+    assert "2 local + 1 external" in outcome.text and "sent an older manifest" in outcome.text
 
 
 def test_a_doctor_takes_no_harm_from_whom_it_asks(tmp_path: Path, founder: Founder) -> None:
@@ -155,4 +155,4 @@ def test_a_doctor_takes_no_harm_from_whom_it_asks(tmp_path: Path, founder: Found
     founder.stranger.serve(DIAL_BACK_PROTOCOL, lambda remote, request: b'{"state": "done", "detail": "\xff\xfe"}')
     outcome = _victim(tmp_path, "doctor", founder.address)
     assert outcome.code in (0, 1), outcome.text
-    assert "named no time" in outcome.text and "answered a dial-back with something else" in outcome.text
+    assert "reported no time" in outcome.text and "answered a dial-back with something else" in outcome.text

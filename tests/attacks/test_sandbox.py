@@ -408,6 +408,6 @@ def test_rows_are_not_taken_from_elsewhere(cache: Path, tmp_path: Path, monkeypa
     alter_workers(lies, tmp_path / "workers", monkeypatch)
     task = DatasetTask(kind="dataset", name="mine", path="owner/name")
     with closing(VerificationPool([task], VerificationSettings())) as pool:
-        with pytest.raises(TaskError, match="outside of the cache"):
+        with pytest.raises(TaskError, match="outside the cache"):
             pool.wait_until_ready()
         assert pool.counters()["violations"] == 1

@@ -27,7 +27,7 @@ def test_a_quick_run_prints_a_table_and_writes_the_json_shape(
 ) -> None:
     out = tmp_path / "engine.json"
     assert main(["--quick", "--only", "tiny", "swaps", "routing", "--out", str(out)]) == 0
-    assert "against the better of the two" in capsys.readouterr().out
+    assert "against the faster of the two" in capsys.readouterr().out
     rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
     assert all(row["value"] is not None and row["met"] is None for row in rows.values())
     errors = {what: row["value"] for what, row in rows.items() if "10 AdamW steps" in what and "largest" in what}

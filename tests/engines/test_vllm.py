@@ -77,7 +77,7 @@ def test_a_process_killed_between_two_calls_is_replaced(engine: VllmEngine, serv
 def test_a_process_that_always_dies_is_given_up(engine: VllmEngine, script: Path) -> None:
     engine.generate(PROMPTS, 4, SAMPLING, 1)
     (script / "crash-always").touch()
-    with pytest.raises(EngineError, match="vLLM died 3 times in a row.*ended without a word"):
+    with pytest.raises(EngineError, match="vLLM died 3 times in a row.*ended without a message"):
         engine.generate(PROMPTS, 4, SAMPLING, 1)
 
 

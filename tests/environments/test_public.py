@@ -89,8 +89,8 @@ def test_only_a_public_repository_is_read(secret: Path, tmp_path: Path) -> None:
             "evil/relative": "not in the repository",
             "evil/chain": "not in the repository",
             "evil/request": "not in the repository",
-            "evil/beside": "which is not looked at",
-            "evil/archive": "would be read by 'webdataset'",
+            "evil/beside": "which is not supported",
+            "evil/archive": "its reader is 'webdataset'",
             "evil/pictures": "must be text or a number, got Image",
         }
         for path, reason in reasons.items():

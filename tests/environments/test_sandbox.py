@@ -1,4 +1,4 @@
-"""Layers of the sandbox that a machine may lack, rooms, and what a worker is told."""
+"""Layers of the sandbox that a machine may lack, worker directories, and a worker's environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarm.environments.config import VerificationSettings
-from swarm.environments.sandbox import rooms
+from swarm.environments.sandbox import directories
 from swarm.environments.sandbox.confinement import PROTECTIONS, in_words
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
@@ -107,14 +107,14 @@ def test_protections_in_words() -> None:
 
 
 def test_rooms_of_the_dead_are_swept_those_of_the_living_stay(tmp_path: Path) -> None:
-    alive = rooms.Rooms(tmp_path)
+    alive = directories.WorkerDirectories(tmp_path)
     kept = alive.new()
     dead = tmp_path / "swarm-verification-dead"
     (dead / "worker-1").mkdir(parents=True)
     (dead / "lock").touch()
     other = tmp_path / "swarm-verification-of-something-else"
     other.mkdir()
-    rooms.Rooms(tmp_path).close()
+    directories.WorkerDirectories(tmp_path).close()
     assert kept.is_dir() and other.is_dir() and not dead.exists()
     alive.close()
     assert sorted(tmp_path.iterdir()) == [other]
@@ -123,20 +123,20 @@ def test_rooms_of_the_dead_are_swept_those_of_the_living_stay(tmp_path: Path) ->
 def test_a_worker_is_told_nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "HTTPS_PROXY", "HF_ENDPOINT"):
         monkeypatch.setenv(name, "secret")
-    assert "secret" not in rooms.environment(tmp_path, "").values()
-    assert rooms.environment(tmp_path, "")["HOME"] == str(tmp_path)
-    for_strangers = rooms.download_environment(tmp_path, "", with_secrets=False)
+    assert "secret" not in directories.environment(tmp_path, "").values()
+    assert directories.environment(tmp_path, "")["HOME"] == str(tmp_path)
+    for_strangers = directories.download_environment(tmp_path, "", with_secrets=False)
     assert {name for name, value in for_strangers.items() if value == "secret"} == {"HTTPS_PROXY", "HF_ENDPOINT"}
     assert not (set(os.environ) & {"HF_TOKEN_PATH"}) and "HF_TOKEN_PATH" not in for_strangers
-    own = rooms.download_environment(tmp_path, "", with_secrets=True)
-    assert own["HF_TOKEN"] == "secret" and own["HF_TOKEN_PATH"] == str(rooms.token_file())
+    own = directories.download_environment(tmp_path, "", with_secrets=True)
+    assert own["HF_TOKEN"] == "secret" and own["HF_TOKEN_PATH"] == str(directories.token_file())
 
 
 def test_caches_lie_where_the_libraries_look_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     home = Path.home() / ".cache" / "huggingface"
-    assert rooms.caches() == (home / "hub", home / "datasets")
+    assert directories.caches() == (home / "hub", home / "datasets")
     monkeypatch.setenv("HF_HOME", "/a")
     monkeypatch.setenv("HF_DATASETS_CACHE", "/b")
-    assert rooms.caches() == (Path("/a/hub"), Path("/b"))
+    assert directories.caches() == (Path("/a/hub"), Path("/b"))

@@ -83,7 +83,7 @@ def test_the_scorer_is_the_one_that_was_read(name: str) -> None:
 
 def test_a_data_set_that_nobody_read_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS, "brand_new", DATASETS["gcd"])
-    with pytest.raises(TaskError, match="has not been read here"):
+    with pytest.raises(TaskError, match="has not been reviewed"):
         ReasoningGymSource(ReasoningGymTask(name="brand_new"))
 
 

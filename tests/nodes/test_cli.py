@@ -60,7 +60,7 @@ def run_here(
         (("join", "--engine", "steam"), "generation.engine (from command line): Input should be"),
         (("bootstrap", "--generation.group_size", "1"), "generation.group_size"),
         (("demo", "--transport", "pigeon"), "--transport must be hivemind or memory, got 'pigeon'"),
-        (("demo", "--mix.local", "3"), "does not take"),
+        (("demo", "--mix.local", "3"), "does not accept"),
     ],
 )
 def test_wrong_use_is_one_clear_line_and_starts_nothing(
@@ -79,7 +79,7 @@ def test_wrong_use_is_one_clear_line_and_starts_nothing(
         (("demo", "--engine", "steam"), "generation.engine", 2),
         (("demo", "--local", "0", "--external", "0"), "nothing would ever be trained on", 2),
         (("join", "/ip4/127.0.0.1/tcp/1"), "/p2p/", 2),
-        (("export", "nowhere", "there"), "nowhere is no checkpoint and holds none", 1),
+        (("export", "nowhere", "there"), "nowhere is not a checkpoint and contains none", 1),
     ],
 )
 def test_wrong_use_that_a_command_itself_finds_is_one_clear_line_too(

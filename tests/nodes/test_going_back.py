@@ -45,7 +45,7 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
         rounds += 1
     good = node._store.good
     assert good is not None
-    policy, version = node._crew.policy, node._crew.version
+    policy, version = node._coordinator.policy, node._coordinator.version
     with torch.no_grad():
         for parameter in policy.weights.values():
             parameter.mul_(0.5)
@@ -53,7 +53,7 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
     settings = node._config.policy
     for name, weights in load_policy(settings, good / "model").weights.items():
         torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
-    assert node._crew.version == version + 1, "versions only rise"
+    assert node._coordinator.version == version + 1, "versions only rise"
     node.step()
     node.end("interrupted")
     history = PeerHistory.read(tmp_path / "peer" / METRICS_FILE)
@@ -64,9 +64,9 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
 def test_without_a_good_checkpoint_the_policy_stays_as_it_is(tmp_path: Path) -> None:
     node = _node(tmp_path / "peer")
     node.begin()
-    before = {name: weights.clone() for name, weights in node._crew.policy.weights.items()}
+    before = {name: weights.clone() for name, weights in node._coordinator.policy.weights.items()}
     node._go_back(ALARM)
-    assert all(torch.equal(before[name], weights) for name, weights in node._crew.policy.weights.items())
+    assert all(torch.equal(before[name], weights) for name, weights in node._coordinator.policy.weights.items())
     node.end("interrupted")
     history = PeerHistory.read(tmp_path / "peer" / METRICS_FILE)
     assert any("no good checkpoint" in moment.text for moment in history.moments)

@@ -47,11 +47,11 @@ def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkey
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
     node = HybridNode(config, identity, transport, InlineVerifier(config.tasks))
-    good = pack(whole_weights(node._crew.policy))
+    good = pack(whole_weights(node._coordinator.policy))
     with torch.no_grad():
-        for parameter in node._crew.policy.model.parameters():
+        for parameter in node._coordinator.policy.model.parameters():
             parameter.mul_(0.0)
-    silent = pack(whole_weights(node._crew.policy))
+    silent = pack(whole_weights(node._coordinator.policy))
     feed = FakeFeed((3, good), (4, silent), (5, b"garbage"))
 
     @contextlib.contextmanager
@@ -63,7 +63,7 @@ def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkey
     node.begin()
     for _ in range(3):
         node.step()
-    assert pack(whole_weights(node._crew.policy)) != silent
+    assert pack(whole_weights(node._coordinator.policy)) != silent
     node.end("interrupted")
     notes = [moment.text for moment in PeerHistory.read(tmp_path / METRICS_FILE).moments]
     assert any(text.startswith("adopted version 3") for text in notes), notes

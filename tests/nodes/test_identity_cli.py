@@ -58,7 +58,7 @@ def test_show_tells_peer_file_mode_and_use_and_never_the_key(home: Path) -> None
 def test_a_backup_restores_the_same_peer_elsewhere(home: Path, tmp_path: Path) -> None:
     os.utime(home / "identity.key", (1_000_000, 1_000_000))
     backup, other = tmp_path / "backup.txt", tmp_path / "other"
-    assert "whoever has this file can be this peer" in swarm("identity", "export", backup, "--from", home)
+    assert "anyone with this file can act as this peer" in swarm("identity", "export", backup, "--from", home)
     assert backup.stat().st_mode & 0o777 == 0o600
     assert f"Peer-Id: {peer_id(home)}" in backup.read_text()
     swarm("identity", "import", backup, "--to", other)
@@ -123,10 +123,10 @@ def test_a_backup_of_another_key_than_it_names_is_refused(home: Path, tmp_path: 
     key = (home / "identity.key").read_bytes()
     lying = tmp_path / "lying.txt"
     lying.write_text(seal_backup(Backup(Identity.generate().peer_id, 0, key), None))
-    with pytest.raises(BackupError, match="but its key is that of"):
+    with pytest.raises(BackupError, match="but its key belongs to"):
         swarm("identity", "import", lying, "--to", tmp_path / "other")
     lying.write_text(seal_backup(BACKUP, None))
-    with pytest.raises(BackupError, match="holds no key"):
+    with pytest.raises(BackupError, match="contains no key"):
         swarm("identity", "import", lying, "--to", tmp_path / "other")
 
 
@@ -137,7 +137,7 @@ def test_a_backup_of_another_key_than_it_names_is_refused(home: Path, tmp_path: 
         (("export", "b", "--from", "nowhere"), "there is no identity"),
         (("import", "nowhere"), "cannot be read"),
         (("import", "nowhere", "--passphrase-file", "none"), "passphrase file none cannot be read"),
-        (("import", "nowhere", "--passphrase-file", os.devnull), "must be the passphrase, got nothing"),
+        (("import", "nowhere", "--passphrase-file", os.devnull), "must be the passphrase, but it is empty"),
     ],
 )
 def test_wrong_use_is_a_typed_error(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.roles.crew import Crew
+from nodes.roles.coordinator import RankCoordinator
 from swarm.config import NodeConfig
 from swarm.engines.config import GenerationSettings
 from swarm.errors import ConfigError
@@ -47,4 +47,4 @@ def test_several_processes_have_to_take_turns() -> None:
     ranks = Ranks()
     ranks.size = 2
     with pytest.raises(ConfigError, match="max_staleness must be 0 with 2 processes"):
-        Crew(NodeConfig(generation=GenerationSettings(max_staleness=1)), None, ranks, lambda: False)
+        RankCoordinator(NodeConfig(generation=GenerationSettings(max_staleness=1)), None, ranks, lambda: False)

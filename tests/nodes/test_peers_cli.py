@@ -129,7 +129,7 @@ def test_what_cannot_be_shown_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "peers.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"peers\.json: a roster must be"):
         show_peers(str(tmp_path), False, False, False, console)
-    with pytest.raises(ConfigError, match="--watch draws on a terminal"):
+    with pytest.raises(ConfigError, match="--watch needs a terminal"):
         show_peers(str(tmp_path), False, True, True, console)
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{make_identity(tmp_path, 'nobody').peer_id}"
     with pytest.raises(PeerUnreachable, match="connection refused"):

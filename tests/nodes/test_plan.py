@@ -30,8 +30,8 @@ def test_an_infeasible_plan_says_what_would_have_to_change_and_exits_with_1() ->
     assert done.returncode == 1
     assert "0.5 rollouts/s are missing" in done.stdout
     assert "publish every 4 steps instead of 2" in done.stdout  # 40 / (60 - 48) = 3.3
-    assert "let a step take 68 s instead of 60 s" in done.stdout  # 48 + 20
-    assert "train on 100 rollouts a step instead of 120" in done.stdout  # 2.5 * 40
+    assert "lengthen a step to 68 s instead of 60 s" in done.stdout  # 48 + 20
+    assert "train on 100 rollouts per step instead of 120" in done.stdout  # 2.5 * 40
 
 
 def test_what_is_advised_is_feasible() -> None:

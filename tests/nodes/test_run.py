@@ -32,7 +32,7 @@ def test_whoever_joins_with_nothing_but_the_manifest_can_train_its_mix(tmp_path:
 
 def test_a_run_of_local_files_only_cannot_be_joined_without_tasks_of_ones_own(tmp_path: Path) -> None:
     founder = _config(tmp_path, ("tasks", "[{kind: dataset, name: mine, path: ./rows.jsonl}]"))
-    with pytest.raises(TaskError, match="tasks of your own"):
+    with pytest.raises(TaskError, match="your own tasks"):
         manifest_values(open_manifest(found_run(founder, Identity.generate())))
 
 

@@ -48,7 +48,7 @@ def _shrink_vocabulary(directory: Path) -> None:
     ("damage", "named"),
     [
         (_remove("config.json"), "config.json"),
-        (_remove("tokenizer.json"), "no tokenizer; there must be one of tokenizer.json"),
+        (_remove("tokenizer.json"), "no tokenizer; expected one of tokenizer.json"),
         (_remove(WEIGHTS), WEIGHTS),
         (_truncate, "incomplete"),
         (_drop_tensor, "lack model.layers.1.mlp.up_proj.weight"),

@@ -159,7 +159,7 @@ def test_adapters_switched_off_are_the_reference() -> None:
 
 
 def test_a_penalty_without_a_reference_is_refused(policy: Policy) -> None:
-    with pytest.raises(PolicyError, match="as it was loaded first"):
+    with pytest.raises(PolicyError, match="needs the initial model"):
         _updater(policy, reference_kl=0.1)
 
 

@@ -1,4 +1,4 @@
-"""The objectives by the name they are chosen with."""
+"""The objectives by name."""
 
 from __future__ import annotations
 

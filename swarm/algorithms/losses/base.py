@@ -1,4 +1,4 @@
-"""What every loss is, takes and gives. Light: a configuration is checked against a loss without importing torch."""
+"""The base class of losses, with their input and output. Validates a configuration without importing torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_LOG_RATIO = 20.0
 CLIPPED = "clip_ratio/region_mean"
-"""Part of the tokens on which a clip or cap of the objective decided."""
+"""Fraction of tokens where the objective's clip or cap was active."""
 
 
 @dataclass(frozen=True)
@@ -26,27 +26,27 @@ class LossBatch:
     """B completions of at most T tokens: all that a loss may know, wherever it is written."""
 
     new: Tensor
-    """[B, T] log-probabilities under the policy that is trained, with gradient."""
+    """[B, T] log-probabilities under the policy in training, with gradient."""
     old: Tensor
-    """[B, T] those that the ratio is against."""
+    """[B, T] old log-probabilities, the denominator of the ratio."""
     advantages: Tensor
-    """[B] of each completion, or [B, T] where its tokens weigh differently."""
+    """[B] per completion, or [B, T] when its tokens have different weights."""
     mask: Tensor
-    """[B, T] 1 on tokens that the loss may touch."""
+    """[B, T] 1 on tokens that the loss covers."""
     group_expectation: Tensor | None = None
     """[B] log of the sampler's expectation over the completion's whole group, for a loss that needs it."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A mean over tokens, which micro-batches add up to exactly; not yet taken, for penalties to share its weights."""
+    """A weighted sum over tokens; the sums of micro-batches add up exactly. Penalties are added before it is taken."""
 
     losses: Tensor
-    """[B, T] or what broadcasts to it."""
+    """[B, T] or broadcastable to it."""
     shares: Tensor
-    """[B, T] part of each token in the mean, 0 outside the mask: a penalty a token is averaged with the same."""
+    """[B, T] weight of each token in the mean, 0 outside the mask; per-token penalties use the same weights."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    """What this loss has to report, by name; it reaches every sink."""
+    """The loss's figures, by name; every sink receives them."""
 
     @property
     def loss(self) -> Tensor:
@@ -55,15 +55,16 @@ class LossOutput:
 
 
 class Loss(Settings):
-    """An objective with its settings: the fields of a subclass are what `update.loss` may hold.
+    """An objective with its settings: `update.loss` holds the fields of the subclass.
 
-    Linear in non-negative multiples of the advantages: a weight of the loss is a weight of the advantages.
+    The loss must be linear in non-negative multiples of the advantages, so that a weight on the loss is a weight on the
+    advantages.
     """
 
     per_token: ClassVar[bool] = False
-    """The mean is over the tokens of the step; otherwise over its completions."""
+    """Whether the mean is over the step's tokens; otherwise over its completions."""
     needs_group_expectation: ClassVar[bool] = False
-    """`LossBatch.group_expectation` has to be there. Such weights are against the sampler already: they are not
+    """Whether `LossBatch.group_expectation` is required. Such a loss already corrects for the sampler and cannot be
     combined with `update.importance`."""
 
     @abstractmethod
@@ -80,7 +81,7 @@ class ClippedLoss(Loss):
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
 
     def clipped_surrogate(self, ratio: Tensor, batch: LossBatch) -> tuple[Tensor, dict[str, Figure]]:
-        """-min(rho A, clip(rho) A), the ratio broadcast over tokens, and the figures of where the clip decided."""
+        """-min(rho A, clip(rho) A), the ratio broadcast over tokens, and the clip's figures."""
         advantages = per_token(batch.advantages)
         free = ratio * advantages
         held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages
@@ -94,7 +95,7 @@ class ClippedLoss(Loss):
 
 
 def log_ratio(new: Tensor, old: Tensor) -> Tensor:
-    """new - old, element by element, limited so that its exponential stays finite."""
+    """new - old, elementwise, clamped so that its exponential stays finite."""
     return (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -104,14 +105,14 @@ def per_token(advantages: Tensor) -> Tensor:
 
 
 def token_shares(batch: LossBatch, denominator: float | None = None) -> Tensor:
-    """[B, T] one `denominator`-th for each unmasked token; by default their number, at least 1."""
+    """[B, T] 1 / `denominator` for each unmasked token; the default is their number, at least 1."""
     if denominator is None:
         denominator = max(1.0, float(batch.mask.sum()))
     return batch.mask.to(batch.new.dtype) / denominator
 
 
 def sequence_shares(batch: LossBatch) -> Tensor:
-    """[B, T] each row the same share, divided among its unmasked tokens."""
+    """[B, T] equal shares per row, divided among its unmasked tokens."""
     mask = batch.mask
     return mask.to(batch.new.dtype) / mask.sum(dim=-1, keepdim=True).clamp(min=1) / mask.shape[0]
 

@@ -8,7 +8,7 @@ from swarm.algorithms.losses.base import ClippedLoss, LossBatch, LossOutput, log
 
 
 class Dapo(ClippedLoss):
-    """Sum over all tokens of -min(rho A, clip(rho) A) / number of tokens: long completions weigh as they are long.
+    """Sum over all tokens of -min(rho A, clip(rho) A) / number of tokens: long completions weigh more.
 
     Denominator: unmasked tokens, at least 1. Without DAPO's dynamic sampling and length penalty.
 

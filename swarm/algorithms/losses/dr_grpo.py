@@ -16,7 +16,7 @@ class DrGrpo(ClippedLoss):
     """
 
     max_completion_tokens: int = Field(512, ge=1)
-    """The constant length it divides by."""
+    """The constant length in the denominator."""
 
     def __call__(self, batch: LossBatch) -> LossOutput:
         """See `Loss`."""

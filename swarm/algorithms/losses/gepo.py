@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Gepo(ClippedLoss):
     """Mean over sequences of -w A, w = p / (eps p.detach() + (1 - eps) E), all in log space.
 
-    p is length-normalised: log p = mean over tokens of `new`. E = sum q^2 / sum q over the whole group, q the sampler's
-    p. Weights are not 1 at p = q; at eps = 1 the gradient is that of A log p. `group_clip` makes it
-    -min(w A, clip(w) A), as does the code published for the paper.
+    p is length-normalised: log p = mean over tokens of `new`. E = sum q^2 / sum q over the whole group, where q is the
+    sampler's p. Weights differ from 1 at p = q; at eps = 1 the gradient is that of A log p. `group_clip` makes it
+    -min(w A, clip(w) A), as in the code published with the paper.
 
     Denominator: B. A row without unmasked tokens contributes 0. Raises `ValueError` without the group's expectation.
 
@@ -37,9 +37,9 @@ class Gepo(ClippedLoss):
     needs_group_expectation: ClassVar[bool] = True
 
     group_epsilon: float = Field(0.0, ge=0, le=1)
-    """Part of the current policy in the denominator."""
+    """Weight eps of the current policy in the denominator."""
     group_clip: bool = False
-    """Clip the weight to [1 - clip_low, 1 + clip_high]: not in the paper's equations, but in the code published for
+    """Clip the weight to [1 - clip_low, 1 + clip_high]: not in the paper's equations, but in the code published with
     it."""
 
     def __call__(self, batch: LossBatch) -> LossOutput:

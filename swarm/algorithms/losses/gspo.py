@@ -1,4 +1,4 @@
-"""GSPO: one importance ratio a sequence, length-normalised."""
+"""GSPO: one importance ratio per sequence, length-normalised."""
 
 from __future__ import annotations
 

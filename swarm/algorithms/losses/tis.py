@@ -1,4 +1,4 @@
-"""REINFORCE with truncated importance weights a token."""
+"""REINFORCE with truncated importance weights per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.algorithms.reductions import token_mean
 class Tis(Loss):
     """Sum over all tokens of -min(rho, c).detach() A new / number of tokens, rho = exp(new - old), c = `ratio_cap`.
 
-    Denominator: unmasked tokens, at least 1. The weight corrects for stale sampling and has no gradient of its own.
+    Denominator: unmasked tokens, at least 1. The weight corrects for stale sampling and has no gradient.
 
     Source: arXiv:2509.19128, eq. 5; truncation: Ionides 2008.
     """

@@ -1,4 +1,4 @@
-"""Generation in a process of its own, with a copy of the policy: it goes on while this process trains.
+"""Generation in a separate process with a copy of the policy: it continues while this process trains.
 
 this process                                    the other: worker.py
 stream ──── prompts ───────────────────────▶    engine, policy
@@ -29,13 +29,13 @@ from swarm.policy.weights import check_weights
 from swarm.types import Answers, Sampling
 
 LOOK_UP_S = 0.1
-"""How often a waiting call asks whether it was cancelled."""
+"""Interval at which a waiting call checks for cancellation."""
 
 
 class ProcessEngine(PolicyEngine):
-    """A `StreamingEngine` whose weights are those last swapped in, not the ones that `policy` has by now.
+    """A `StreamingEngine` that uses the weights last swapped in, not the current ones of `policy`.
 
-    One thread generates at a time; another one may swap meanwhile.
+    One thread generates at a time; another may swap meanwhile.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class ProcessEngine(PolicyEngine):
         settings: GenerationSettings,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Start the process, which loads what `policy_settings` name and begins with the weights of `policy`."""
+        """Start the process, which loads the model of `policy_settings` and starts with the weights of `policy`."""
         super().__init__(policy)
         self._cancelled = cancelled
         self._stopping = False
-        """The `End` of a stream that was stopped has not come yet."""
+        """Whether the `End` of a stopped stream is still pending."""
         shapes = {name: list(weight.shape) for name, weight in policy.weights.items()}
         memory = shared_memory(num_bytes(shapes))
         self._weights = map_weights(memory, shapes)
@@ -62,7 +62,7 @@ class ProcessEngine(PolicyEngine):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            process_group=0,  # a terminal's Ctrl-C is for the node, which then ends this process
+            process_group=0,  # the terminal's Ctrl-C goes to the node, which then ends this process
         )
         os.close(memory)
         work.close()
@@ -73,13 +73,13 @@ class ProcessEngine(PolicyEngine):
 
     @property
     def pid(self) -> int:
-        """Process id of the other process."""
+        """Process id of the generating process."""
         return self._process.pid
 
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """Each prompt's index and its G completions as soon as it has them all. See `RolloutEngine`."""
+        """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         while self._stopping:
             self._stopping = not isinstance(self._receive(), End)
         self._send(self._work, Ask(list(prompts), num_completions, sampling, seed))
@@ -94,13 +94,13 @@ class ProcessEngine(PolicyEngine):
             raise RAISED[reply.error](reply.message)
 
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Go on with other weights from the next decode step; any thread may call. See `StreamingEngine`."""
+        """Use other weights from the next decode step on; any thread may call it. See `StreamingEngine`."""
         check_weights(self._policy, weights)
-        self._recv(self._control)  # until then the other process may be copying the former ones
+        self._recv(self._control)  # until then the other process may still copy the previous weights
         self._hand_over(weights, version)
 
     def close(self) -> None:
-        """End the process; what it was generating is lost, and whoever waits for that gets `EngineError`."""
+        """End the process; unfinished groups are lost, and calls that wait for them raise `EngineError`."""
         self._process.kill()
         self._process.wait()
 
@@ -134,6 +134,6 @@ class ProcessEngine(PolicyEngine):
 
     def _gone(self) -> EngineError:
         return EngineError(
-            f"the process that generates ended with {self._process.wait()}; what it said is in this one's standard "
-            "error. Run it again with generation.max_staleness 0 if that does not tell why"
+            f"the generating process exited with {self._process.wait()}; its messages are in this process's standard "
+            "error. If they do not explain it, run again with generation.max_staleness 0"
         )

@@ -1,4 +1,4 @@
-"""Weights in memory that two processes see: one writes them, the other copies them into its model."""
+"""Weights in shared memory: one process writes them, the other copies them into its model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 DTYPE = torch.float32
-"""What trained weights are kept in."""
+"""Type of trained weights."""
 
 
 def shared_memory(num_bytes: int) -> int:
-    """A file descriptor of that much memory; it is given back when the last process has closed it, however it ends."""
+    """A file descriptor of that much memory, freed when the last process closes it or ends."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("weights")
     else:
@@ -28,12 +28,12 @@ def shared_memory(num_bytes: int) -> int:
 
 
 def num_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
-    """Of weights of these shapes."""
+    """Bytes of weights of these shapes."""
     return sum(math.prod(shape) for shape in shapes.values()) * DTYPE.itemsize
 
 
 def map_weights(descriptor: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Tensors of these shapes, one after the other in the memory behind `descriptor`."""
+    """Tensors of these shapes, consecutive in the memory of `descriptor`."""
     flat = torch.frombuffer(mmap.mmap(descriptor, num_bytes(shapes)), dtype=DTYPE)
     weights, start = {}, 0
     for name, shape in shapes.items():

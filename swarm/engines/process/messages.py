@@ -1,4 +1,4 @@
-"""What a `ProcessEngine` and its process say to each other, as msgpack on two sockets: work, and changes of weights."""
+"""Messages between a `ProcessEngine` and its process, as msgpack on two sockets: work, and changes of weights."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from swarm.errors import EngineError, OutOfMemory, SamplingError
 from swarm.types import Answers, Sampling
 
 RAISED = {error.__name__: error for error in (EngineError, OutOfMemory, SamplingError)}
-"""What the process hands on instead of ending with it."""
+"""Errors that the process reports instead of exiting."""
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """First message on the socket for work."""
+    """First message on the work socket."""
 
     policy: bytes
     """JSON of `PolicySettings`."""
     generation: bytes
     """JSON of `GenerationSettings`."""
     shapes: dict[str, list[int]]
-    """Of the weights, in the order they have in shared memory."""
+    """Shapes of the weights, in their order in shared memory."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -32,7 +32,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Give up what is being generated; ignored when nothing is."""
+    """Cancel the current generation; ignored when there is none."""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
@@ -43,15 +43,15 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """Nothing more will come of what was asked."""
+    """The end of a stream."""
 
     error: str = ""
-    """Name of one of `RAISED`; empty: all answers were sent, or generation was stopped."""
+    """Name of one of `RAISED`; empty when all answers were sent or generation was stopped."""
     message: str = ""
 
 
 class Swap(msgspec.Struct, frozen=True):
-    """Take the weights in shared memory as this version; the answer is the version, once they have been copied."""
+    """Install the weights in shared memory as this version; the reply is the version, once they are copied."""
 
     version: int
 

@@ -1,8 +1,7 @@
 """The process behind a `ProcessEngine`: `python -m swarm.engines.process.worker WORK CONTROL WEIGHTS`.
 
-Its arguments are descriptors of two sockets and of shared memory. It ends when its sockets do.
-
-Between two decode steps it looks for new weights and for a word to stop; nobody asks for more while it generates.
+Its arguments are descriptors of two sockets and of shared memory. It ends when the sockets close. Between two decode
+steps it checks for new weights and for `Stop`; it receives no other request while it generates.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from swarm.policy.loading import load_policy
 
 
 class Worker:
-    """An engine with a policy of its own, at the other end of two sockets."""
+    """An engine with its own policy, at the other end of two sockets."""
 
     def __init__(self, work: Connection, control: Connection, weights: int) -> None:
-        """Load the policy; its weights are those in shared memory once the first `Swap` has come."""
+        """Load the policy; the first `Swap` installs the weights from shared memory."""
         self._work = work
         self._control = control
         setup = decode_setup(work.recv_bytes())
@@ -34,7 +33,7 @@ class Worker:
         self._engine = TransformersEngine(policy, settings, self._look_up)
 
     def serve(self) -> None:
-        """Obey until the sockets are closed."""
+        """Serve requests until the sockets close."""
         self._swap()
         while True:
             ready = wait([self._control, self._work])
@@ -56,7 +55,7 @@ class Worker:
         return End()
 
     def _look_up(self) -> bool:
-        """Between two decode steps; whether to stop."""
+        """Runs between two decode steps; returns whether to stop."""
         ready = wait([self._control, self._work], 0)
         if self._control in ready:
             self._swap()
@@ -69,7 +68,7 @@ class Worker:
 
 
 def main() -> None:
-    """Serve one node on the descriptors that are the arguments."""
+    """Serve one node on the descriptors in the arguments."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work, control, weights = (int(argument) for argument in sys.argv[1:])
     try:

@@ -1,4 +1,4 @@
-"""Generation in this project's own loop over a Hugging Face model, with continuous batching.
+"""Our own generation loop over a Hugging Face model, with continuous batching.
 
-`engine.py` is the engine; the rest are its slots, scheduler and cache.
+`engine.py` is the engine; the other files are its slots, scheduler and cache.
 """

@@ -1,7 +1,7 @@
-"""One call's sequences on their way through the slots.
+"""The sequences of one call, while they occupy slots.
 
-Every step feeds each row its newest token, the prompt's last one at first. So reading a past gives keys and values
-only, every token is sampled at one place, and a row that lost its slot or its past is read again like a prompt.
+Every step feeds each row its newest token, at first the prompt's last one. So prefill computes only keys and values,
+all tokens are sampled in one place, and a row that lost its slot or its cache is prefilled again like a prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarm.policy.out_of_memory import is_out_of_memory
 from swarm.types import Sampling
 
 READ_AHEAD_TOKENS = READ_TOKENS // 4
-"""Prompts are read before their turn as long as they, padded, stay within this many tokens."""
+"""Prompts are prefilled ahead of time up to this many padded tokens."""
 
 
 class Batch:
@@ -38,7 +38,7 @@ class Batch:
         drafts: list[Draft],
         room: Room,
     ) -> None:
-        """Nothing is read yet. `kv`: what becomes of the rows' past when the weights change."""
+        """Nothing is prefilled yet. `kv`: whether to keep or recompute the rows' cache when the weights change."""
         self._policy = policy
         self._decoder = decoder
         self._kv = kv
@@ -48,16 +48,16 @@ class Batch:
         self._scheduler = Scheduler(drafts, room)
         self._cache = decoder.cache(room)
         self._prompts: dict[int, Prefix] = {}
-        """Prompts that have been read and whose completions have not all begun, by question."""
+        """Prefilled prompts whose completions have not all started, by question."""
         self._changes = policy.gate.changes
 
     @property
     def done(self) -> bool:
-        """Whether every sequence is finished."""
+        """Whether all sequences have finished."""
         return self._scheduler.done
 
     def step(self) -> list[Draft]:
-        """One token for every row; the sequences that it finished."""
+        """Sample one token for every row; returns the finished sequences."""
         with self._policy.gate.use(), torch.no_grad():
             if self._changes != self._policy.gate.changes:
                 self._weights_changed()
@@ -68,9 +68,9 @@ class Batch:
                     raise
                 if not self._scheduler.halve():
                     raise OutOfMemory(
-                        f"not even one sequence has room on {self._policy.device}: {error}; lower max_new_tokens"
+                        f"not even one sequence fits on {self._policy.device}: {error}; lower max_new_tokens"
                     ) from error
-            self._start_over()  # outside of the handler, whose traceback holds on to tensors
+            self._start_over()  # outside the handler, whose traceback keeps tensors alive
             return []
 
     def _decode(self) -> list[Draft]:
@@ -94,7 +94,7 @@ class Batch:
         return [row for row in rows if row.finish_reason is not None]
 
     def _fill(self, plan: Plan) -> None:
-        """Give newcomers their past: that of their prompt, or their own if they had a slot before."""
+        """Fill the cache of new rows: with their prompt, or with their own tokens if they had a slot before."""
         begun = [row for row in plan.admitted if row.ids]
         fresh = [row for row in plan.admitted if not row.ids]
         self._read_prompts({row.question for row in fresh} - set(self._prompts), fresh)
@@ -110,7 +110,7 @@ class Batch:
         self._prompts = {q: prefix for q, prefix in self._prompts.items() if q in open_questions}
 
     def _read_prompts(self, needed: set[int], fresh: list[Draft]) -> None:
-        """Read the prompts that are needed now and, in the same pass, those that come next."""
+        """Prefill the prompts that are needed now and, in the same pass, the next ones."""
         if not needed:
             return
         prompts = {row.question: row.read for row in fresh if row.question in needed}
@@ -124,14 +124,14 @@ class Batch:
         self._prompts |= zip(prompts, self._decoder.read(list(prompts.values())), strict=True)
 
     def _weights_changed(self) -> None:
-        """What has been read ahead is read again with the new weights; what rows hold, if asked for."""
+        """Prefill prompts again with the new weights; also recompute the rows' cache if configured."""
         self._changes = self._policy.gate.changes
         self._prompts.clear()
         if self._kv == "recompute":
             self._scheduler.requeue()
 
     def _start_over(self) -> None:
-        """Every row has been requeued: give back what the cache took."""
+        """All rows were requeued: free the cache."""
         self._prompts.clear()
         self._cache = self._decoder.cache(self._room)
         if self._policy.device.type == "cuda":

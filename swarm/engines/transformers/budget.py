@@ -1,4 +1,4 @@
-"""How much may be held at once."""
+"""Derives the capacity of the cache from free memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swarm.engines.transformers.scheduler import Room
 from swarm.errors import OutOfMemory
 
 LOGIT_COPIES = 6
-"""Vocabulary-wide float32 rows that sampling has at the same time, at most."""
+"""Most vocabulary-wide float32 rows that sampling holds at a time."""
 
 
 def find_room(settings: GenerationSettings, decoder: Decoder, device: torch.device, num_sequences: int) -> Room:
-    """What the settings allow, or less when memory is short. Raises `OutOfMemory` when there is none."""
+    """The capacity by the settings, reduced when memory is short. Raises `OutOfMemory` when there is none."""
     free, fraction = free_bytes(device), settings.memory_fraction
     max_rows = min(settings.max_batch_sequences, max(1, num_sequences))
     for_logits = max_rows * decoder.vocabulary * LOGIT_COPIES * torch.float32.itemsize
@@ -29,7 +29,7 @@ def find_room(settings: GenerationSettings, decoder: Decoder, device: torch.devi
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that new tensors on `device` can have now."""
+    """Memory available for new tensors on `device`."""
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held

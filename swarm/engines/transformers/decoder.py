@@ -1,4 +1,4 @@
-"""The model as the engine sees it: read pasts, decode one token for every row."""
+"""The model's interface for the engine: prefill, and decode one token for every row."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from swarm.policy.routing import Routing, together
 FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 ATTENTION = ("sdpa", "eager")
 READ_TOKENS = 8_192
-"""Padded tokens of one forward pass over pasts."""
+"""Padded tokens of one prefill pass."""
 
 
 class Decoder:
-    """Forward passes of one policy over a slot cache. Any causal model with a standard key-value cache."""
+    """Forward passes of one policy over a slot cache. Works with any causal model with a standard KV cache."""
 
     def __init__(self, policy: Policy) -> None:
-        """Raises `EngineError` for a model whose cache or attention this engine cannot serve."""
+        """Raises `EngineError` for a model with an unsupported cache or attention."""
         self._policy = policy
         self._windows = _windows(policy)
         self.shapes = self._probe()
@@ -40,7 +40,7 @@ class Decoder:
         return SlotCache(self.shapes, room, self._policy.device)
 
     def read(self, pasts: Sequence[list[int]]) -> list[Prefix]:
-        """Keys and values of each past: a few forward passes, pasts of like length together."""
+        """Keys and values of each prefix, in a few forward passes over prefixes of similar length."""
         prefixes = [Prefix(self._nothing(), 0)] * len(pasts)
         for batch in _batches([len(past) for past in pasts], READ_TOKENS):
             for i, prefix in zip(batch, self._read_together([pasts[i] for i in batch]), strict=True):
@@ -48,7 +48,7 @@ class Decoder:
         return prefixes
 
     def step(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Routing | None]:
-        """Feed one token a row, row 0 first; logits [B, V] of what follows, and the experts that the tokens met."""
+        """Feed one token per row; returns logits [B, V] of the next tokens, and the experts of the fed ones."""
         device = self._policy.device
         where = torch.tensor(positions, device=device)
         width = max(positions) + 1
@@ -67,7 +67,7 @@ class Decoder:
         return self._policy.routers.recorded() if self._policy.routers is not None else nullcontext([])
 
     def _mask(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
-        """What each row attends to: 0 there, minus infinity elsewhere, [B, 1, 1, width]; by layer type if several."""
+        """Attention mask [B, 1, 1, width], 0 or minus infinity; by layer type if there are several."""
         places = torch.arange(width, device=positions.device)
         masks = {}
         for kind, window in self._windows.items():
@@ -79,8 +79,8 @@ class Decoder:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _read_together(self, pasts: list[list[int]]) -> list[Prefix]:
-        """One pass, padded on the right: causal attention never looks there, so there is nothing to mask."""
-        ids, _ = pad(pasts, pasts[0][0])  # transformers warns of pad tokens without a mask
+        """One pass, padded on the right: causal attention ignores the padding, so it needs no mask."""
+        ids, _ = pad(pasts, pasts[0][0])  # transformers warns about pad tokens without a mask
         with self._recorded() as chosen:
             cache = self._read_padded(ids.to(self._policy.device))
         layers = [(layer.keys, layer.values) for layer in cache.layers]
@@ -108,7 +108,7 @@ class Decoder:
         return cache
 
     def _nothing(self) -> list[tuple[Tensor, Tensor]]:
-        """The past of a sequence of one token."""
+        """The empty prefix of a one-token sequence."""
         return [
             (
                 torch.zeros(shape.key[0], 0, shape.key[1], device=self._policy.device),
@@ -119,7 +119,7 @@ class Decoder:
 
     @torch.no_grad()
     def _probe(self) -> list[LayerShape]:
-        """What each layer stores of a token, seen by giving the model one."""
+        """Shapes that each layer stores per token, found by running the model on one."""
         policy = self._policy
         token = torch.full((1, 1), policy.pad_id, device=policy.device)
         cache = policy.ranks.forward(lambda: self._read_padded(token))
@@ -137,7 +137,7 @@ class Decoder:
 
 
 def _windows(policy: Policy) -> dict[str, int | None]:
-    """How far back each of the model's attention types looks; None is without limit."""
+    """The window of each of the model's attention types; None is unlimited."""
     config = policy.model.config
     missing = [name for name in FORWARD if name not in inspect.signature(policy.model.forward).parameters]
     if missing:
@@ -152,7 +152,7 @@ def _windows(policy: Policy) -> dict[str, int | None]:
         window = layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None
         kind = "full_attention" if window is None else "sliding_attention"
         known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-        # Chunked attention stores what a sliding window does, and looks elsewhere.
+        # Chunked attention stores the same cache as a sliding window but attends differently.
         chunked = getattr(config, "attention_chunk_size", None) is not None
         if not known or (window and chunked) or windows.setdefault(kind, window) != window:
             raise EngineError(
@@ -163,7 +163,7 @@ def _windows(policy: Policy) -> dict[str, int | None]:
 
 
 def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of what is not empty, like lengths together, each batch within `max_tokens` once padded."""
+    """Indices of the non-empty entries, grouped by similar length, each batch within `max_tokens` when padded."""
     batch: list[int] = []
     for i in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: lengths[i]):
         if batch and (len(batch) + 1) * lengths[i] > max_tokens:

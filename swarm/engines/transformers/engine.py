@@ -1,4 +1,4 @@
-"""Generation with the very weights that are trained: no copy, no transfer.
+"""Generation with the trained weights themselves: no copy, no transfer.
 
 prompts ─▶ drafts ─▶ scheduler ─▶ rows of the slot cache ─▶ a step: model, sample, stop? ─▶ groups, once whole
                          ▲                                              │
@@ -26,14 +26,14 @@ from swarm.types import Answers, Completion, Rejection, Sampling
 
 
 class TransformersEngine(PolicyEngine):
-    """Continuous batching: a prompt is read once for all its completions, a finished row's place is filled at once."""
+    """Continuous batching: a prompt is prefilled once for all its completions, and a free slot is refilled at once."""
 
     def __init__(
         self, policy: Policy, settings: GenerationSettings, cancelled: Callable[[], bool] = lambda: False
     ) -> None:
-        """`cancelled` is asked between decode steps; once true, generation raises `Interrupted`.
+        """`cancelled` is polled between decode steps; once true, generation raises `Interrupted`.
 
-        Raises `EngineError` when the model's architecture is not one this engine can serve.
+        Raises `EngineError` for an unsupported model architecture.
         """
         super().__init__(policy)
         self._settings = settings
@@ -43,7 +43,7 @@ class TransformersEngine(PolicyEngine):
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """Each prompt's index and its G completions as soon as it has them all. See `RolloutEngine`."""
+        """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         stops = self._stops(sampling)
         room = find_room(self._settings, self._decoder, self._policy.device, len(prompts) * num_completions)
         encoded = [self._policy.encode_prompt(prompt) for prompt in prompts]
@@ -67,11 +67,11 @@ class TransformersEngine(PolicyEngine):
                     yield draft.question, self._completions(groups.pop(draft.question))
 
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Go on with other weights from the next decode step; any thread may call. See `swap_weights`."""
+        """Use other weights from the next decode step on; any thread may call it. See `swap_weights`."""
         swap_weights(self._policy, weights, version)
 
     def close(self) -> None:
-        """Nothing to do: model and memory are the policy's."""
+        """Nothing to do: the policy owns model and memory."""
 
     def _refusal(self, index: int, ids: list[int], sampling: Sampling, room: Room) -> Rejection | None:
         if not ids:

@@ -1,11 +1,11 @@
-"""Which sequences hold a slot of the cache: pure bookkeeping, no model.
+"""Assigns cache slots to sequences: pure bookkeeping, no model.
 
-    waiting ──admit──▶ rows 0 .. B-1, one token a step ──finished──▶ gone
+    waiting ──admit──▶ rows 0 .. B-1, a token per step ──finished──▶ gone
        ▲                          │
-       └──────── preempt ─────────┘  when all rows, as wide as the longest, would take too many tokens
+       └──────── preempt ─────────┘  when all rows, padded to the longest, exceed the token budget
 
-Admission is optimistic: nobody knows how long a completion will be, and reserving the longest possible would leave most
-of the memory unused. When it gets tight the rows with the fewest tokens of their own go back, and are read again later.
+Admission is optimistic: the length of a completion is unknown, and reserving the maximum would leave most of the memory
+unused. When memory is short, the rows with the fewest sampled tokens are preempted and prefilled again later.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from swarm.policy.routing import Routing
 
 BLOCK = 64
-"""Widths are counted in blocks of this many tokens: the cache grows a block at a time."""
+"""Tokens per block; the cache grows by whole blocks."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What may be held at once."""
+    """Capacity of the cache."""
 
     rows: int
     tokens: int
-    """Rows times the width of the widest, in blocks."""
+    """Rows times the width of the longest, in whole blocks."""
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether a sequence may reach this length, with some to spare for a cache that grows by blocks."""
+        """Whether a sequence may reach this length, with a margin for growth by blocks."""
         return num_tokens + BLOCK <= self.tokens
 
 
 @dataclass(eq=False)
 class Draft:
-    """One completion in the making: it changes with every token, and no other part sees it."""
+    """One completion in progress: mutable, and private to the engine."""
 
     question: int
     """Index of its prompt."""
@@ -52,34 +52,34 @@ class Draft:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     routing: list[Routing] = field(default_factory=list)
-    """The experts met so far: by its past when it was last read, then token by token."""
+    """Experts so far: those of the prefix at its last prefill, then one entry per token."""
     _versions: list[tuple[int, int]] = field(default_factory=list)
     """(policy version, index of its first token)"""
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and completion so far: the width its row has in the next step."""
+        """Tokens of prompt and completion so far: the width of its row in the next step."""
         return len(self.prompt) + len(self.ids)
 
     @property
     def last(self) -> int:
-        """The newest token, which the next step feeds to the model."""
+        """The newest token, the input of the next step."""
         return self.ids[-1] if self.ids else self.prompt[-1]
 
     @property
     def read(self) -> list[int]:
-        """The tokens before it, whose keys and values the cache holds."""
+        """The tokens before the newest, whose keys and values the cache holds."""
         return [*self.prompt, *self.ids][:-1]
 
     def append(self, token: int, logprob: float, version: int) -> None:
-        """A token that policy `version` sampled."""
+        """Add a token that policy `version` sampled."""
         if not self._versions or self._versions[-1][0] != version:
             self._versions.append((version, len(self.ids)))
         self.ids.append(token)
         self.logprobs.append(logprob)
 
     def spans(self) -> tuple[VersionSpan, ...]:
-        """Versions by adjacent tokens."""
+        """The version spans of adjacent tokens."""
         ends = [*(start for _, start in self._versions[1:]), len(self.ids)]
         return tuple(
             VersionSpan(version, end - start) for (version, start), end in zip(self._versions, ends, strict=True)
@@ -88,25 +88,25 @@ class Draft:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the rows change before the next step."""
+    """Changes of the rows before the next step."""
 
     moves: list[tuple[int, int]]
-    """(from, to): the row's contents move, all at once; no source is also a target."""
+    """(from, to) moves of rows' contents, simultaneous; no source is also a target."""
     admitted: list[Draft]
-    """They follow the rows that stay."""
+    """New rows, placed after the kept ones."""
     num_kept: int
     """Rows that stay, now rows 0 to num_kept - 1."""
     width: int
     """Tokens of the longest row in the next step."""
     num_open: int
-    """Sequences that are not finished: there will never be more rows."""
+    """Unfinished sequences, an upper bound on the number of rows."""
 
 
 class Scheduler:
-    """Fills slots in order of arrival, as many as there is room for."""
+    """Fills slots in order of arrival, up to the capacity."""
 
     def __init__(self, drafts: Iterable[Draft], room: Room) -> None:
-        """Each of `drafts` must fit by itself at its longest."""
+        """Each of `drafts` must fit alone at its maximum length."""
         self.rows: list[Draft] = []
         self._waiting = deque(drafts)
         self._room = room
@@ -117,11 +117,11 @@ class Scheduler:
         return not self._waiting and not any(row.finish_reason is None for row in self.rows)
 
     def upcoming(self) -> Iterable[Draft]:
-        """Who is next to be admitted, in order."""
+        """The next drafts to be admitted, in order."""
         return iter(self._waiting)
 
     def plan(self) -> Plan:
-        """Drop what is finished, preempt what no longer fits, admit what does."""
+        """Remove finished rows, preempt those that no longer fit, and admit new ones."""
         staying = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
         staying = self._within_budget(staying)
         moves = self._compact(staying)
@@ -130,12 +130,12 @@ class Scheduler:
         return Plan(moves, admitted, num_kept, self._width(), len(self._waiting) + len(self.rows))
 
     def requeue(self) -> None:
-        """Take every row back to wait: what the cache holds of them is void."""
+        """Preempt every row: the content of the cache is invalid."""
         self._send_back([row for row in self.rows if row.finish_reason is None])
         self.rows = []
 
     def halve(self) -> bool:
-        """Requeue, and have half as many rows from now on; False when one was too much already."""
+        """Requeue and halve the maximum number of rows; False when it was one already."""
         num_rows = len(self.rows)
         self._room = replace(self._room, rows=max(1, num_rows // 2))
         self.requeue()
@@ -153,11 +153,11 @@ class Scheduler:
         return sorted(by_progress[:num_kept])
 
     def _send_back(self, rows: list[Draft]) -> None:
-        """To the front of the queue, in the order in which they came."""
+        """Move drafts to the front of the queue, in order of arrival."""
         self._waiting.extendleft(sorted(rows, key=lambda row: (row.question, row.completion), reverse=True))
 
     def _compact(self, staying: list[int]) -> list[tuple[int, int]]:
-        """Close the gaps with rows from the end."""
+        """Fill gaps with rows from the end."""
         kept = set(staying)
         holes = [i for i in range(len(staying)) if i not in kept]
         sources = [i for i in staying if i >= len(staying)]
@@ -172,7 +172,7 @@ class Scheduler:
         width = self._width()
         while self._waiting and len(self.rows) < self._room.rows:
             width = max(width, self._waiting[0].num_tokens)
-            # Half a block of room, or the newcomer might have to leave again at the next step.
+            # Keep half a block free, so that the new row is not preempted at the next step.
             if self.rows and (len(self.rows) + 1) * blocks(width + BLOCK // 2) > self._room.tokens:
                 break
             admitted.append(self._waiting.popleft())

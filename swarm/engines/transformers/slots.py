@@ -1,7 +1,7 @@
-"""A key-value cache of slots: one row a sequence, each at its own length, written in place.
+"""A KV cache of slots: one row per sequence, each with its own length, written in place.
 
-A cache that is concatenated copies all it holds every step. Here a step writes one position a row; memory is copied
-only when the slots become wider, a block at a time.
+A concatenated cache copies everything every step. Here a step writes one position per row; memory is copied only when
+the slots grow by a block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.policy.routing import Routing
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores of one token."""
+    """Shape of one layer's keys and values per token."""
 
     key: tuple[int, int]
     """(heads, dim)"""
@@ -29,32 +29,32 @@ class LayerShape:
 
     @property
     def num_bytes(self) -> int:
-        """Of one token."""
+        """Bytes per token."""
         keys = self.key[0] * self.key[1] * self.key_dtype.itemsize
         return keys + self.value[0] * self.value[1] * self.value_dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Keys and values of a sequence's past, computed once, copied into the slot of each that shares it."""
+    """Keys and values of a prefix, computed once and copied into the slots of all sequences that share it."""
 
     layers: list[tuple[Tensor, Tensor]]
-    """(keys, values) a layer, each [heads, L, dim]."""
+    """(keys, values) per layer, each [heads, L, dim]."""
     length: int
     routing: Routing | None = None
-    """Of its tokens, where experts are recorded."""
+    """The experts of its tokens, if recorded."""
 
 
 @dataclass
 class _Step:
-    """What a forward pass writes and sees."""
+    """The positions that a forward pass writes and reads."""
 
     rows: Tensor
     """[B]"""
     positions: Tensor
-    """[B] where each row's new token goes."""
+    """[B] position of each row's new token."""
     width: int
-    """The longest row, its new token included."""
+    """Width of the longest row with its new token."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -70,24 +70,24 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.step: _Step | None = None
 
     def resize(self, num_slots: int, capacity: int, num_rows: int) -> None:
-        """Change the size, the first `num_rows` rows kept. New places are zero: what is masked must still be finite."""
+        """Resize and keep the first `num_rows` rows. New positions are zero, because masked values must be finite."""
         self.keys = _resized(self.keys, num_slots, capacity, num_rows)
         self.values = _resized(self.values, num_slots, capacity, num_rows)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy rows to other places."""
+        """Copy rows to other slots."""
         self.keys[targets] = self.keys[sources]
         self.values[targets] = self.values[sources]
 
     def write(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put the same past, [heads, L, dim] each, at the beginning of `rows`."""
+        """Write the same prefix, [heads, L, dim] each, at the start of `rows`."""
         self.keys[rows, :, : keys.shape[1]] = keys.to(self.keys.dtype)
         self.values[rows, :, : values.shape[1]] = values.to(self.values.dtype)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one token a row, [B, heads, 1, dim] each; all that the rows hold, [B, heads, width, dim]."""
+        """Write one token per row, [B, heads, 1, dim] each; returns the rows' content, [B, heads, width, dim]."""
         assert self.step is not None
         rows, positions, width = self.step.rows, self.step.positions, self.step.width
         self.keys[rows, :, positions] = key_states[:, :, 0].to(self.keys.dtype)
@@ -96,14 +96,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys[:num_rows, :, :width], self.values[:num_rows, :, :width]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: shapes are known from the start."""
+        """Nothing to do: shapes are known in advance."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(length, offset) of what `update` returns."""
+        """(length, offset) of the result of `update`."""
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens of the longest row before the step's."""
+        """Tokens of the longest row before the step."""
         return self.step.width - 1 if self.step else 0
 
     def get_max_length(self) -> int:
@@ -115,7 +115,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     """The layers' slots, resized and moved together."""
 
     def __init__(self, shapes: Sequence[LayerShape], room: Room, device: torch.device) -> None:
-        """Empty; slots, and slots times capacity, stay within `room`."""
+        """An empty cache; slots, and slots times width, stay within `room`."""
         super().__init__(layers=[SlotLayer(shape, device) for shape in shapes])
         self._room = room
         self._device = device
@@ -123,7 +123,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._capacity = 0
 
     def arrange(self, plan: Plan) -> None:
-        """Move rows, then make room for all of the plan's."""
+        """Move rows, then resize for all rows of the plan."""
         if plan.moves:
             sources, targets = torch.tensor(plan.moves, device=self._device).unbind(dim=1)
             for layer in self.layers:
@@ -132,13 +132,13 @@ class SlotCache(Cache):  # type: ignore[misc]
             self._resize(plan)
 
     def fill(self, rows: Sequence[int], prefix: Prefix) -> None:
-        """Write a shared past into each of `rows`."""
+        """Write a shared prefix into each of `rows`."""
         where = torch.tensor(rows, device=self._device)
         for layer, (keys, values) in zip(self.layers, prefix.layers, strict=True):
             layer.write(where, keys, values)
 
     def at(self, positions: Tensor, width: int) -> SlotCache:
-        """Ready for a forward pass that writes one token a row at `positions` [B]."""
+        """Prepare a forward pass that writes one token per row at `positions` [B]."""
         step = _Step(torch.arange(len(positions), device=self._device), positions, width)
         for layer in self.layers:
             layer.step = step

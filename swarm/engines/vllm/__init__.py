@@ -1,4 +1,4 @@
-"""Generation by vLLM, in this Python or in another that has it.
+"""Generation by vLLM, in this Python or in another one.
 
-`server.py` and `messages.py` run there, and import nothing of this project but `swarm.types`.
+`server.py` and `messages.py` run in that Python and import only `swarm.types` from this project.
 """

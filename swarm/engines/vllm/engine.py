@@ -1,7 +1,7 @@
-"""Generation by vLLM, which has a copy of the weights, in a process of its own.
+"""Generation by vLLM in a separate process, with a copy of the weights.
 
 prompts ─▶ token ids ─▶ VllmService ─socket─▶ server.py: vLLM ─▶ completions ─▶ groups, once whole
-                            ▲ weights or adapters as files, when they have changed
+                            ▲ weights or adapters as files, when changed
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Rejection, Sampling
 
 SEEDS = 2**63
-"""vLLM's are below."""
+"""vLLM's seeds are below this."""
 
 Groups = dict[int, dict[int, Completion]]
-"""What there is so far, by index of the prompt and index in its group."""
+"""Completions so far, by index of the prompt and index in its group."""
 
 
 class VllmEngine(PolicyEngine):
-    """A `StreamingEngine`; its process is started again when it dies, and asked again for what is missing."""
+    """A `StreamingEngine`; it restarts its process after a crash and requests the missing completions again."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class VllmEngine(PolicyEngine):
         service: VllmService,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`service` has the same policy. `cancelled` is asked all the time; once true, `Interrupted` is raised."""
+        """`service` has the same policy. `cancelled` is polled; once true, calls raise `Interrupted`."""
         super().__init__(policy)
         self._settings = settings
         self._service = service
@@ -50,9 +50,9 @@ class VllmEngine(PolicyEngine):
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """Each prompt's index and its G completions as soon as it has them all. See `RolloutEngine`.
+        """Yield each prompt's index and its G completions as soon as they are complete.
 
-        Raises `EngineError` when vLLM has died too often.
+        See `RolloutEngine`. Raises `EngineError` when vLLM crashed too often.
         """
         stops = self._stops(sampling)
         _, limits = self._service.running(self._cancelled)
@@ -77,9 +77,9 @@ class VllmEngine(PolicyEngine):
             self._service.rest()
 
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Go on with other weights from the next decode step; any thread may call. See `swap_weights`."""
+        """Use other weights from the next decode step on; any thread may call it. See `swap_weights`."""
         swap_weights(self._policy, weights, version)
-        with contextlib.suppress(EngineCrashed):  # it gets them when it is started again
+        with contextlib.suppress(EngineCrashed):  # it gets them at its restart
             self._service.push(self._settings.kv)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class VllmEngine(PolicyEngine):
     def _sample(
         self, encoded: Mapping[int, list[int]], wanted: Sequence[Wanted], sampling: Sampling, stops: Stops
     ) -> Iterator[Sampled | Unanswered]:
-        """What becomes of each, in any order. Raises `EngineCrashed`, `Interrupted`."""
+        """The result of each completion, in any order. Raises `EngineCrashed`, `Interrupted`."""
         process, _ = self._service.running(self._cancelled)
         call = process.call(
             lambda id: Generate(
@@ -119,7 +119,7 @@ class VllmEngine(PolicyEngine):
     def _settle(
         self, reply: Sampled | Unanswered, unfinished: Groups, num_completions: int, stops: Stops
     ) -> Iterator[tuple[int, Answers]]:
-        """Book one completion; its group, when that is all it waited for."""
+        """Record one completion; yields its group if complete."""
         group = unfinished.get(reply.prompt)
         if group is None:
             return
@@ -147,7 +147,7 @@ class VllmEngine(PolicyEngine):
         ids = list(sampled.token_ids)
         if not math.isfinite(sum(sampled.logprobs)):
             raise EngineError(f"{self._policy.name} gives logits that are not finite: its weights are broken")
-        # Where the two disagree on the text, vLLM is the one that stopped.
+        # If the two disagree on the text, vLLM's decides, because it stopped there.
         return Completion(
             text=self._policy.decode(ids),
             finish_reason=stops.reason(ids) or "stop_sequence",

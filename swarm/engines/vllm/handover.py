@@ -1,4 +1,4 @@
-"""A policy as files that vLLM reads: the model when it starts, weights or adapters whenever they have changed."""
+"""Writes a policy to files for vLLM: the model at its start, weights or adapters whenever they change."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 class State(Struct, frozen=True):
-    """Which weights a policy has."""
+    """Identifies a policy's weights."""
 
     changes: int
-    """As its gate counts them."""
+    """Count of changes of the gate."""
     version: int
 
 
 def state_of(policy: Policy) -> State:
-    """Which weights the policy has now."""
+    """The state of the policy's current weights."""
     return State(policy.gate.changes, policy.version)
 
 
 def make_work_directory() -> Path:
-    """For this user's eyes only, in memory where the system has a place for that."""
+    """Readable by this user only; in memory if the system supports it."""
     return Path(mkdtemp(prefix="swarm-vllm-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
 
 
 @contextmanager
 def model_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
-    """A directory with configuration, tokenizer and weights, and which; of adapters, the weights below them.
+    """Yield a directory with configuration, tokenizer and weights, and their state; with adapters, the base weights.
 
-    Only the weights are gone afterwards: vLLM has read them.
+    The weights are removed afterwards, because vLLM has read them.
     """
     directory = work / "model"
     config = copy.deepcopy(policy.model.config)
@@ -59,7 +59,7 @@ def model_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
 
 @contextmanager
 def changed_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
-    """A directory with what training changes, weights or adapters, and which."""
+    """Yield a directory with the trained weights or adapters, and their state."""
     directory = work / "changed"
     directory.mkdir()
     try:
@@ -75,7 +75,7 @@ def changed_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
 
 
 def _base(policy: Policy) -> dict[str, torch.Tensor]:
-    """The model's parameters under the names they have without adapters."""
+    """The model's parameters by their names without adapters."""
     return {
         name.replace(".base_layer.", "."): parameter
         for name, parameter in policy.model.named_parameters()
@@ -84,7 +84,7 @@ def _base(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def _write(policy: Policy, directory: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Rounded to what vLLM computes in: it would do the same, after reading twice as much."""
+    """Rounded to vLLM's type, as vLLM would do itself after reading twice as much."""
     dtype = policy.compute_dtype
     rounded = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
     save_file(rounded, directory / WEIGHTS_FILE)

@@ -1,6 +1,6 @@
-"""What a node and its vLLM process say to each other, one message a record, over a socket pair.
+"""Messages between a node and its vLLM process, one per record, over a socket pair.
 
-Both ends run this file, each in its own Python: it may need nothing but msgspec.
+Both ends run this file, each in its own Python: it may import only msgspec.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from swarm.types import Sampling, VersionSpan
 
 
 class Start(Struct, frozen=True, tag=True):
-    """The first message: what to serve, and with how much memory."""
+    """The first message: the model to serve and its memory."""
 
     id: int
     work: str
-    """Directory of the node's files for this process, which goes when the node does."""
+    """Directory of the node's files for this process, removed with the node."""
     model: str
     """Directory with configuration, tokenizer and weights."""
     version: int
@@ -27,9 +27,9 @@ class Start(Struct, frozen=True, tag=True):
     """None: on the CPU, with `cpu_cache_bytes`."""
     cpu_cache_bytes: int
     lora_rank: int
-    """Of the adapters that will be loaded; 0: there are none."""
+    """Rank of the adapters to be loaded; 0 without adapters."""
     sleep: bool
-    """Whether it will be asked to sleep."""
+    """Whether `Sleep` will be used."""
     trust_remote_code: bool
 
 
@@ -45,7 +45,7 @@ class Wanted(Struct, frozen=True):
 
 
 class Generate(Struct, frozen=True, tag=True):
-    """Sample completions, in this order as far as there is room."""
+    """Sample completions in this order, as capacity allows."""
 
     id: int
     prompts: dict[int, tuple[int, ...]]
@@ -53,37 +53,37 @@ class Generate(Struct, frozen=True, tag=True):
     wanted: tuple[Wanted, ...]
     sampling: Sampling
     stop_ids: tuple[int, ...]
-    """Tokens that end a completion, those of `sampling.stop_tokens` among them."""
+    """Ids of tokens that end a completion, including `sampling.stop_tokens`."""
     max_sequences: int
-    """The most at once."""
+    """Most sequences at a time."""
 
 
 class Abort(Struct, frozen=True, tag=True):
-    """Nothing more of that call is wanted."""
+    """Cancel the rest of that call."""
 
     id: int
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Go on with other weights, or other adapters, between two steps."""
+    """Install other weights or adapters between two steps."""
 
     id: int
     path: str
     """Directory in Hugging Face or peft format."""
     version: int
     recompute: bool
-    """Compute the past of what is running again, instead of keeping it."""
+    """Recompute the KV cache of running sequences instead of keeping it."""
     adapters: bool
 
 
 class Sleep(Struct, frozen=True, tag=True):
-    """Give the GPU's memory back."""
+    """Release the GPU's memory."""
 
     id: int
 
 
 class Wake(Struct, frozen=True, tag=True):
-    """Take it again."""
+    """Reclaim it."""
 
     id: int
 
@@ -96,15 +96,15 @@ class Ready(Struct, frozen=True, tag=True):
 
     id: int
     max_positions: int
-    """Longest sequence, prompt and completion."""
+    """Longest sequence of prompt and completion."""
     room_tokens: int
-    """Tokens whose keys and values are held together."""
+    """Capacity of the KV cache in tokens."""
     version: str
-    """Of vLLM."""
+    """Version of vLLM."""
 
 
 class Sampled(Struct, frozen=True, tag=True):
-    """One completion, whole."""
+    """One complete completion."""
 
     id: int
     prompt: int
@@ -115,7 +115,7 @@ class Sampled(Struct, frozen=True, tag=True):
 
 
 class Unanswered(Struct, frozen=True, tag=True):
-    """One completion that vLLM does not even begin."""
+    """One completion that vLLM refused to start."""
 
     id: int
     prompt: int
@@ -123,24 +123,24 @@ class Unanswered(Struct, frozen=True, tag=True):
 
 
 class Done(Struct, frozen=True, tag=True):
-    """`Load`, `Sleep` or `Wake` has been done."""
+    """`Load`, `Sleep` or `Wake` has completed."""
 
     id: int
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """A call that failed, and left everything as it was."""
+    """A call failed without side effects."""
 
     id: int
     reason: str
 
 
 class Beat(Struct, frozen=True, tag=True):
-    """Still at work: sent now and then while sampling."""
+    """Heartbeat, sent from time to time while sampling."""
 
 
 class Broken(Struct, frozen=True, tag=True):
-    """The last message of a process that cannot go on."""
+    """The last message of a process with a fatal error."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""One vLLM process, as the node sees it: started, spoken to, found dead, ended with everything it started."""
+"""The node's side of one vLLM process: starts it, sends requests, detects its death, ends it with its children."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores are not its own
-    "HF_HUB_OFFLINE": "1",  # all it needs is in a directory
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it shares the cores
+    "HF_HUB_OFFLINE": "1",  # all files are in a local directory
     "TOKENIZERS_PARALLELISM": "false",
 }
 
 
 class VllmProcess:
-    """A server. Any thread may ask it for something; one thread of its own reads the answers."""
+    """A server. Any thread may send requests; a separate thread reads the replies."""
 
     def __init__(self, python: Path, work: Path, environment: Mapping[str, str], start: Callable[[int], Start]) -> None:
-        """Start it, without waiting; `work` is for its log. Raises `EngineError` when `python` cannot be run."""
+        """Start it without waiting; its log goes to `work`. Raises `EngineError` when `python` cannot be run."""
         self.beats = 0
-        """Signs of life so far."""
+        """Messages received so far."""
         self._log = work / LOG
         self._sending = threading.Lock()
         self._registry = threading.Lock()
@@ -56,7 +56,7 @@ class VllmProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **ENVIRONMENT, **environment, "PYTHONPATH": str(_path_to_swarm(work))},
-                    start_new_session=True,  # Ctrl-C is for the node, and what vLLM starts can be ended with it
+                    start_new_session=True,  # Ctrl-C goes to the node only; killing the session ends vLLM
                 )
             except OSError as error:
                 raise EngineError(
@@ -69,16 +69,16 @@ class VllmProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, also of its session."""
+        """Process id, and id of its session."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked for anything."""
+        """Whether it accepts requests."""
         return self._problem is None
 
     def call(self, request: Callable[[int], Request]) -> Call:
-        """Ask for something; `request` is given the call's id, which its answers carry."""
+        """Send a request; `request` receives the call's id, which the replies carry."""
         inbox: queue.SimpleQueue[Answer | Broken] = queue.SimpleQueue()
         with self._registry:
             call = Call(self, self._num_calls, inbox)
@@ -90,24 +90,24 @@ class VllmProcess:
         return call
 
     def tell(self, request: Request) -> None:
-        """Say something. When nobody is there to hear it, the reading thread finds that out."""
+        """Send a message. If the process is dead, the reading thread detects it."""
         with self._sending, contextlib.suppress(OSError):
             self._connection.send_bytes(encode(request))
 
     def forget(self, call: int) -> None:
-        """Drop what else is answered to this call."""
+        """Ignore further replies to this call."""
         with self._registry:
             self._inboxes.pop(call, None)
 
     def close(self) -> None:
-        """Ask it to end, wait a little, then kill it with whatever it started."""
+        """Ask it to end, wait briefly, then kill it with its children."""
         self._hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         self.kill()
 
     def kill(self) -> None:
-        """End it with whatever it started."""
+        """Kill it with its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -122,7 +122,7 @@ class VllmProcess:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
-        """Give answers to those who wait for them, until there are no more."""
+        """Deliver replies to their callers until the socket closes."""
         problem = ""
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -133,7 +133,7 @@ class VllmProcess:
                 elif not isinstance(reply, Beat):
                     self._deliver(reply)
         with self._registry:
-            self._problem = problem or f"it ended without a word; the end of its log: {self._last_line()}"
+            self._problem = problem or f"it ended without a message; the end of its log: {self._last_line()}"
             for inbox in self._inboxes.values():
                 inbox.put(Broken(self._problem))
 
@@ -151,7 +151,7 @@ class VllmProcess:
 
 
 class Call:
-    """Something that a process was asked for."""
+    """A request to a process."""
 
     def __init__(self, process: VllmProcess, id: int, inbox: queue.SimpleQueue[Answer | Broken]) -> None:
         """Made by `VllmProcess.call`."""
@@ -162,10 +162,10 @@ class Call:
         self._silent_s = 0.0
 
     def receive(self, silence_timeout_s: float) -> Answer | None:
-        """The next answer; None when there was none for a moment.
+        """The next reply; None when there was none for a moment.
 
-        Raises `EngineCrashed` when the process is dead, or has been silent for too long. Silence is counted while this
-        end listens: a machine that was suspended has not been listening.
+        Raises `EngineCrashed` when the process is dead or was silent for too long. Silence counts only while this end
+        listens, so that a suspended machine causes no false alarm.
         """
         try:
             reply = self._inbox.get(timeout=POLL_S)
@@ -173,11 +173,11 @@ class Call:
             self._note_silence(silence_timeout_s)
             return None
         if isinstance(reply, Broken):
-            raise EngineCrashed(f"vLLM cannot go on: {reply.reason}")
+            raise EngineCrashed(f"vLLM failed: {reply.reason}")
         return reply
 
     def close(self) -> None:
-        """Nothing more is awaited."""
+        """Ignore further replies."""
         self._process.forget(self.id)
 
     def _note_silence(self, timeout_s: float) -> None:
@@ -190,7 +190,7 @@ class Call:
 
 
 def _path_to_swarm(work: Path) -> Path:
-    """A directory on which that Python finds this package, and nothing else of this one's."""
+    """A directory from which that Python imports this package, and nothing else of this environment."""
     directory = work / "path"
     directory.mkdir(exist_ok=True)
     link = directory / "swarm"

@@ -1,11 +1,11 @@
-"""The process that samples: `PYTHON -m swarm.engines.vllm.server FD`, started by `process.py` only, in vLLM's Python.
+"""The sampling process: `PYTHON -m swarm.engines.vllm.server FD`, started by `process.py` only, in vLLM's Python.
 
-requests ──▶ calls ──▶ vLLM, a bounded number of sequences a call ──▶ a step ──▶ completions, each when it is whole
+requests ──▶ calls ──▶ vLLM, bounded sequences per call ──▶ a step ──▶ completions, each when complete
                  weights change here, between two steps ──▲
 
-One thread: what is read from the socket between two steps acts on a batch at rest. vLLM's engine core runs in this
-process too, without scheduling ahead of the device, so that every token is sampled from the weights it is booked under.
-It ends when its socket does.
+One thread: messages are read between two steps, so that they never interrupt a step. vLLM's engine core runs in this
+process too, without asynchronous scheduling, so that every token is attributed to the weights that sampled it. The
+process ends when its socket closes.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ if TYPE_CHECKING:
 
 BEAT_S = 2.0
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM reserves room for."""
+"""LoRA ranks that vLLM supports."""
 ADAPTERS_ID = 1
 
 
 class Call:
-    """One `Generate`, as far as it has come."""
+    """One `Generate` in progress."""
 
     def __init__(self, request: Generate) -> None:
         """Nothing is running yet."""
         self.request = request
         self.waiting = deque(request.wanted)
         self.running: dict[str, Wanted] = {}
-        """By vLLM's request id."""
+        """Running completions by vLLM's request id."""
 
 
 class Server:
-    """Answers one node."""
+    """Serves one node."""
 
     def __init__(self, connection: Connection, start: Start) -> None:
-        """Load the model: takes a while, and raises whatever vLLM does."""
+        """Load the model, which takes a while; raises whatever vLLM raises."""
         self._connection = connection
         self._start = start
         self._engine = open_engine(start)
@@ -78,7 +78,7 @@ class Server:
         self._spoke_at = time.monotonic()
 
     def serve(self) -> None:
-        """Until the node closes its end."""
+        """Serve until the node closes its end."""
         self._say(self._ready())
         while True:
             idle = not self._engine.has_unfinished_requests()
@@ -98,12 +98,12 @@ class Server:
             case Load(id) | Sleep(id) | Wake(id):
                 try:
                     self._change(request)
-                except Exception as error:  # whatever vLLM raises is the node's to judge
+                except Exception as error:  # the node handles whatever vLLM raises
                     self._say(Refused(id, describe(error)))
                 else:
                     self._say(Done(id))
             case Start():
-                raise AssertionError("a server is started once")
+                raise AssertionError("a server accepts one Start")
 
     def _change(self, request: Load | Sleep | Wake) -> None:
         match request:
@@ -130,12 +130,12 @@ class Server:
         self._adapters = LoRARequest("policy", ADAPTERS_ID, path)
 
     def _refill(self, call: Call) -> None:
-        """Hand as many completions to vLLM as may run at once."""
+        """Submit completions to vLLM up to the limit of the call."""
         while call.waiting and len(call.running) < call.request.max_sequences:
             wanted = call.waiting.popleft()
             name = f"{call.request.id}/{wanted.prompt}/{wanted.completion}"
             call.running[name] = wanted
-            # A prompt read with other weights must not serve what begins now, hence the salt.
+            # The salt separates prefix caches of different weights.
             prompt = {
                 "prompt_token_ids": list(call.request.prompts[wanted.prompt]),
                 "cache_salt": f"weights {self._loads}",
@@ -143,7 +143,7 @@ class Server:
             params = sampling_params(call.request, wanted)
             try:
                 self._engine.add_request(name, prompt, params, lora_request=self._adapters)
-            except ValueError as error:  # of this prompt: the others go on
+            except ValueError as error:  # concerns this prompt only
                 del call.running[name]
                 self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
         if not call.running:
@@ -194,13 +194,13 @@ def open_engine(start: Start) -> LLMEngine:
     arguments = EngineArgs(
         model=start.model,
         dtype=start.dtype,
-        max_model_len=-1,  # as long as the model and the room for keys and values allow
+        max_model_len=-1,  # as long as the model and the KV cache allow
         max_num_seqs=start.max_sequences,
         trust_remote_code=start.trust_remote_code,
         enable_sleep_mode=start.sleep,
-        enforce_eager=not on_gpu,  # compiling for a CPU takes a C++ compiler
-        enable_chunked_prefill=on_gpu,  # with a part of a prompt it would wind back seeds, which fails on CPUs
-        logprobs_mode="processed_logprobs",  # of what was sampled from, temperature and filters included
+        enforce_eager=not on_gpu,  # compiling for a CPU needs a C++ compiler
+        enable_chunked_prefill=on_gpu,  # partial prompts rewind seeds, which fails on CPUs
+        logprobs_mode="processed_logprobs",  # under the sampled distribution, with temperature and filters
         async_scheduling=False,
         generation_config="vllm",
         disable_log_stats=True,
@@ -211,7 +211,7 @@ def open_engine(start: Start) -> LLMEngine:
 
 
 def pack_heads(model: Module) -> None:
-    """On CPUs vLLM multiplies with packed copies; reloading leaves an old one with a head tied to the embeddings."""
+    """On CPUs vLLM multiplies with packed copies; a reload leaves a stale one for a head tied to the embeddings."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
@@ -220,7 +220,7 @@ def pack_heads(model: Module) -> None:
 
 
 def sampling_params(request: Generate, wanted: Wanted) -> SamplingParams:
-    """What vLLM is asked for one completion."""
+    """vLLM's sampling parameters for one completion."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -243,7 +243,7 @@ def sampling_params(request: Generate, wanted: Wanted) -> SamplingParams:
 
 
 def sampled(call: int, wanted: Wanted, output: RequestOutput) -> Sampled:
-    """A finished request as the node reads it."""
+    """A finished request as a message to the node."""
     completion = output.outputs[0]
     ids = tuple(completion.token_ids)
     return Sampled(
@@ -265,7 +265,7 @@ def main() -> None:
     """Serve on the socket whose file descriptor is the only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)  # a process of vLLM's own must not keep the socket open
+    os.set_inheritable(descriptor, False)  # vLLM's child processes must not keep the socket open
     connection = Connection(descriptor)
     try:
         start = decode_request(connection.recv_bytes())
@@ -275,7 +275,7 @@ def main() -> None:
     try:
         Server(connection, start).serve()
     except (EOFError, ConnectionError):
-        shutil.rmtree(start.work, ignore_errors=True)  # the node may not have lived to do it
+        shutil.rmtree(start.work, ignore_errors=True)  # the node may have died before it could
     except BaseException as error:
         connection.send_bytes(encode(Broken(describe(error))))
         raise

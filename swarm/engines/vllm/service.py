@@ -1,4 +1,4 @@
-"""A vLLM process that is kept running, awake when it is needed, and up to date with a policy's weights."""
+"""Keeps a vLLM process running, awake when needed, and up to date with a policy's weights."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from swarm.policy.loading import Policy
 logger = logging.getLogger(__name__)
 
 MAX_CRASHES = 3
-"""So many in a row, without a completion between them, and it is given up."""
+"""Consecutive crashes without a completion after which the service gives up."""
 BACKOFF_S = 1.0
-"""Before the second start; doubles with every further crash."""
+"""Back-off before the second start; doubles with every further crash."""
 
 
 class VllmService:
-    """One process at a time, replaced when it dies."""
+    """One process at a time, restarted when it dies."""
 
     def __init__(self, policy: Policy, settings: GenerationSettings, trust_remote_code: bool = False) -> None:
-        """Nothing runs yet. Raises `EngineError` for what vLLM cannot do here."""
+        """Nothing runs yet. Raises `EngineError` for unsupported settings."""
         if settings.vllm.sleep and policy.device.type != "cuda":
             raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {policy.device}: set it to false")
         if policy.ranks.size > 1:
-            raise EngineError("generation.engine must be transformers where several processes share a policy")
+            raise EngineError("generation.engine must be transformers when several processes share a policy")
         self._policy = policy
         self._settings = settings
         self._trust_remote_code = trust_remote_code
         self._lock = threading.RLock()
         self.work = make_work_directory()
-        """Files for and of the process; gone when it has ended."""
+        """Files of the process, removed when it ends."""
         self._process: VllmProcess | None = None
         self._limits: Ready | None = None
         self._state: State | None = None
-        """Of the policy when the process was given its weights."""
+        """State of the policy's weights at the last push."""
         self._asleep = False
         self._crashes = 0
 
     @property
     def pid(self) -> int | None:
-        """Process id of what runs now."""
+        """Process id of the running process."""
         return self._process.pid if self._process else None
 
     def running(self, cancelled: Callable[[], bool]) -> tuple[VllmProcess, Ready]:
-        """The process, awake and with the policy's present weights, and what it can take.
+        """The process, awake and with the policy's current weights, and its limits.
 
-        Starts it if need be. Raises `EngineError` when it does not start, or has died too often, and `Interrupted`.
+        Starts it if necessary. Raises `EngineError` when it does not start or crashed too often, and `Interrupted`.
         """
         while True:
             try:
@@ -74,14 +74,15 @@ class VllmService:
                     assert self._process is not None and self._limits is not None
                     return self._process, self._limits
             except EngineCrashed as crash:
-                if self._limits is None:  # it has never run: it would fail the same way again
+                if self._limits is None:  # it never ran: a restart would fail the same way
                     raise EngineError(str(crash)) from crash
                 self.crashed(crash)
 
     def push(self, kv: Literal["keep", "recompute"] = "keep") -> None:
-        """Hand over the policy's weights if they have changed since the last time, between two decode steps.
+        """Push the policy's weights between two decode steps if they have changed.
 
-        `kv`: what becomes of the past of what is running. Raises `EngineError` when vLLM refuses them, `EngineCrashed`.
+        `kv`: whether to keep or recompute the cache of running sequences. Raises `EngineError` when vLLM refuses them,
+        `EngineCrashed`.
         """
         with self._lock:
             if self._process is None or self._asleep or self._state == state_of(self._policy):
@@ -92,22 +93,23 @@ class VllmService:
             self._state = state
 
     def rest(self) -> None:
-        """Give the GPU back to training, if that is wanted."""
+        """Release the GPU's memory for training, if configured."""
         with self._lock:
             if self._settings.vllm.sleep and self._process is not None and not self._asleep:
-                with contextlib.suppress(EngineCrashed):  # who needs it next will find out
+                with contextlib.suppress(EngineCrashed):  # the next caller detects it
                     self._ask(Sleep)
                     self._asleep = True
 
     def crashed(self, crash: EngineCrashed) -> None:
-        """Book a crash; the next start waits a while. Raises `EngineError` when there were too many in a row."""
+        """Record a crash; the next start waits for the back-off. Raises `EngineError` after too many consecutive
+        crashes."""
         self._crashes += 1
         logger.warning("%s", crash)
         if self._crashes >= MAX_CRASHES:
-            raise EngineError(f"vLLM died {self._crashes} times in a row, the last time because: {crash}") from crash
+            raise EngineError(f"vLLM died {self._crashes} times in a row; last reason: {crash}") from crash
 
     def worked(self) -> None:
-        """A completion has come: earlier crashes are forgiven."""
+        """A completion arrived: reset the count of crashes."""
         self._crashes = 0
 
     def close(self) -> None:
@@ -159,13 +161,13 @@ class VllmService:
         raise Interrupted("stopped while vLLM was starting")
 
     def _ask(self, request: Callable[[int], Request]) -> None:
-        """Have something done that is not given up half-way. Raises `EngineError` when it is refused."""
+        """Send a request that must not be abandoned. Raises `EngineError` when it is refused."""
         assert self._process is not None
         call = self._process.call(request)
         try:
             while not isinstance(reply := call.receive(self._settings.vllm.silence_timeout_s), Done):
                 if isinstance(reply, Refused):
-                    raise EngineError(f"vLLM refuses to go on: {reply.reason}")
+                    raise EngineError(f"vLLM refused: {reply.reason}")
         finally:
             call.close()
 
@@ -174,12 +176,12 @@ def _pause(seconds: float, cancelled: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if cancelled():
-            raise Interrupted("stopped while vLLM was about to be started again")
+            raise Interrupted("stopped before vLLM's restart")
         time.sleep(POLL_S)
 
 
 def _environment(device: torch.device) -> dict[str, str]:
-    """Where vLLM computes: on the policy's device, with as many threads."""
+    """Variables that place vLLM on the policy's device, with as many threads."""
     if device.type != "cuda":
         return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

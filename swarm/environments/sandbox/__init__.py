@@ -1,4 +1,4 @@
-"""What a verification worker may still do: no network, no files but Python's, bounded memory and processes.
+"""The sandbox of verification workers: no network, only Python's own files, bounded memory and processes.
 
-Linux only in full; `confinement.py` reports what holds on this machine.
+Complete on Linux only; `confinement.py` reports which protections hold on this machine.
 """

@@ -1,10 +1,10 @@
-"""A worker shuts itself in before it sees a stranger's text, in layers of which any may be missing on a machine.
+"""A worker confines itself before it reads foreign text, in layers; a machine may lack some of them.
 
     start ─▶ enclose: limits, namespaces, privileges, Landlock ─▶ libraries are imported
-          ─▶ seal: the seccomp filter ─▶ probe: what holds, tried out ─▶ the first job
+          ─▶ seal: the seccomp filter ─▶ probe: test each protection ─▶ the first job
 
-Landlock comes before the import, for it binds only threads that start later, and pyarrow starts one; the filter comes
-after it and binds all. Neither can be undone by the process itself.
+Landlock precedes the import, because it binds only later threads and pyarrow starts one; the filter follows it and
+binds all threads. The process cannot undo either.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from pathlib import Path
 from swarm.environments.sandbox import kernel, landlock, seccomp
 
 PROTECTIONS = {
-    "files": "no files but Python's own",
+    "files": "only Python's own files",
     "network": "no network",
-    "processes": "no programs and processes",
+    "processes": "no programs or processes",
     "signals": "no signals to others",
     "memory": "bounded memory",
 }
-"""What keeps a worker, by what it is kept from."""
+"""The protections of a worker, by what they prevent."""
 
 MAX_OPEN_FILES = 256
 MAX_FILE_BYTES = 2**16
-"""Of what a worker says on its standard error, its only file."""
+"""Bytes of a worker's standard error, its only writable file."""
 
 _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _NETWORK_FILES = ("/etc", "/run/systemd/resolve", "/usr/share", "/usr/local/share", "/var/lib/ca-certificates")
-"""Where names are looked up, and the certificates."""
+"""Files for name resolution, and certificates."""
 
 
 def in_words(unprotected: Mapping[str, str]) -> str:
-    """What keeps a worker and what does not, as `Confinement.probe` found it."""
+    """One line with the protections that hold and those that do not, from `Confinement.probe`."""
     held = ", ".join(words for name, words in PROTECTIONS.items() if name not in unprotected)
     missing = "; ".join(f"{name} ({reason})" for name, reason in unprotected.items())
     return f"{held or 'nothing'}" + (f"; not kept from {missing}" if missing else "")
 
 
 class Confinement:
-    """The layers around this process, and why some of them could not be had."""
+    """The sandbox layers of this process, and why some are missing."""
 
     def __init__(self) -> None:
-        """Nothing is refused yet."""
+        """Start unconfined."""
         self._missing: dict[str, str] = {}
 
     def enclose(self, readable: Iterable[Path], writable: Iterable[Path], network: bool) -> None:
-        """Refuse all files but Python's and these. Without `network`, that too, and no file may become large."""
+        """Refuse all files except Python's and these; without `network`, also refuse the network and large files."""
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
         if sys.platform != "linux":
@@ -68,23 +68,23 @@ class Confinement:
             self._attempt("namespaces", _leave_namespaces)
         self._attempt("capabilities", kernel.drop_capabilities)
         self._attempt("privileges", lambda: kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1))
-        # after the calls above, which clear it
+        # after the calls above, which clear this setting
         self._attempt("parent", lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL))
         readable = [*python_paths(), *readable, *(map(Path, _NETWORK_FILES) if network else ())]
         writable = [*writable, Path(os.devnull)]
         self._attempt("Landlock", lambda: landlock.confine(readable, writable, network))
 
     def seal(self) -> None:
-        """Refuse all that is not computing and reading, for good."""
+        """Permanently refuse every system call except those for computing and reading."""
         _limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
         _limit(resource.RLIMIT_NPROC, 0)
         if sys.platform == "linux":
             self._attempt("seccomp", seccomp.seal)
 
     def probe(self, elsewhere: Path, memory_limit_bytes: int) -> dict[str, str]:
-        """The protections that do not hold, each with the reason; tried out in this process.
+        """The protections that do not hold, each with the reason, tested in this process.
 
-        `elsewhere` is a file of this user that is none of the worker's business, in a directory of the same kind.
+        `elsewhere` is a file of this user, in a similar directory, that the worker must not reach.
         """
         reached = {
             "files": (_can(_open_file, elsewhere) or _can(_make_file, elsewhere.parent), "Landlock"),
@@ -114,13 +114,13 @@ _REASONS = {
 
 
 def python_paths() -> list[Path]:
-    """Where Python and what is installed for it lie, without folders that hold other things as well."""
+    """Paths of Python and its installed packages, without folders that also hold other files."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths = [Path(path) for path in (*_SYSTEM_LIBRARIES, *_SYSTEM_FILES, *installed)]
-    paths += [_PACKAGE]  # an editable installation is found by an import hook, and is on no path
+    paths += [_PACKAGE]  # an import hook finds an editable installation, which is on no path
     paths += [Path(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
     for entry in map(Path, filter(None, sys.path)):
-        # a folder that was put on the path, as for an editable installation, may hold keys beside the packages
+        # a folder added to the path, as for an editable installation, may hold keys beside the packages
         whole = entry.name in ("site-packages", "dist-packages") or not entry.is_dir()
         paths += [entry] if whole else (child for child in entry.iterdir() if _is_module(child))
     return paths
@@ -131,7 +131,7 @@ def _is_module(path: Path) -> bool:
 
 
 def _limit(what: int, most: int) -> None:
-    """Lower a limit for good; one that is lower already stays."""
+    """Permanently lower a limit; a lower one stays."""
     hard = resource.getrlimit(what)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     with suppress(ValueError, OSError):
@@ -142,7 +142,7 @@ def _leave_namespaces() -> None:
     try:
         kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)
     except OSError:
-        kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)  # for root, where users may not have their own
+        kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)  # for root, when users may not create their own
 
 
 def _can(attempt: Callable[..., object], *arguments: object) -> bool:
@@ -164,14 +164,14 @@ def _make_file(directory: Path) -> None:
 
 
 def _open_socket(family: int) -> None:
-    """An address is given to it, which needs a network but nobody there."""
+    """Binds an address, which needs a network but no peer."""
     with socket.socket(family, socket.SOCK_DGRAM) as opened:
         if family == socket.AF_INET:
             opened.connect(("127.0.0.1", 9))
 
 
 def _map(sharing: int, size: int) -> None:
-    """Memory of one's own is counted by the limit; what could be shared with others is not."""
+    """The memory limit covers private memory, but not memory that could be shared."""
     mmap.mmap(-1, size, sharing | mmap.MAP_ANON).close()
 
 

@@ -27,22 +27,22 @@ def syscall(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
 
 
 def pointer(structure: ctypes.Structure | ctypes.Array[ctypes.c_char]) -> ctypes.c_void_p:
-    """A structure's address, as `syscall` takes it; the caller keeps the structure."""
+    """A structure's address for `syscall`; the caller keeps the structure alive."""
     return ctypes.c_void_p(ctypes.addressof(structure))
 
 
 def prctl(option: int, value: int) -> None:
-    """Change something about this process. Raises `OSError`."""
+    """Change an attribute of this process. Raises `OSError`."""
     _checked(_libc.prctl(ctypes.c_int(option), *(ctypes.c_ulong(each) for each in (value, 0, 0, 0))))
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces for new ones of this process's own. Raises `OSError`."""
+    """Move this process into new namespaces. Raises `OSError`."""
     _checked(_libc.unshare(ctypes.c_int(flags)))
 
 
 def drop_capabilities() -> None:
-    """Be an ordinary user, even as root: for this thread and those it starts. Raises `OSError`."""
+    """Drop all capabilities, even as root, for this thread and those it starts. Raises `OSError`."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     nothing = (ctypes.c_uint32 * 6)()
     _checked(_libc.capset(ctypes.byref(header), ctypes.byref(nothing)))

@@ -1,7 +1,7 @@
-"""Landlock: a process gives up files, TCP ports and signals for good, without being root. Linux 5.13 or newer.
+"""Landlock: a process permanently gives up files, TCP ports and signals, without root.
 
-Every version of its interface (ABI) can refuse more; what this kernel's cannot is left out. Threads and processes
-started later are bound as well, threads that are there already are not.
+Linux 5.13 or newer. Newer versions of its interface (ABI) can refuse more; rights unknown to this kernel are left out.
+Threads and processes started later are bound as well, existing threads are not.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _RULE_PATH_BENEATH = 1
 
 _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""All rights over files that an ABI, and those after it, can take away."""
+"""All file rights that an ABI and its successors can remove."""
 _TCP = {4: 0b11}
 """Binding and connecting."""
 _SCOPES = {6: 0b11}
-"""Abstract sockets of others and signals to them."""
+"""Abstract sockets of other processes, and signals to them."""
 
 _READ = _READ_FILE | _READ_DIR
 _ON_FILES = _WRITE_FILE | _READ_FILE | _TRUNCATE
@@ -41,19 +41,18 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The newest version that this kernel speaks. Raises `OSError` where it has no Landlock."""
+    """The newest version that this kernel supports. Raises `OSError` without Landlock."""
     return kernel.syscall(_CREATE_RULESET, None, 0, _GET_ABI)
 
 
 def confine(readable: Iterable[Path], writable: Iterable[Path], network: bool) -> None:
-    """Leave these paths, with all beneath them, and TCP only with `network`; nothing else can be opened from now on.
+    """Allow only these paths with everything below them, and TCP only with `network`.
 
-    Privileges must not be gained any more (`PR_SET_NO_NEW_PRIVS`). A path that is not there is passed over. Raises
-    `OSError`.
+    Requires `PR_SET_NO_NEW_PRIVS`. Missing paths are skipped. Raises `OSError`.
     """
     version = abi()
     rights = _newest(_FILE_RIGHTS, version)
-    # `/dev/ptmx` and the like: without a right to open them, that to control them is nothing
+    # for devices such as `/dev/ptmx`, the right to control them is useless without the right to open them
     ruleset = _Ruleset(rights, 0 if network else _newest(_TCP, version), _newest(_SCOPES, version))
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     handle = kernel.syscall(_CREATE_RULESET, kernel.pointer(ruleset), size, 0)

@@ -1,8 +1,8 @@
-"""A seccomp filter: the only system calls a worker has left are those for computing and for reading files.
+"""A seccomp filter that leaves a worker only the system calls for computing and reading files.
 
-A list of what is allowed, since what is harmful is many calls, and new kernels bring more: sockets, io_uring,
-programs, processes, threads, signals, tracing, other owners and modes of files. Whatever is not listed fails with
-`EPERM`; calls newer than this list fail as on a kernel without them, for which libraries have a second way.
+An allow list, because harmful calls are many and new kernels add more: sockets, io_uring, programs, processes, threads,
+signals, tracing, changes of owners and modes. Other calls fail with `EPERM`; calls newer than this list fail as on a
+kernel without them, for which libraries have a fallback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ERRNO = 0x0005_0000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _FIRST_UNKNOWN = 463
-"""Kernels up to 6.10 number their calls below."""
+"""Kernels up to 6.10 use call numbers below this."""
 
 _FREELY = {
     # name: number on x86_64, on aarch64; None where there is no such call
@@ -100,7 +100,7 @@ _FREELY = {
 
 
 class _Conditional(NamedTuple):
-    """A call allowed when the low half of one argument, masked, has one of some values."""
+    """A call that is allowed when the low half of one argument, masked, has one of the listed values."""
 
     numbers: tuple[int | None, int | None]
     argument: int
@@ -120,15 +120,15 @@ _CONDITIONALLY = {
     "openat": _Conditional((257, 56), 2, _CHANGING, (0,)),
     # not F_SETOWN and F_SETSIG, which send signals to others
     "fcntl": _Conditional((72, 25), 1, _ALL_BITS, _DESCRIPTORS_OWN),
-    # what opening a file asks; neither terminals nor attributes of files
+    # needed to open files; no terminals, no file attributes
     "ioctl": _Conditional((16, 29), 1, _ALL_BITS, (_TCGETS, _FIOCLEX, _FIONREAD)),
-    # shared anonymous memory is the one kind that RLIMIT_DATA does not count
+    # RLIMIT_DATA does not count shared anonymous memory
     "mmap": _Conditional((9, 222), 3, mmap.MAP_SHARED | mmap.MAP_ANON, (0, mmap.MAP_SHARED, mmap.MAP_ANON)),
     "prlimit64": _Conditional((302, 261), 0, _ALL_BITS, (0,)),
 }
 
 _MACHINES = {"x86_64": (0, 0xC000_003E, 317), "aarch64": (1, 0xC000_00B7, 277)}
-"""Column of the tables above, what the kernel calls the architecture, and its number of `seccomp`."""
+"""Column of the tables above, the kernel's constant for the architecture, and its number of `seccomp`."""
 
 
 class _Program(ctypes.Structure):
@@ -136,10 +136,9 @@ class _Program(ctypes.Structure):
 
 
 def seal() -> None:
-    """Keep all threads of this process to the calls listed here.
+    """Restrict all threads of this process to the calls listed here.
 
-    Privileges must not be gained any more (`PR_SET_NO_NEW_PRIVS`). Raises `OSError` where the kernel refuses, or for a
-    machine whose numbers are not known.
+    Requires `PR_SET_NO_NEW_PRIVS`. Raises `OSError` when the kernel refuses or the architecture is unknown.
     """
     if platform.machine() not in _MACHINES:
         raise OSError(f"no numbers of system calls for {platform.machine()}")

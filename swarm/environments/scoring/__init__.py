@@ -1,4 +1,4 @@
-"""Comparing answers with references without ever evaluating them: guards, parsers, scorers.
+"""Compare answers with references without evaluating them: guards, parsers, scorers.
 
-Answers are text of strangers. `docs/scorers.md` says what reaches which scorer.
+Answers are foreign text. `docs/scorers.md` lists what reaches which scorer.
 """

@@ -1,10 +1,9 @@
-"""What of a stranger's answer may reach the library's scorers, for every data set; and what a founder's options may be.
+"""Filters foreign answers before the library's scorers see them, for every data set; also checks a founder's options.
 
-An answer is text from outside. A scorer of the library sees it only where reading the scorer has shown that it cannot
-evaluate it, and only in a form that costs it little and that it judges rightly: not too long, no numbers that are none,
-no repetition that a few digits ask for. `docs/scorers.md` holds what the reading found,
-`tests/environments/scorers_read.json` a digest of each source that was read. A data set that is not listed here cannot
-be asked for.
+An answer is text from outside. A scorer of the library sees it only if a review of its source has shown that it cannot
+evaluate the text, and only in a form that is cheap and judged correctly: bounded length, finite numbers, no large
+repetition counts. `docs/scorers.md` holds the results of the review, `tests/environments/scorers_read.json` a digest of
+each reviewed source. Data sets that are not listed here are refused.
 """
 
 from __future__ import annotations
@@ -20,47 +19,47 @@ from pydantic import JsonValue
 from swarm.environments.scoring.bounded_json import read_json
 
 MAX_ANSWER = 4096
-"""Characters of an answer, beside twice those of the library's own."""
+"""Characters of an answer, in addition to twice those of the library's own."""
 MAX_MOVES = 1000
 MAX_LOGIC = 500
 MAX_LOGIC_DEPTH = 30
 
 MAX_NUMBER = 1e12
-"""Of an option; what a smaller one still makes too large or too slow, the limits of a worker end."""
+"""Largest option value; a worker's limits end whatever is still too large or too slow."""
 MAX_WORD = 64
 MAX_ELEMENTS = 256
 MAX_OPTION_DEPTH = 3
 
 
 class Reach(StrEnum):
-    """What a scorer does with an answer, and so what is done before it may."""
+    """What a scorer does with an answer, which determines the filter."""
 
     COMPARED = "compared"
-    """It is cut up and compared, or each part is one step of a simulation: passed on up to a length."""
+    """The scorer splits and compares it, or each part is one step of a simulation: passed on up to a length."""
     NUMBERS = "numbers"
-    """It becomes a float, a Decimal or a complex number: passed on if no number is infinite, none, or has a huge
+    """It becomes a float, a Decimal or a complex number: passed on if no number is infinite, NaN or has a huge
     exponent."""
     JSON = "json"
-    """It is JSON: read here, within bounds, and the text made of what was read is passed on."""
+    """It is JSON: parsed here within bounds, then serialized again and passed on."""
     JSON_NUMBERS = "json of numbers"
-    """Both: texts in the JSON become numbers."""
+    """As `JSON`, and texts in it become numbers."""
     MOVES = "moves"
-    """Digits in it say how often a move is made: passed on if that is below ten, up to a length."""
+    """Digits in it repeat a move: passed on if below ten, up to a length."""
     LOGIC = "logic"
-    """It is a formula, checked for all values of its variables: passed on if its alphabet is that of the question's."""
+    """It is a formula, checked for all values of its variables: passed on if it uses only the question's alphabet."""
     OWN = "own"
-    """No scorer of the library may see it: scored by `own_scorers.py`."""
+    """The library's scorer must not see it: scored by `own_scorers.py`."""
 
 
-_SEPARATORS = re.compile(r"[\s,_]")  # what one or another scorer takes out of a number
+_SEPARATORS = re.compile(r"[\s,_]")  # some scorers remove these from numbers
 _EXPONENT = re.compile(r"[\d.]e[-+]?\d{3}")
 _TWO_DIGITS = re.compile(r"\d\d")
 _FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
-_OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it would be a path
+_OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it is a path
 
 
 def admitted(dataset: str, answer: str, oracle: str) -> str | None:
-    """The text that a data set's scorer may see in place of an answer; None when it is wrong without a look."""
+    """The text that a data set's scorer may see for an answer; None when the answer is wrong in any case."""
     if len(answer) > MAX_ANSWER + 2 * len(oracle) or _is_mistaken_for_right(dataset, answer, oracle):
         return None
     match REACH[dataset]:
@@ -81,11 +80,11 @@ def admitted(dataset: str, answer: str, oracle: str) -> str | None:
 
 
 def _is_mistaken_for_right(dataset: str, answer: str, oracle: str) -> bool:
-    """Whether the scorer would reward a wrong answer because of what the right one is."""
+    """Whether the scorer would reward a wrong answer because of a peculiar reference answer."""
     if dataset == "calendar_arithmetic" and oracle.startswith("-"):
-        return answer.strip() != oracle  # the error counts in parts of the oracle: a negative one raises the score
+        return answer.strip() != oracle  # the error is relative to the oracle: a negative oracle raises the score
     if dataset == "polynomial_equations" and not oracle:
-        return answer.strip("\"' ") != ""  # no solution, and whatever is no number counts as none
+        return answer.strip("\"' ") != ""  # no solution; the scorer treats any non-number as none
     return False
 
 
@@ -111,7 +110,7 @@ def _is_formula(answer: str) -> bool:
 
 
 def is_safe_option(value: JsonValue, depth: int = MAX_OPTION_DEPTH) -> bool:
-    """Whether an option's value is small, and free of code and of paths."""
+    """Whether an option's value is small and contains neither code nor paths."""
     match value:
         case str():
             return len(value) <= MAX_WORD and ".." not in value and "__" not in value and _is_plain(value)
@@ -164,4 +163,4 @@ def _reach() -> Mapping[str, Reach]:
 
 
 REACH = _reach()
-"""Every data set that a task may ask for."""
+"""Every data set that a task may use."""

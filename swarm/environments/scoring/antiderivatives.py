@@ -1,4 +1,4 @@
-"""Whether an expression's derivative is a given one, seen at points: no symbolic algebra, whose time has no bound."""
+"""Tests numerically whether an expression's derivative is a given one; symbolic algebra would take unbounded time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from swarm.environments.scoring.expressions import Step, Unreadable, evaluate
 
 NUM_POINTS = 8
 MIN_POINTS = 5
-"""Fewer where both are finite decide nothing, and the answer counts as wrong."""
+"""Least number of points where both are finite; with fewer the answer counts as wrong."""
 RELATIVE_TOLERANCE = 1e-9
-"""Far above rounding, far below what a term that does not belong there adds."""
+"""Far above rounding errors, far below the effect of a wrong term."""
 
 _CONSTANTS = {"pi": math.pi, "E": math.e}
 _NOT_CONSTANTS = frozenset("INOQS")
-"""Letters that sympy does not read as symbols; `E` is a constant."""
+"""Letters that sympy does not treat as symbols; `E` is a constant."""
 
 _FUNCTIONS: dict[str, tuple[Callable[[complex], complex], Callable[[complex], complex]]] = {
     "exp": (cmath.exp, cmath.exp),
@@ -40,21 +40,21 @@ _FUNCTIONS: dict[str, tuple[Callable[[complex], complex], Callable[[complex], co
     "tanh": (cmath.tanh, lambda u: 1 / cmath.cosh(u) ** 2),
 }
 _FUNCTIONS["ln"] = _FUNCTIONS["log"]
-"""Each with its derivative; all are analytic, so a derivative at complex points says what it does at real ones."""
+"""Functions with their derivatives; all are analytic, so that complex points are as good as real ones."""
 
 
 class Dual(Struct, frozen=True):
-    """A value at a point, and the derivative there."""
+    """A value and its derivative at a point."""
 
     value: complex
     slope: complex = 0j
 
 
 def is_antiderivative(answer: Sequence[Step], integrand: Sequence[Step], variable: str, seed: str) -> bool:
-    """Whether the derivative of `answer` is `integrand`, at points that follow from `seed`.
+    """Whether the derivative of `answer` is `integrand`, at points derived from `seed`.
 
-    The seed should depend on the answer: who knew the points could make an expression that is right at them alone.
-    Single letters other than the variable are constants of arbitrary value.
+    The seed should depend on the answer: otherwise an expression could be correct at the known points alone. Other
+    single letters are constants of arbitrary value.
     """
     num_equal = 0
     for number in range(NUM_POINTS):
@@ -64,7 +64,7 @@ def is_antiderivative(answer: Sequence[Step], integrand: Sequence[Step], variabl
         except (ArithmeticError, ValueError) as error:
             if isinstance(error, Unreadable):
                 return False
-            continue  # a pole, or out of range: another point may tell
+            continue  # a pole, or out of range: try another point
         if not (cmath.isfinite(slope) and cmath.isfinite(wanted)):
             continue
         if abs(slope - wanted) > RELATIVE_TOLERANCE * abs(wanted):
@@ -74,7 +74,7 @@ def is_antiderivative(answer: Sequence[Step], integrand: Sequence[Step], variabl
 
 
 class _Point:
-    """Implements `Algebra` for values and derivatives at one point beside the real axis, where branch cuts lie."""
+    """Implements `Algebra` for values and derivatives at one point off the real axis, where branch cuts lie."""
 
     def __init__(self, variable: str, seed: str, number: int) -> None:
         self._variable = variable
@@ -91,14 +91,14 @@ class _Point:
         if name in _CONSTANTS:
             return Dual(complex(_CONSTANTS[name]))
         if len(name) > 1 or name in _NOT_CONSTANTS:
-            raise Unreadable(f"no constant is called {name!r}")
+            raise Unreadable(f"there is no constant {name!r}")
         side = 1 if self._number % 2 else -1
         at = complex(self._random(f"{name} real", -1.5, 1.5), side * self._random(f"{name} imaginary", 0.01, 0.1))
         return Dual(at, 1 + 0j) if name == self._variable else Dual(at)
 
     def call(self, function: str, argument: Dual) -> Dual:
         if function not in _FUNCTIONS:
-            raise Unreadable(f"no function is called {function!r}")
+            raise Unreadable(f"there is no function {function!r}")
         value, slope = _FUNCTIONS[function]
         return Dual(value(argument.value), slope(argument.value) * argument.slope)
 

@@ -1,4 +1,4 @@
-"""JSON from strangers: bounded in size and depth, and every number in it finite."""
+"""Parses foreign JSON: bounded size and depth, finite numbers only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import JsonValue
 MAX_CHARACTERS = 2**16
 MAX_DEPTH = 16
 MAX_STRING = 200
-"""Characters of one text in it: some scorers take time with the square of it."""
+"""Characters of one text in it: some scorers take quadratic time."""
 
 _LONG_NUMBER = re.compile(r"[0-9]{400}")
 
 
 def read_json(text: str, max_string: int = MAX_STRING) -> JsonValue:
-    """What a text stands for; None for what is no JSON, too much of it, or has a number that is not finite."""
+    """The parsed value; None for text that is not JSON, exceeds the bounds, or has a non-finite number."""
     if len(text) > MAX_CHARACTERS or _LONG_NUMBER.search(text) is not None:
         return None
     try:
@@ -28,7 +28,7 @@ def read_json(text: str, max_string: int = MAX_STRING) -> JsonValue:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"no number is called {constant}")
+    raise ValueError(f"not a number: {constant}")
 
 
 def _is_sane(value: JsonValue, depth: int, max_string: int) -> bool:

@@ -1,7 +1,7 @@
-"""Short mathematical expressions, read by a parser of our own: text becomes a bounded list of steps, and no code.
+"""Our own parser for short mathematical expressions: text becomes a bounded list of steps, never code.
 
 Numbers, names, `+ - * / **`, signs, parentheses and functions of one argument, as sympy prints them. The steps are in
-postfix order, so that what is made of them (exact arithmetic, polynomials, derivatives) needs a stack and no recursion.
+postfix order, so that evaluation (exact arithmetic, polynomials, derivatives) needs a stack and no recursion.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 MAX_CHARACTERS = 4000
 MAX_TOKENS = 1500
 MAX_DEPTH = 30
-"""Of parentheses and of powers of powers, for which the parser recurses."""
+"""Nesting depth of parentheses and powers, for which the parser recurses."""
 
 _TOKEN = re.compile(
     r"[ \t]*(?:(?P<number>[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})"
@@ -25,17 +25,17 @@ _TOKEN = re.compile(
 
 
 class Unreadable(ValueError):
-    """Not an expression that is read here."""
+    """The text is not an expression of this grammar."""
 
 
 class Number(Struct, frozen=True):
-    """Put a literal on the stack; it is whole or decimal, and has no sign."""
+    """Push an unsigned integer or decimal literal."""
 
     value: Fraction
 
 
 class Name(Struct, frozen=True):
-    """Put a variable or a constant on the stack."""
+    """Push a variable or a constant."""
 
     name: str
 
@@ -53,7 +53,7 @@ class Operation(Struct, frozen=True):
 
 
 class Negation(Struct, frozen=True):
-    """Replace the top of the stack by 0 minus it."""
+    """Negate the top of the stack."""
 
 
 Step = Number | Name | Call | Operation | Negation
@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class Algebra(Protocol[T]):
-    """What expressions stand for. Its methods raise `Unreadable` for what has no meaning there."""
+    """Interprets the steps of an expression. Methods raise `Unreadable` for steps without a meaning."""
 
     def number(self, value: Fraction) -> T:
         """A literal."""
@@ -81,7 +81,7 @@ class Algebra(Protocol[T]):
 
 
 def parse(text: str) -> tuple[Step, ...]:
-    """The steps of an expression. Raises `Unreadable` for any other text, and for what is too long or too deep."""
+    """The steps of an expression. Raises `Unreadable` for any other text, and beyond the limits of length and depth."""
     if len(text) > MAX_CHARACTERS:
         raise Unreadable(f"must be at most {MAX_CHARACTERS} characters, got {len(text)}")
     tokens: list[tuple[str, str]] = []
@@ -97,7 +97,7 @@ def parse(text: str) -> tuple[Step, ...]:
 
 
 def evaluate(steps: Sequence[Step], algebra: Algebra[T]) -> T:
-    """What an expression stands for. Raises what the algebra does."""
+    """The value of an expression in an algebra. Raises what the algebra raises."""
     stack: list[T] = []
     for step in steps:
         match step:
@@ -127,7 +127,7 @@ class _Parser:
     def steps(self) -> tuple[Step, ...]:
         self._sum()
         if self._next < len(self._tokens):
-            raise Unreadable(f"nothing may follow, got {self._tokens[self._next][1]!r}")
+            raise Unreadable(f"expected the end, got {self._tokens[self._next][1]!r}")
         return tuple(self._steps)
 
     def _take(self, *symbols: str) -> str:

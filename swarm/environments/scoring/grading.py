@@ -1,7 +1,7 @@
-"""Comparing a completion with a reference answer: as text, as a number, or as boxed mathematics.
+"""Compares a completion with a reference answer: as text, as a number, or as boxed mathematics.
 
 Pure functions on untrusted text: nothing is evaluated as code, every pattern runs in linear time on any input, and
-whatever cannot be read is wrong, never an error.
+unreadable text is a wrong answer, never an error.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def score(rule: MatchRule, completion: str, reference: str) -> float:
 
 
 def find_answer(rule: MatchRule, completion: str) -> str | None:
-    r"""What a completion gives as its answer.
+    r"""The answer in a completion.
 
-    The last `<answer>` pair, else the last `\boxed{}`; for numbers else the whole text, whose last number counts.
+    The last `<answer>` pair, else the last `\boxed{}`; for numbers else the whole text, of which the last number
+    counts.
     """
     end = completion.rfind(_CLOSE)
     start = completion.rfind(_OPEN, 0, end) if end >= 0 else -1
@@ -51,14 +52,14 @@ def find_answer(rule: MatchRule, completion: str) -> str | None:
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Equal up to case and white space."""
+    """Equal, ignoring case and white space."""
     return " ".join(answer.split()).casefold() == " ".join(reference.split()).casefold()
 
 
 def numeric(answer: str, reference: str) -> bool:
-    """The last numbers of both are equal: whole numbers exactly, others up to a relative 1e-6.
+    """The last numbers of both are equal: integers exactly, others within a relative 1e-6.
 
-    A percentage equals both the fraction it stands for and, since the sign is often left out, its bare number.
+    A percentage equals its fraction and, because the sign is often omitted, its bare number.
     """
     given, wanted = last_number(answer), last_number(reference)
     if given is None or wanted is None:
@@ -74,7 +75,7 @@ def numeric(answer: str, reference: str) -> bool:
 def boxed(answer: str, reference: str) -> bool:
     r"""Equal as mathematics: after normalising the notation, or as numbers (fractions, decimals, roots, powers).
 
-    Tuples and intervals are compared element by element. Either side may still wear its `\boxed{}`.
+    Tuples and intervals are compared elementwise. Either side may include its `\boxed{}`.
     """
     given, wanted = (normalise(_unboxed(side)) for side in (answer, reference))
     if given == wanted:
@@ -89,7 +90,7 @@ def boxed(answer: str, reference: str) -> bool:
 
 
 def last_number(text: str) -> tuple[int | float, bool] | None:
-    """The last number written in a text and whether it was a percentage; None when there is none, or not finite."""
+    """The last number in a text and whether it is a percentage; None when there is none or it is not finite."""
     box = boxed_content(text)
     plain = re.sub(r"\\[dt]?frac\s*\{\s*(-?[\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}", r"\1/\2", text if box is None else box)
     found = None
@@ -113,7 +114,7 @@ def _value(found: re.Match[str]) -> int | float:
     elif found["bottom"] is not None:
         bottom = float(found["bottom"])
         value = float(top) / bottom if bottom else math.nan
-    elif top.isdigit() and len(top) <= 400:  # Python refuses to read far longer ones
+    elif top.isdigit() and len(top) <= 400:  # Python refuses to parse far longer ones
         value = int(top)
     else:
         value = float(top)
@@ -125,7 +126,7 @@ def _equal(one: float, other: float) -> bool:
         return one == other
     try:
         return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
-    except OverflowError:  # a whole number beyond what a float holds
+    except OverflowError:  # an integer beyond the range of floats
         return False
 
 

@@ -1,4 +1,4 @@
-r"""The little LaTeX that final answers are written in: finding `\boxed{}`, one notation, and plain numbers."""
+r"""The LaTeX subset of final answers: finds `\boxed{}`, normalises notation, evaluates plain numbers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MAX_DEPTH = 40
 
 
 def boxed_content(text: str) -> str | None:
-    r"""What the last closed `\boxed{}` of a text holds, with its braces balanced."""
+    r"""The content of the last closed `\boxed{}` of a text, with balanced braces."""
     openings = [match.end() for match in _BOX.finditer(text)]
-    for start in openings[:-9:-1]:  # a text of nothing but openings must not take quadratic time
+    for start in openings[:-9:-1]:  # many unclosed openings must not take quadratic time
         depth = 1
         for position in range(start, len(text)):
             if text[position] in "{}":
@@ -91,7 +91,7 @@ def to_number(text: str) -> int | float | None:
 
 
 class _Unreadable(Exception):
-    """Not an expression this module reads."""
+    """The text is not an expression of this module's grammar."""
 
 
 class _Expression:
@@ -134,7 +134,7 @@ class _Expression:
             if self._peek() in ("/", "\\div"):
                 self._take()
                 total /= self._signed()
-            else:  # written, or implied as in 2\pi
+            else:  # explicit, or implied as in 2\pi
                 if self._peek() in ("*", "\\cdot", "\\times"):
                     self._take()
                 total *= self._signed()
@@ -155,7 +155,7 @@ class _Expression:
             return base
         self._take()
         if self._peek() == "-":
-            raise _Unreadable  # LaTeX would raise only the sign
+            raise _Unreadable  # in LaTeX only the sign would be the exponent
         power = base ** self._atom()
         if isinstance(power, complex):
             raise _Unreadable

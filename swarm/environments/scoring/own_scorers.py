@@ -1,10 +1,9 @@
-"""Scorers of our own for data sets whose library scorer must not see a stranger's answer.
+"""Our own scorers for data sets whose library scorer must not see a foreign answer.
 
-Nine of the library's evaluate it as code; one compares trees in time that grows with the fourth power of their size;
-the others reward answers that are wrong. Rewards for right answers are the library's, partial credit too where it
-was for an answer in another form. Nothing here evaluates text, and every function's time is bounded.
-
-`docs/scorers.md` says for each data set what was wrong.
+Nine of the library's scorers evaluate the answer as code; one compares trees in time that grows with the fourth power
+of their size; the others reward wrong answers. Rewards for right answers equal the library's, as does partial credit
+for answers in another form. Nothing here evaluates text, and every function's time is bounded. `docs/scorers.md` lists
+the problem of each data set.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ def binary_matrix(answer: str, entry: Entry) -> float:
 
 
 def n_queens(answer: str, entry: Entry) -> float:
-    """Rows of squares, by any placement that solves the board."""
+    """Rows of squares; any placement that solves the board."""
     solutions = _metadata(entry)["valid_answers"]
     assert isinstance(solutions, Collection)
     return _rows(answer, solutions, 0.5)
 
 
 def spiral_matrix(answer: str, entry: Entry) -> float:
-    """Numbers apart by spaces."""
+    """Numbers separated by spaces."""
     answer, oracle = answer.strip(), _oracle(entry).strip()
     if answer == oracle:
         return 1.0
@@ -61,7 +60,7 @@ def string_insertion(answer: str, entry: Entry) -> float:
 
 
 def countdown(answer: str, entry: Entry) -> float:
-    """An expression of all the numbers, each used once, whose value is the target."""
+    """An expression that uses each number once and has the target as its value."""
     return _arithmetic(answer, _metadata(entry)["numbers"], _metadata(entry)["target"], 0.05)
 
 
@@ -71,7 +70,7 @@ def puzzle24(answer: str, entry: Entry) -> float:
 
 
 def polynomial_multiplication(answer: str, entry: Entry) -> float:
-    """The product, written out."""
+    """The expanded product."""
     answer, oracle = answer.strip(), _oracle(entry)
     if answer == oracle:
         return 1.0
@@ -95,7 +94,7 @@ def integration(answer: str, entry: Entry) -> float:
 
 
 def coin_flip(answer: str, entry: Entry) -> float:
-    """A probability as a decimal or a fraction, up to 1e-4; else the part of its digits that is right."""
+    """A probability as a decimal or a fraction, within 1e-4; else the fraction of its correct digits."""
     given, wanted = (text.replace(",", "").strip() for text in (answer, _oracle(entry)))
     if _PROBABILITY.fullmatch(given) is None:
         return 0.0
@@ -110,7 +109,7 @@ def coin_flip(answer: str, entry: Entry) -> float:
 
 
 def codeio(answer: str, entry: Entry) -> float:
-    """The JSON object asked for; less the more text there is around it."""
+    """The requested JSON object; surrounding text lowers the reward."""
     answer, oracle = answer.strip(), _oracle(entry).strip()
     if answer == oracle:
         return 1.0
@@ -141,7 +140,7 @@ OWN_SCORERS: dict[str, Callable[[str, Entry], float]] = {
     "spiral_matrix": spiral_matrix,
     "string_insertion": string_insertion,
 }
-"""By the library's name of the data set."""
+"""Scorers by the library's name of the data set."""
 
 
 def _oracle(entry: Entry) -> str:
@@ -181,7 +180,7 @@ def _arithmetic(answer: str, numbers: object, target: object, credit: float) -> 
 
 
 class _Rationals:
-    """Implements `Algebra` for exact arithmetic with the four operations of a child's puzzle."""
+    """Implements `Algebra` for exact arithmetic with + - * /."""
 
     def number(self, value: Fraction) -> Fraction:
         return value

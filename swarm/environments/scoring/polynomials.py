@@ -1,4 +1,4 @@
-"""Polynomials written out, as sums of products of numbers and variables, to be compared by their coefficients."""
+"""Expanded polynomials, sums of products of numbers and variables, compared by their coefficients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.environments.scoring.expressions import Unreadable
 MAX_DEGREE = 10_000
 
 Monomial = frozenset[tuple[str, int]]
-"""Variables and their positive exponents; empty for the constant term."""
+"""Variables with their positive exponents; empty for the constant term."""
 Polynomial = dict[Monomial, Fraction]
 """Coefficients, none of them 0."""
 
@@ -18,7 +18,7 @@ _ONE: Monomial = frozenset()
 
 
 class WrittenOut:
-    """Implements `Algebra`; a product or power of sums is `Unreadable`, since writing it out was the task."""
+    """Implements `Algebra`; a product or power of sums is `Unreadable`, because expanding it is the task."""
 
     def number(self, value: Fraction) -> Polynomial:
         """A constant."""
@@ -62,7 +62,7 @@ def _multiply(left: Polynomial, right: Polynomial) -> Polynomial:
         return {}
     factor, multiplier = next(iter(left.items()))
     if len(right) > 1 and (len(left) > 1 or factor != _ONE):
-        raise Unreadable("a product of sums is not written out")
+        raise Unreadable("a product of sums is not expanded")
     return {_times(factor, monomial): multiplier * coefficient for monomial, coefficient in right.items()}
 
 
@@ -72,21 +72,21 @@ def _times(left: Monomial, right: Monomial) -> Monomial:
 
 def _raise(base: Polynomial, exponent: Fraction) -> Polynomial:
     if len(base) != 1 or exponent.denominator != 1 or not 0 <= exponent <= MAX_DEGREE:
-        raise Unreadable(f"only a variable has a power, up to {MAX_DEGREE}")
+        raise Unreadable(f"only a variable may have a power, up to {MAX_DEGREE}")
     monomial, coefficient = next(iter(base.items()))
     if coefficient != 1 or len(monomial) != 1:
-        raise Unreadable("only a variable has a power")
+        raise Unreadable("only a variable may have a power")
     return {_bounded(Counter({variable: degree * int(exponent) for variable, degree in monomial})): Fraction(1)}
 
 
 def _bounded(exponents: Counter[str]) -> Monomial:
     if sum(exponents.values()) > MAX_DEGREE:
-        raise Unreadable(f"must be of degree {MAX_DEGREE} at most")
+        raise Unreadable(f"the degree must be at most {MAX_DEGREE}")
     return frozenset((+exponents).items())
 
 
 def _constant(polynomial: Polynomial) -> Fraction:
     """Raises `Unreadable` for one with variables."""
     if any(monomial != _ONE for monomial in polynomial):
-        raise Unreadable("only a constant may divide, or be an exponent")
+        raise Unreadable("only a constant may be a divisor or an exponent")
     return polynomial.get(_ONE, Fraction(0))

@@ -1,4 +1,4 @@
-"""One module a source of questions: ReasoningGYM, data sets from the hub or a file.
+"""One module per source of questions: ReasoningGYM, data sets from the hub or a file.
 
-They import their libraries when first used. Grading is in `scoring/`.
+Modules import their libraries on first use. Grading is in `scoring/`.
 """

@@ -1,4 +1,4 @@
-"""Tasks made of a data set's rows: from the Hugging Face hub or from local files, read through `datasets`."""
+"""Tasks from the rows of a data set: from the Hugging Face hub or local files, read through `datasets`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
 
 _MAX_ATTEMPTS = 64
-"""Malformed rows passed over for one question before the data set is called unusable."""
+"""Malformed rows skipped for one question before the data set counts as unusable."""
 HELD_OUT_EVERY = 10
 EVALUATION_SPLITS = frozenset({"test", "validation", "valid", "val", "dev", "eval"})
-"""Splits that are made to be evaluated on: no row of them is kept from it."""
+"""Splits made for evaluation: all their rows are used for it."""
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
 class Rows(Protocol):
-    """What is used of `datasets.Dataset`: rows are read one at a time from memory-mapped Arrow files."""
+    """The part of `datasets.Dataset` in use: rows are read one at a time from memory-mapped Arrow files."""
 
     column_names: list[str]
     features: Mapping[str, object]
@@ -53,21 +53,21 @@ class Rows(Protocol):
 class DatasetSource:
     """Implements `TaskSource` for the rows of one split.
 
-    The row asked for (seed, index) comes from a digest, so streams differ and a question may come twice in one. Every
-    tenth row is set aside for evaluation, which asks each of them once before it asks one again. A data set of fewer
-    than ten rows has none to spare, and a split that is for evaluation (test, validation, ...) is that as a whole.
+    A digest of (seed, index) selects the row, so that streams differ; a stream may repeat a question. Every tenth row
+    is reserved for evaluation, which asks each of them once before it repeats one. A data set of fewer than ten rows
+    reserves none; a split made for evaluation (test, validation, ...) is used for it as a whole.
     """
 
     def __init__(
         self, config: DatasetTask, *, counts: Counter[str] | None = None, stored: StoredRows | None = None
     ) -> None:
-        """Open the data set, which downloads and converts it the first time unless `store` did it before.
+        """Open the data set; downloads and converts it the first time unless `store` did so.
 
-        Raises `TaskError` for a missing data set, file, split or column, naming those there are.
+        Raises `TaskError` for a missing data set, file, split or column, and names the existing ones.
         """
         self.name = config.name
         self.counts: Counter[str] = Counter() if counts is None else counts
-        """`malformed_rows`: times a row was passed over because its prompt or answer was missing or unreadable."""
+        """`malformed_rows`: times that a row was skipped because its prompt or answer was missing or unreadable."""
         self._config = config
         self._dataset = LOCAL if is_on_disk(config) else config.path
         stored = stored or store(config)
@@ -86,7 +86,7 @@ class DatasetSource:
         self._options_digest = digest(config.subset, config.split, config.prompt)
 
     def question(self, seed: int, index: int) -> Question:
-        """Question `index` of the stream `seed`. Raises `TaskError` when 64 rows in a row are malformed."""
+        """Question `index` of the stream `seed`. Raises `TaskError` after 64 consecutive malformed rows."""
         for attempt in range(_MAX_ATTEMPTS):
             row = _row(len(self._rows), seed, self.name, index, attempt, whole=self._is_for_evaluation)
             try:
@@ -111,8 +111,8 @@ class DatasetSource:
     def recall(self, ref: TaskRef) -> Question:
         """The question behind a reference.
 
-        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when this node's row is
-        missing, malformed or has another text. Another revision or copy of the data is fine while the text agrees.
+        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when this node's row is missing,
+        malformed or has another text. Other revisions or copies of the data are fine if the text agrees.
         """
         return Question(ref, self._recall(ref)[0])
 
@@ -152,9 +152,9 @@ class DatasetSource:
 
 
 def _row(num_rows: int, seed: int, task: str, index: int, attempt: int = 0, *, whole: bool = False) -> int:
-    """A row for training or, in a held-out stream, one for evaluation: every tenth is set aside for that.
+    """A row for training or, in a held-out stream, for evaluation: every tenth row is reserved for it.
 
-    Both draw from all rows where none can be spared, and where the `whole` is for evaluation.
+    Both draw from all rows when there are too few, and when the `whole` split is for evaluation.
     """
     num_held_out = num_rows // HELD_OUT_EVERY
     everything = whole or num_held_out == 0
@@ -168,7 +168,7 @@ def _row(num_rows: int, seed: int, task: str, index: int, attempt: int = 0, *, w
 
 
 def _in_turn(count: int, seed: int, task: str, index: int, attempt: int) -> int:
-    """One of `count`: each once in as many indices, in an order of the stream's own."""
+    """A permutation of `count` rows that depends on the stream: each row once in `count` indices."""
     step = 1 + draw(count, "step", seed, task)
     while math.gcd(step, count) > 1:
         step += 1
@@ -180,7 +180,7 @@ class _MalformedRow(Exception):
 
 
 class _Template:
-    """A column's value, or a text with columns in braces; doubled braces stand for themselves."""
+    """A column's value, or a text with columns in braces; doubled braces are literal."""
 
     def __init__(self, template: str, field: str, columns: list[str], task: str) -> None:
         self._text = template if template not in columns else ""
@@ -201,7 +201,7 @@ class _Template:
 
 
 def store(config: DatasetTask) -> StoredRows:
-    """Download and convert a data set unless that was done before; where the rows of the configured split lie now.
+    """Download and convert a data set if necessary; returns the location of the configured split's rows.
 
     Their revision is the hub's commit, or a digest of the local files. Raises `TaskError`.
     """
@@ -221,7 +221,7 @@ def store(config: DatasetTask) -> StoredRows:
         files = [file for split in wanted for file in builder.config.data_files[split]] if local else []
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
-    except Exception as error:  # readers of many formats and a client of the hub, on what strangers wrote
+    except Exception as error:  # many format readers and the hub's client, on foreign input
         cause = f"; {error.__cause__}" if error.__cause__ is not None else ""
         raise TaskError(f"{where}: {type(error).__name__}: {error}{cause}") from error
     rows = tuple(FileRows(str(part["filename"]), int(part["skip"]), int(part["take"])) for part in stored)
@@ -229,7 +229,7 @@ def store(config: DatasetTask) -> StoredRows:
 
 
 def _read(stored: StoredRows) -> Rows:
-    """The rows themselves, memory-mapped."""
+    """The memory-mapped rows."""
     parts = [
         datasets.Dataset.from_file(part.path).select(range(part.first, part.first + part.count))
         for part in stored.files
@@ -239,7 +239,7 @@ def _read(stored: StoredRows) -> Rows:
 
 
 def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
-    """What reads this node's own data set: local files, or whatever of the hub its user may read."""
+    """The builder for this node's own data set: local files, or anything on the hub that its user may read."""
     path = Path(config.path).expanduser()
     local = is_on_disk(config)
     if local and not path.exists():
@@ -255,7 +255,7 @@ def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
 
 
 def _check_plain(rows: Rows, task: str) -> None:
-    """Raises `TaskError` for a column of a type that names files, as pictures do, which reading a row would open."""
+    """Raises `TaskError` for a column type that refers to files, such as images: reading a row would open them."""
     for name, feature in rows.features.items():
         if not isinstance(feature, datasets.Value):
             raise TaskError(f"task {task!r}: column {name!r} must be text or a number, got {type(feature).__name__}")

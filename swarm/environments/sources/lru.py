@@ -1,4 +1,4 @@
-"""A bounded mapping that forgets what was used least recently."""
+"""A bounded mapping that evicts the least recently used value."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class LruCache(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
-        """The value, now the most recent one, or None."""
+        """The value, which becomes the most recent, or None."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
         return value
 
     def put(self, key: Key, value: Value) -> None:
-        """Remember a value and forget the oldest beyond the capacity."""
+        """Store a value and evict the oldest beyond the capacity."""
         self._values[key] = value
         self._values.move_to_end(key)
         if len(self._values) > self._capacity:

@@ -33,24 +33,24 @@ logger = logging.getLogger(__name__)
 LIBRARY = f"reasoning_gym=={version('reasoning_gym')}"
 
 ITEMS_PER_DATASET = 500
-"""Items taken from one instance of a data set: some instances hold a fixed number, and 500 is the library's default."""
+"""Items per instance of a data set: some instances hold a fixed number, and 500 is the library's default."""
 
 SETUP_LIMIT_S = 60.0
-"""A data set whose options make it take longer to set up is refused."""
+"""A data set whose setup takes longer with the given options is refused."""
 
 MAX_QUESTION = 2**17
-"""Characters of a question; the longest by default options have a tenth of it."""
+"""Most characters of a question; ten times the longest with default options."""
 
 OWN_OPTIONS = frozenset({"seed", "size"})
-"""Options that the stream of questions sets itself."""
+"""Options that the question stream sets."""
 
 
 class LibraryDataset(Protocol):
-    """What is used of the library's `ProceduralDataset`."""
+    """The part of the library's `ProceduralDataset` in use."""
 
     @property
     def category(self) -> str:
-        """Folder of the library it comes from."""
+        """The library's folder that contains it."""
         ...
 
     def __getitem__(self, index: int) -> Entry:
@@ -58,17 +58,17 @@ class LibraryDataset(Protocol):
         ...
 
     def score_answer(self, answer: str | None, entry: Entry) -> float:
-        """Score of an answer, meant to be in [0, 1]."""
+        """Score of an answer; should be in [0, 1]."""
         ...
 
 
 def dataset_options(dataset: str) -> dict[str, object]:
-    """Options of one of the library's data sets with their defaults, without those a stream sets itself.
+    """Options of a library data set with their defaults, without those that the stream sets.
 
     Raises `TaskError` for an unknown name.
     """
     if dataset not in DATASETS:
-        raise TaskError(f"ReasoningGYM has no data set {dataset!r}; `swarm tasks` lists the {len(DATASETS)} it has")
+        raise TaskError(f"ReasoningGYM has no data set {dataset!r}; `swarm tasks` lists all {len(DATASETS)}")
     options: dict[str, object] = {}
     for field in dataclasses.fields(DATASETS[dataset][1]):
         if field.name not in OWN_OPTIONS:
@@ -78,7 +78,7 @@ def dataset_options(dataset: str) -> dict[str, object]:
 
 
 def make_dataset(dataset: str, seed: int, options: Mapping[str, JsonValue]) -> LibraryDataset:
-    """An instance of one of the library's data sets; the same arguments give the same items in every process."""
+    """An instance of a library data set; the same arguments give the same items in every process."""
     with _SeededGlobalRandom(seed):
         made: LibraryDataset = reasoning_gym.create_dataset(dataset, seed=seed, size=ITEMS_PER_DATASET, **options)
     return made
@@ -87,9 +87,9 @@ def make_dataset(dataset: str, seed: int, options: Mapping[str, JsonValue]) -> L
 class ReasoningGymSource:
     """Implements `TaskSource` for one data set of the library.
 
-    A stream is cut into blocks of 500 questions; a digest of (task, seed, block) seeds the instance that makes a
-    block. The library makes item i from seed + i, so taking the stream's seed itself would give neighbouring seeds
-    the same questions, one place apart.
+    A stream consists of blocks of 500 questions; a digest of (task, seed, block) seeds the instance of each block. The
+    library makes item i from seed + i, so that using the stream's seed directly would give neighbouring seeds the same
+    questions, shifted by one.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class ReasoningGymSource:
     ) -> None:
         """Check the configuration against the library.
 
-        Raises `TaskError` for an unknown data set, an option it does not have, or values it refuses.
+        Raises `TaskError` for an unknown data set, an unknown option, or invalid values.
         """
         self.name = config.name
         self.counts: Counter[str] = Counter() if counts is None else counts
-        """`scorer_failures`: completions whose scoring raised; they got reward 0."""
+        """`scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
         self._dataset_name = config.dataset or config.name
         self._options_digest = digest(self._dataset_name, config.options)
@@ -128,10 +128,10 @@ class ReasoningGymSource:
         return Question(ref, prompt)
 
     def recall(self, ref: TaskRef) -> Question:
-        """Make the question behind a reference again.
+        """Regenerate the question behind a reference.
 
-        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when the library here makes
-        another text of it. Another library version is fine while the text agrees.
+        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when the library here generates
+        another text. Other library versions are fine if the text agrees.
         """
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
@@ -161,13 +161,13 @@ class ReasoningGymSource:
         own = OWN_SCORERS.get(self._dataset_name)
         try:
             return own(seen, entry) if own is not None else float(self._scorer.score_answer(seen, _copy(entry)))
-        except Exception as error:  # 105 scorers on text from strangers: whatever one raises is a wrong answer
+        except Exception as error:  # 105 scorers on foreign text: any exception means a wrong answer
             self.counts["scorer_failures"] += 1
             logger.debug("scorer of %s raised %r", self.name, error)
             return 0.0
 
     def oracle(self, seed: int, index: int) -> str | None:
-        """The library's own answer to a question; None for the few data sets that keep none."""
+        """The library's own answer to a question; None for the few data sets without one."""
         answer = self._entry(seed, index)["answer"]
         return None if answer is None else str(answer)
 
@@ -185,7 +185,7 @@ class ReasoningGymSource:
                 self._datasets.put(dataset_seed, dataset)
             with _SeededGlobalRandom(dataset_seed + item):
                 entry = dataset[item]
-        except Exception as error:  # generators raise anything; the caller asks another question instead
+        except Exception as error:  # generators raise anything; the caller asks another question
             raise TaskError(
                 f"task {self.name!r}: ReasoningGYM failed on question {index} of {seed}: {error!r}"
             ) from error
@@ -206,7 +206,7 @@ class ReasoningGymSource:
             if not is_safe_option(value):
                 raise TaskError(f"task {name!r}: option {option!r} must be plain words or numbers, got {value!r}")
         if self._dataset_name not in REACH:
-            raise TaskError(f"task {name!r}: how ReasoningGYM scores {self._dataset_name!r} has not been read here")
+            raise TaskError(f"task {name!r}: ReasoningGYM's scorer of {self._dataset_name!r} has not been reviewed")
         try:
             with time_limit(SETUP_LIMIT_S):
                 return make_dataset(self._dataset_name, 0, options)
@@ -218,7 +218,7 @@ class ReasoningGymSource:
 
 
 def _copy(entry: Entry) -> Entry:
-    """An item for a scorer to write into: one keeps every board of a solution in the metadata."""
+    """A copy of an item, because a scorer writes into the metadata."""
     metadata = entry["metadata"]
     return {**entry, "metadata": dict(metadata) if isinstance(metadata, Mapping) else metadata}
 
@@ -228,14 +228,15 @@ def last_answer(completion: str) -> str | None:
     end = completion.rfind("</answer>")
     if end < 0:
         return None
-    # without the tail: the library's pattern takes quadratic time on opening tags that nothing closes
+    # without the tail: the library's pattern takes quadratic time on unclosed tags
     found: str | None = extract_answer(completion[: end + len("</answer>")])
     return found
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in what takes longer; without effect outside of the main thread, which alone has alarms."""
+    """Raise `TimeoutError` in a block that takes longer; no effect outside the main thread, because only it has
+    alarms."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -253,7 +254,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class _SeededGlobalRandom:
-    """Seeds the global generator, which a few data sets draw from, and puts the process's own state back."""
+    """Seeds the global generator, which a few data sets use, and restores the process's state."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

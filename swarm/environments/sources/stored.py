@@ -1,4 +1,4 @@
-"""Where the rows of a data set task lie on this disk, once they have been downloaded and converted."""
+"""Location of a data set task's rows on disk, after download and conversion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class FileRows(Struct, frozen=True):
-    """Some adjacent rows of one Arrow file."""
+    """Adjacent rows of one Arrow file."""
 
     path: str
     first: int

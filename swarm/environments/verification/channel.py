@@ -1,7 +1,7 @@
-"""Messages between the verification pool and a worker: each after its length, on a socket pair.
+"""Length-prefixed messages between the verification pool and a worker, on a socket pair.
 
-The pool never waits for a worker, which may be under a stranger's control: what cannot be sent now is kept, what comes
-in is bounded before it is stored.
+The pool never blocks on a worker, which an attacker may control: it buffers what it cannot send, and bounds input
+before it stores it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _PIECE_BYTES = 2**18
 
 
 class Oversized(Exception):
-    """A message longer than any that is expected."""
+    """A message exceeds the limit."""
 
 
 class Channel:
-    """The pool's end."""
+    """The pool's end of a socket pair."""
 
     def __init__(self, end: socket.socket, max_message_bytes: int) -> None:
-        """Messages of the other side may have at most `max_bytes`."""
+        """Accepts messages of at most `max_bytes`."""
         end.setblocking(False)
         self._socket = end
         self._max_message_bytes = max_message_bytes
@@ -35,16 +35,16 @@ class Channel:
 
     @property
     def blocked(self) -> bool:
-        """Whether some of what was sent waits for the other side to read."""
+        """Whether sent bytes are still buffered."""
         return bool(self._unsent)
 
     def send(self, message: bytes) -> None:
-        """Begin to send. Raises `ConnectionError` once the other side is gone."""
+        """Start to send. Raises `ConnectionError` when the other end is closed."""
         self._unsent += _LENGTH.pack(len(message)) + message
         self.flush()
 
     def flush(self) -> None:
-        """Send what the other side takes. Raises `ConnectionError`."""
+        """Send as much as the socket accepts. Raises `ConnectionError`."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(bytes(self._unsent[:_PIECE_BYTES]))]
@@ -52,7 +52,7 @@ class Channel:
             return
 
     def receive(self) -> bytes | None:
-        """The next message; None when it is not complete yet. Raises `EOFError`, `ConnectionError`, `Oversized`."""
+        """The next message; None while it is incomplete. Raises `EOFError`, `ConnectionError`, `Oversized`."""
         try:
             piece = self._socket.recv(_PIECE_BYTES)
         except BlockingIOError:
@@ -63,7 +63,7 @@ class Channel:
         if len(self._received) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._received)
-        # one question, one answer: a second one behind it was not asked for
+        # one request, one reply: refuse any bytes after it
         if length > self._max_message_bytes or len(self._received) > _LENGTH.size + length:
             raise Oversized(f"a message of {length} bytes, or more than one")
         if len(self._received) < _LENGTH.size + length:
@@ -73,18 +73,18 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._socket.close()
 
 
 def read_message(descriptor: int) -> bytes:
-    """The worker's end: wait for a message. Raises `EOFError`, `ConnectionError`."""
+    """For the worker: wait for a message. Raises `EOFError`, `ConnectionError`."""
     (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size))
     return _read(descriptor, length)
 
 
 def write_message(descriptor: int, message: bytes) -> None:
-    """The worker's end: send a message. Raises `ConnectionError`."""
+    """For the worker: send a message. Raises `ConnectionError`."""
     unsent = memoryview(_LENGTH.pack(len(message)) + message)
     while unsent:
         unsent = unsent[os.write(descriptor, unsent) :]

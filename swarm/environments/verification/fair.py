@@ -1,4 +1,4 @@
-"""A bounded queue in which nobody can crowd out another: senders take turns, and the longest line loses."""
+"""A bounded fair queue: senders are served in turn, and overflow drops from the longest line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """A line for each sender, served in turn; when all places are taken, the longest line gives up its oldest item."""
+    """One line per sender, served round-robin; a full queue drops the oldest item of the longest line."""
 
     def __init__(self, places: int) -> None:
-        """Nobody waits yet."""
+        """An empty queue."""
         self._places = places
         self._lines: dict[str, deque[T]] = {}
-        """In the order in which senders are served next; none is empty."""
+        """Non-empty lines, in the order in which senders are served next."""
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -23,16 +23,16 @@ class FairQueue(Generic[T]):
         return self._waiting
 
     def put(self, sender: str, item: T) -> T | None:
-        """Queue an item at the end of its sender's line; the item that had to give way, if any."""
+        """Append an item to its sender's line; returns the dropped item, if any."""
         self._lines.setdefault(sender, deque()).append(item)
         self._waiting += 1
         if self._waiting <= self._places:
             return None
-        # among lines of one length that of whoever came last, or new names would push out those who wait
+        # among lines of equal length the newest loses, so that new names cannot displace waiting senders
         return self._take(max(reversed(self._lines), key=self._length))
 
     def get(self) -> T | None:
-        """The oldest item of the sender whose turn it is; None when nobody waits."""
+        """The oldest item of the next sender; None when the queue is empty."""
         if not self._lines:
             return None
         sender = next(iter(self._lines))
@@ -42,7 +42,7 @@ class FairQueue(Generic[T]):
         return item
 
     def clear(self) -> None:
-        """Send everybody home."""
+        """Drop all items."""
         self._lines.clear()
         self._waiting = 0
 

@@ -1,4 +1,4 @@
-"""A verifier without processes, for simulations and tests: questions and grades are made in the calling thread."""
+"""A verifier without processes, for simulations and tests: works in the calling thread."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from swarm.types import Grade, Question, Rejection, TaskRef
 
 
 class InlineVerifier:
-    """Implements `Verifier` without a time limit: what hangs, hangs the caller, so feed it no stranger's groups.
+    """Implements `Verifier` without a time limit, so not for foreign groups: a scorer that hangs blocks the caller.
 
-    A few data sets order a set of strings, so their questions agree between processes only when PYTHONHASHSEED does;
-    the pool's workers fix it to 0.
+    A few data sets iterate over a set of strings, so that their questions depend on PYTHONHASHSEED; the pool's workers
+    set it to 0.
     """
 
     def __init__(self, configs: Sequence[TaskConfig]) -> None:
@@ -27,7 +27,7 @@ class InlineVerifier:
         return [self._mixture.question(seed, index) for index in range(start, start + count)]
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
-        """Grade groups: one result a job, in order."""
+        """Grade groups: one result per job, in order."""
         return [self._mixture.grade(ref, texts) for ref, texts in jobs]
 
     def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
@@ -37,11 +37,11 @@ class InlineVerifier:
         return verdict
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
-        """Grade a group now; `collect` hands it out."""
+        """Grade a group now; `collect` returns the result."""
         self._done.append((key, self._mixture.grade(ref, texts)))
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
-        """What has been graded since the last call."""
+        """Results since the last call, by key."""
         done, self._done = self._done, []
         return done
 

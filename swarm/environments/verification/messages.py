@@ -1,4 +1,4 @@
-"""What the verification pool and its workers say to each other, as msgpack on a socket of their own."""
+"""Messages between the verification pool and its workers, as msgpack on a socket."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from swarm.types import Grade, Question, Rejection, TaskRef
 MAX_REPLY_BYTES = 2**24
 MAX_PROMPT_CHARS = 2**20
 MAX_DETAIL_CHARS = 2_000
-"""Of what a reply says to people."""
+"""Characters of a reply's text for people."""
 MAX_COUNTS = 16
 MAX_COUNT_CHARS = 40
 _MOST = 10**9
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
-    """First and only message to a worker that is to download and convert data sets."""
+    """The only message to a worker that downloads and converts data sets."""
 
     configs: bytes
     """JSON list of task configurations."""
     readable: tuple[str, ...]
-    """The user's own files that they name."""
+    """Local files that the tasks name."""
     writable: tuple[str, ...]
-    """The caches of the libraries."""
+    """The libraries' caches."""
     network: bool
 
 
@@ -40,13 +40,13 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     time_limit_s: float
     memory_limit_bytes: int
     elsewhere: str
-    """A file that this worker has no business with: it tries whether it can get at it."""
+    """A file that the worker must not reach; it tests whether it can."""
     lenient: bool = False
-    """Go without tasks that cannot be set up."""
+    """Omit tasks that cannot be set up."""
     stored: dict[str, StoredRows] = {}
     """Rows of data sets, by task."""
     unprepared: dict[str, str] = {}
-    """Why there are no rows of other tasks."""
+    """Why the other tasks have no rows."""
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
@@ -55,7 +55,7 @@ class Draw(msgspec.Struct, frozen=True, tag="draw"):
     seed: int
     index: int
     skip: int = 0
-    """Tasks to pass over, because each of them timed out or crashed on this question."""
+    """Number of tasks to skip, because they timed out or crashed on this question."""
 
 
 class GradeGroup(msgspec.Struct, frozen=True, tag="grade"):
@@ -69,7 +69,7 @@ Request = Prepare | Setup | Draw | GradeGroup
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """All data sets are on this disk, but for those with a reason."""
+    """All data sets are on disk, except those with a reason."""
 
     stored: dict[str, StoredRows]
     unprepared: dict[str, str]
@@ -81,21 +81,21 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     skipped: dict[str, str] = {}
     """As in `TaskMixture`."""
     unprotected: dict[str, str] = {}
-    """What the worker can still reach, as in `Confinement.probe`."""
+    """Protections that do not hold, as in `Confinement.probe`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A `TaskError`: while setting up, or because no task could make a question."""
+    """A `TaskError` during setup, or because no task could make a question."""
 
     error: str
 
 
 class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
-    """The question asked for."""
+    """The requested question."""
 
     question: Question
     counts: dict[str, int]
-    """What `TaskMixture.counts` gained since the last reply."""
+    """Increments of `TaskMixture.counts` since the last reply."""
 
 
 class Graded(msgspec.Struct, frozen=True, tag="graded"):
@@ -120,9 +120,9 @@ decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode
 
 
 def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
-    """Whether a worker that does what it should could give this reply, in a run with these tasks.
+    """Whether an intact worker could send this reply in a run with these tasks.
 
-    A stranger's text may have taken the worker over; what it can still do is to give wrong rewards.
+    Foreign text may have taken over the worker; wrong rewards are then all that it can cause.
     """
     match request, reply:
         case Prepare(), Prepared(stored, unprepared):

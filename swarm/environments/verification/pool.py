@@ -1,16 +1,14 @@
-"""Questions and grades made by killable processes.
+"""Makes questions and grades in killable processes.
 
     draw, grade ──▶ own jobs ──────────────────▶┐
                                                 ├─▶ dispatcher thread ─▶ worker (one job at a time) ─▶ results
     submit ──▶ a line for each sender (bounded) ▶┘                        killed when late, replaced
 
-The node's process imports neither ReasoningGYM nor `datasets`. A scorer may hang, hold the interpreter or take the
-process down: it costs one job and one worker, never the node. Own jobs are always taken first; once they had to wait
-for strangers' all the same, one further worker takes nothing else, until strangers' jobs have long been short again.
-
-Workers are shut in (`sandbox.confinement`), for a stranger's text may take one over; what it then says is held
-against what was asked, and never waited for. Data sets are downloaded and converted by a process of their own, which
-ends before the workers start.
+The node's process imports neither ReasoningGYM nor `datasets`. A scorer may hang, hold the interpreter lock or crash:
+that costs one job and one worker, never the node. Own jobs have priority; if they still wait too long for foreign jobs,
+an additional worker serves only own jobs, until foreign jobs have been short for a while. Workers run in a sandbox
+(`sandbox.confinement`), because foreign text may take one over; the pool checks replies against its requests and never
+blocks on them. A separate process downloads and converts data sets, and ends before the workers start.
 """
 
 from __future__ import annotations
@@ -36,7 +34,13 @@ from typing import Literal
 import msgspec
 
 from swarm.environments.config import TASK_LIST, DatasetTask, TaskConfig, VerificationSettings
-from swarm.environments.sandbox.rooms import Rooms, caches, download_environment, environment, token_file
+from swarm.environments.sandbox.directories import (
+    WorkerDirectories,
+    caches,
+    download_environment,
+    environment,
+    token_file,
+)
 from swarm.environments.specs import is_on_disk
 from swarm.environments.verification.channel import Channel, Oversized
 from swarm.environments.verification.fair import FairQueue
@@ -66,27 +70,27 @@ logger = logging.getLogger(__name__)
 WORKER = "swarm.environments.verification.worker"
 MAX_FAILED_STARTS = 3
 START_LIMIT_S = 900.0
-"""A first start may download and convert data sets."""
+"""Long, because a first start may download and convert data sets."""
 PATIENCE_S = 2.0
-"""A worker for own jobs alone is started when these have waited this long in total while every worker was busy with
-others' groups, or when one such group takes this long, whether or not an own job waits."""
+"""The pool starts a worker for own jobs when these have waited this long in total while foreign groups occupied every
+worker, or when one foreign group takes this long."""
 PATIENCE_PER_S = 0.05
-"""Seconds of patience regained each second. That worker takes 120 MB: a wait now and then is not worth them."""
+"""Seconds of waiting forgiven per second: occasional waits do not justify the additional worker's 120 MB."""
 LONG_S = 1.0
 RESERVED_S = 300.0
-"""The worker for own jobs ends when for this time none of others' groups has taken `LONG_S`."""
+"""The worker for own jobs ends when no foreign group has taken `LONG_S` for this time."""
 MAX_COUNTERS = 64
-"""Kinds of things counted; workers name some of them."""
+"""Most distinct counters; workers name some of them."""
 _LAST_WORDS_BYTES = 2_000
 _OWN_COUNTERS = ("timeouts", "crashes", "violations", "overflows", "restarts")
 
 
 class _Job:
-    """One request and where its outcome goes."""
+    """One request and the receiver of its outcome."""
 
     def __init__(self, request: Draw | GradeGroup, finish: Callable[[Reply], None], own: bool) -> None:
         self.request = request
-        # encoded here, in the caller's thread: what cannot be encoded is the caller's error
+        # encode in the caller's thread, so that an encoding error is raised there
         self.message = encode(request)
         self.what = f"a group of {request.ref.task}" if isinstance(request, GradeGroup) else str(request)
         self.finish = finish
@@ -95,7 +99,7 @@ class _Job:
 
 
 class _Worker:
-    """One process, the socket to it, and what it is doing."""
+    """One process, its socket and its current job."""
 
     def __init__(self, request: Prepare | Setup, room: Path, told: dict[str, str]) -> None:
         self.request = request
@@ -104,21 +108,21 @@ class _Worker:
         end, theirs = socket.socketpair()
         self.channel = Channel(end, MAX_REPLY_BYTES)
         with theirs, self._stderr.open("ab") as stderr:
-            # a plain child, not multiprocessing's: it neither imports the parent's __main__ nor inherits its memory
+            # not multiprocessing: a plain child neither imports the parent's __main__ nor inherits its memory
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # some generators print
-                stderr=stderr,  # not the node's: what a stranger writes does not reach a terminal
+                stderr=stderr,  # not the node's: foreign text must not reach a terminal
                 cwd=room,
                 env=told,
-                start_new_session=True,  # a terminal, and its Ctrl-C, is for the node, which then closes the pool
+                start_new_session=True,  # the terminal's Ctrl-C goes to the node, which then closes the pool
             )
         self.ready = False
         self.job: _Job | None = None
         self.began = time.monotonic()
-        """When it was given its last job."""
+        """Time of its last job's start."""
         self.deadline = self.began + START_LIMIT_S
         self._send(encode(request))
 
@@ -130,52 +134,51 @@ class _Worker:
 
     @property
     def asked(self) -> Prepare | Setup | Draw | GradeGroup | None:
-        """What it owes an answer to."""
+        """The request that it must answer."""
         if not self.ready:
             return self.request
         return self.job.request if self.job is not None else None
 
     def kill(self) -> str:
-        """End the process; how it ended, with its last words if there were any."""
+        """Kill the process; returns how it ended, with the end of its standard error."""
         self.process.kill()
         code = self.process.wait()
         self.channel.close()
         words = b""
-        with suppress(FileNotFoundError):  # it was killed before
+        with suppress(FileNotFoundError):  # already killed
             words = self._stderr.read_bytes()[-_LAST_WORDS_BYTES:].strip()
             self._stderr.unlink()
         shutil.rmtree(self._room, ignore_errors=True)
-        return f"worker ended with {code}" + (f"; it said {words.decode(errors='replace')!r}" if words else "")
+        return f"worker exited with {code}" + (f"; standard error: {words.decode(errors='replace')!r}" if words else "")
 
     def _send(self, message: bytes) -> None:
-        with suppress(ConnectionError):  # a child that died is found by the next wait
+        with suppress(ConnectionError):  # the next wait detects a dead child
             self.channel.send(message)
 
 
 class VerificationPool:
     """Implements `Verifier` with worker processes.
 
-    Workers start at once and in the background; what is wrong with the tasks is raised as `TaskError` by the first
-    call that needs them. Every call raises it from then on.
+    Workers start in the background; the first call that needs the tasks raises a `TaskError` if they are unusable, and
+    so does every later call.
     """
 
     def __init__(self, configs: Sequence[TaskConfig], settings: VerificationSettings, lenient: bool = False) -> None:
-        """Start the workers and the thread that feeds them.
+        """Start the workers and the dispatcher thread.
 
-        `lenient`, for a list that a stranger made: go without tasks that cannot be set up, and read no files for them
-        but the caches.
+        `lenient`, for another node's task list: omit tasks that cannot be set up, and read no files except the caches.
         """
         self._settings = settings
         self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
         self._tasks = frozenset(config.name for config in self._configs)
         self._lenient = lenient
-        self._rooms = Rooms()
+        self._directories = WorkerDirectories()
         self._python_path = os.pathsep.join(filter(None, sys.path))
         self._setup = Setup(
             configs=TASK_LIST.dump_json(self._configs),
             time_limit_s=settings.time_limit_s,
             memory_limit_bytes=settings.memory_limit_bytes,
-            elsewhere=str(self._rooms.lock),
+            elsewhere=str(self._directories.lock),
             lenient=lenient,
         )
         self._ready = Ready()
@@ -191,39 +194,40 @@ class VerificationPool:
         self._wake_reader, self._wake_writer = Pipe(duplex=False)
         self._workers: list[_Worker] = []
         self._reserved: _Worker | None = None
-        """That of them which takes own jobs only."""
+        """The worker that serves own jobs only."""
         self._long_at = 0.0
-        """When one of others' groups last was a long one."""
+        """Time of the last long foreign group."""
         self._patience = (PATIENCE_S, 0.0)
-        """What was left of it, and when."""
+        """The remaining patience, and the time of its measurement."""
         self._thread = threading.Thread(target=self._run, name="verification", daemon=True)
         self._thread.start()
 
     def wait_until_ready(self) -> dict[str, str]:
-        """The tasks left out by a lenient pool, each with the reason. Raises `TaskError` when none can be set up."""
+        """The tasks that a lenient pool omitted, with reasons. Raises `TaskError` when none can be set up."""
         self._question(0, 0, self._ask(Draw(0, 0)))
         return dict(self._ready.skipped)
 
     def unprotected(self) -> dict[str, str]:
-        """What a worker found that it could reach although it should not, as in `Confinement.probe`; once ready."""
+        """Protections that a worker found missing, as in `Confinement.probe`; known once ready."""
         return dict(self._ready.unprotected)
 
     def draw(self, seed: int, start: int, count: int) -> list[Question]:
         """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`.
 
-        A task that fails, hangs or crashes on a question is passed over for the next in the list. Raises `TaskError`
-        when none is left, or when the tasks cannot be set up.
+        If a task fails, hangs or crashes on a question, the next in the list takes over. Raises `TaskError` when none
+        is left, or when the tasks cannot be set up.
         """
         pending = [(index, self._ask(Draw(seed, index))) for index in range(start, start + count)]
         return [self._question(seed, index, reply) for index, reply in pending]
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
-        """Grade groups and wait: one result a job, in order. Raises `TaskError` when the tasks cannot be set up."""
+        """Grade groups and wait: one result per job, in order. Raises `TaskError` when the tasks cannot be set up."""
         pending = [self.begin(ref, texts) for ref, texts in jobs]
         return [verdict.result() for verdict in pending]
 
     def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
-        """Grade one of this node's own groups; call or result raise `TaskError` when the tasks cannot be set up."""
+        """Grade one of this node's own groups; the call or its result raises `TaskError` when the tasks cannot be set
+        up."""
         verdict: Future[Grade | Rejection] = Future()
 
         def finish(reply: Future[Reply]) -> None:
@@ -236,13 +240,14 @@ class VerificationPool:
         return verdict
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
-        """Queue a group for grading; never blocks. Senders take turns.
+        """Queue a group for grading; never blocks.
 
-        When the queue is full, the oldest group of whoever has most of it gets `verifier_overflow`.
+        Senders are served in turn. When the queue is full, the oldest group of the sender with the most gets
+        `verifier_overflow`.
         """
 
         def finish(reply: Reply) -> None:
-            if not isinstance(reply, Failed):  # the pool is ending, and nobody will collect
+            if not isinstance(reply, Failed):  # the pool is closing, and nobody will collect
                 with self._lock:
                     self._done.append((key, _outcome(reply)))
 
@@ -256,23 +261,23 @@ class VerificationPool:
         self._wake()
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
-        """What has been graded since the last call; raises `TaskError` when the tasks cannot be set up."""
+        """Results since the last call, by key; raises `TaskError` when the tasks cannot be set up."""
         with self._lock:
             self._raise_failure()
             done, self._done = self._done, []
             return done
 
     def close(self) -> None:
-        """Kill the workers and end the thread; what is unfinished is lost, a waiting call gets `TaskError`."""
+        """Kill the workers and end the thread; unfinished jobs are lost, and waiting calls raise `TaskError`."""
         with self._lock:
             self._closing = True
         self._wake()
         self._thread.join()
 
     def counters(self) -> dict[str, int]:
-        """Cumulative: of workers, and what `TaskMixture` counts.
+        """Cumulative counts of the workers and of `TaskMixture`.
 
-        `timeouts`, `crashes`, `violations` (replies that no honest worker gives), `overflows` of the queue, `restarts`.
+        `timeouts`, `crashes`, `violations` (replies that no intact worker sends), `overflows` of the queue, `restarts`.
         """
         with self._lock:
             return dict(self._counters)
@@ -293,7 +298,7 @@ class VerificationPool:
 
     def _question(self, seed: int, index: int, reply: Future[Reply]) -> Question:
         skip, forgiven = 0, False
-        while True:  # a worker told to skip every task fails at once
+        while True:  # ends, because a worker fails when it has to skip every task
             answer = reply.result()
             match answer:
                 case Drawn(question, _):
@@ -302,7 +307,7 @@ class VerificationPool:
                     raise TaskError(error)
             outcome = _outcome(answer)
             if isinstance(outcome, Rejection) and outcome.reason == Reason.VERIFIER_CRASH and not forgiven:
-                forgiven = True  # the worker may have been killed from outside: the task is blamed the second time
+                forgiven = True  # the worker may have been killed from outside: blame the task only the second time
             else:
                 skip += 1
             reply = self._ask(Draw(seed, index, skip))
@@ -330,7 +335,7 @@ class VerificationPool:
             self._shut_down()
 
     def _begin(self) -> None:
-        """Workers end with the thread that started them, which is this one."""
+        """Start the first processes here: workers end with the thread that started them."""
         wanted = [config for config in self._configs if isinstance(config, DatasetTask)]
         if not wanted:
             self._start_serving()
@@ -339,10 +344,10 @@ class VerificationPool:
         places = caches()
         for place in places:
             place.mkdir(parents=True, exist_ok=True)
-        # a run's founder chooses data sets, but not to read them with this user's token
+        # a founder chooses the data sets, but must not use this user's token
         readable = () if self._lenient else (*files, str(token_file()))
         request = Prepare(self._setup.configs, readable, tuple(map(str, places)), len(files) < len(wanted))
-        room = self._rooms.new()
+        room = self._directories.new()
         self._keep(_Worker(request, room, download_environment(room, self._python_path, not self._lenient)))
 
     def _start_serving(self) -> None:
@@ -350,7 +355,7 @@ class VerificationPool:
             self._keep(self._new_worker())
 
     def _new_worker(self) -> _Worker:
-        room = self._rooms.new()
+        room = self._directories.new()
         return _Worker(self._setup, room, environment(room, self._python_path))
 
     def _keep(self, worker: _Worker, instead_of: _Worker | None = None) -> None:
@@ -370,7 +375,7 @@ class VerificationPool:
             self._release()
 
     def _release(self) -> None:
-        """End the worker for own jobs, and give back its memory."""
+        """End the worker for own jobs to free its memory."""
         released, self._reserved = self._reserved, None
         assert released is not None
         with self._lock:
@@ -378,7 +383,7 @@ class VerificationPool:
         released.kill()
 
     def _reservation_ends(self) -> float:
-        """When the worker for own jobs is to end; infinity when there is none, or it is at work."""
+        """Time to end the worker for own jobs; infinity when there is none, or it is busy."""
         idle = self._reserved is not None and self._reserved.asked is None
         return self._long_at + RESERVED_S if idle else math.inf
 
@@ -390,20 +395,20 @@ class VerificationPool:
             return waiting[1] if waiting is not None else None
 
     def _patience_ends(self) -> float:
-        """When a worker must be started for own jobs, on the clock of deadlines; infinity when none has to."""
+        """Time to start a worker for own jobs, on the deadlines' clock; infinity when none is needed."""
         if not self._is_held_up():
             return math.inf
         since = self._own_since()
-        # Where one group takes that long, others will: own jobs need not have waited for it.
+        # One long group predicts others, even if no own job waited for it.
         return min(max(worker.began for worker in self._workers) + PATIENCE_S, since + self._patience_left(since))
 
     def _is_held_up(self) -> bool:
-        """Whether every worker is on a group of others, and none is there for own jobs."""
+        """Whether foreign groups occupy every worker and none serves own jobs."""
         jobs = [worker.job for worker in self._workers]
         return self._reserved is None and bool(jobs) and all(job is not None and not job.own for job in jobs)
 
     def _own_since(self) -> float:
-        """Since when an own job waits; infinity when none does."""
+        """Time since when an own job waits; infinity when none does."""
         with self._lock:
             return self._own[0].queued_at if self._own else math.inf
 
@@ -412,7 +417,7 @@ class VerificationPool:
         return min(PATIENCE_S, left + PATIENCE_PER_S * (now - then))
 
     def _note_end(self, worker: _Worker) -> None:
-        """A worker's job ends: note how long it kept own ones waiting, if it is one of others'."""
+        """When a foreign job ends, record how long it kept own jobs waiting."""
         now = time.monotonic()
         if worker.job is None or worker.job.own:
             return
@@ -423,7 +428,7 @@ class VerificationPool:
             self._patience = (self._patience_left(since) - (now - since), now)
 
     def _listen(self) -> None:
-        """Wait for a wake-up, a reply or a deadline, and deal with each."""
+        """Wait for a wake-up, a reply or a deadline, and handle it."""
         deadline = min([worker.deadline for worker in self._workers if worker.asked is not None], default=math.inf)
         deadline = min(deadline, self._patience_ends(), self._reservation_ends())
         timeout = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
@@ -441,7 +446,7 @@ class VerificationPool:
             elif worker.asked is not None and time.monotonic() >= worker.deadline:
                 self._lost(worker, "timeouts")
             elif worker in awake:
-                with suppress(ConnectionError):  # which reading from it finds as well
+                with suppress(ConnectionError):  # the next read detects this as well
                     worker.channel.flush()
 
     def _receive(self, worker: _Worker) -> None:
@@ -472,11 +477,11 @@ class VerificationPool:
             self._lost(worker, "crashes", error=reply.error)
 
     def _prepared(self, worker: _Worker, reply: Prepared) -> None:
-        """Data sets are on this disk: the process that had the network goes, those that grade come."""
+        """Data sets are on disk: end the process with network access and start the graders."""
         cache = caches()[1]
         files = [Path(part.path) for rows in reply.stored.values() for part in rows.files]
         if not all(path.is_relative_to(cache) and ".." not in path.parts for path in files):
-            self._lost(worker, "violations", "it named files outside of the cache as rows")
+            self._lost(worker, "violations", "it named files outside the cache as rows")
             return
         worker.kill()
         with self._lock:
@@ -485,7 +490,7 @@ class VerificationPool:
         self._start_serving()
 
     def _counted(self, reply: Reply) -> bool:
-        """Add what a worker counted; False when it has no business with a name, or made up too many."""
+        """Add a worker's counts; False when it uses a reserved name or too many names."""
         if not isinstance(reply, Drawn | Graded):
             return True
         with self._lock:
@@ -497,7 +502,7 @@ class VerificationPool:
         return True
 
     def _lost(self, worker: _Worker, how: Literal["timeouts", "crashes", "violations"], error: str = "") -> None:
-        """Bury a worker, give its job a result, and start another unless starting has become hopeless."""
+        """Remove a lost worker, give its job a result, and start another unless starts keep failing."""
         ended = worker.kill()
         job = worker.job
         late = how == "timeouts"
@@ -511,7 +516,7 @@ class VerificationPool:
             job.finish(Refused(Rejection(reason, detail)))
         if not worker.ready:
             self._failed_starts += 1
-            # a first start that reports what is wrong with the tasks would only report it again
+            # a first start that reports unusable tasks would only report them again
             if self._failed_starts == MAX_FAILED_STARTS or (error and not self._was_ready):
                 ended = f"took over {START_LIMIT_S} s" if late else ended
                 self._failure = TaskError(error or f"verification workers do not start: the last {ended}")
@@ -532,17 +537,17 @@ class VerificationPool:
             self._counters[what] += 1
 
     def _shut_down(self) -> None:
-        """Leave no process, and no caller waiting, whatever ended the thread."""
+        """End every process and every waiting call, whatever ended the thread."""
         with self._lock:
             if self._failure is None:
-                ended = "is closed" if self._closing else "broke; its thread's traceback says why"
+                ended = "is closed" if self._closing else "failed; its thread's traceback says why"
                 self._failure = TaskError(f"the verification pool {ended}")
             unfinished = [worker.job for worker in self._workers if worker.job is not None] + list(self._own)
             self._own.clear()
             self._external.clear()
         for worker in self._workers:
             worker.kill()
-        self._rooms.close()
+        self._directories.close()
         for job in unfinished:
             job.finish(Failed(str(self._failure)))
 

@@ -1,11 +1,9 @@
 """The process behind the verification pool: `python -m swarm.environments.verification.worker FD`, for `pool.py` only.
 
-Its first message says what it is for. One that prepares downloads and converts data sets, and ends: it never sees a
-stranger's completion. One that serves shuts itself in before anything else and answers questions and groups. Neither
-gets from this file what the other may have.
-
-It ends when its socket does, so it outlives a parent that was killed by no more than the job at hand; a job that
-hangs is ended by an alarm of its own, which the kernel delivers even while a C extension holds the interpreter.
+The first message selects its purpose. A preparing worker downloads and converts data sets, then ends: it never sees a
+foreign completion. A serving worker first confines itself, then draws questions and grades groups. The two have
+separate rights. A worker ends when its socket closes, so that it outlives a killed parent by at most the current job;
+an alarm ends a job that hangs, even while a C extension holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ from swarm.reasons import Reason
 from swarm.types import Grade, Rejection
 
 ALARM_GRACE_S = 1.0
-"""The pool kills a late worker at the time limit; the alarm is for workers whose pool is gone."""
+"""The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
 
 
 def serve(descriptor: int) -> None:
-    """Answer requests until the other end closes."""
+    """Answer requests until the socket closes."""
     match decode_request(read_message(descriptor)):
         case Prepare() as request:
             write_message(descriptor, encode(_prepare(request)))
@@ -61,7 +59,7 @@ def serve(descriptor: int) -> None:
 
 
 def _prepare(request: Prepare) -> Prepared:
-    """Get the data sets onto this disk, with no more of the disk than that takes."""
+    """Download the data sets, confined to the necessary files."""
     writable = tuple(map(Path, (*request.writable, ".")))
     Confinement().enclose(map(Path, request.readable), writable, request.network)
     from swarm.environments.sources.hf_datasets import store
@@ -101,7 +99,7 @@ def _serve(descriptor: int, setup: Setup) -> None:
 
 
 def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
-    """What starts threads, or writes what it has compiled, does it now."""
+    """Import libraries that start threads or write compiled files before the sandbox is sealed."""
     if any(isinstance(config, ReasoningGymTask) for config in configs):
         import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
@@ -134,7 +132,7 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
                 return Graded(result, _take(mixture.counts))
             return Refused(replace(result, detail=result.detail[:MAX_DETAIL_CHARS]))
         case Prepare() | Setup():
-            raise AssertionError("a worker is set up once")
+            raise AssertionError("a worker accepts one Setup")
 
 
 def _too_long(prompt: str) -> Rejection:

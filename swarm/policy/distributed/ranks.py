@@ -1,4 +1,4 @@
-"""The processes that train one policy together. Here one that is alone; several share it in `sharding.py`."""
+"""The processes that train one policy together. Here a single one; `sharding.py` has several."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """One process that has the whole policy, and does all of every update.
+    """A single process with the whole policy.
 
-    What is called on several ranks is called on all of them, in the same order: it moves weights, gradients or objects
-    between them.
+    With several ranks, all must call these methods in the same order, because they move weights, gradients or objects
+    between ranks.
     """
 
     rank = 0
-    """Which of the processes this is; 0 leads."""
+    """Index of this process; 0 is the leader."""
     size = 1
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Have rank 0 do this before the others, for whom nothing has to be downloaded or made any more."""
+        """Run `work` on rank 0 before the others, which then find its downloads and files."""
         return work()
 
     def for_another(self) -> Ranks:
-        """The same processes, to hold another model: each `Ranks` places one."""
+        """The same processes for another model: each `Ranks` places one model."""
         return self
 
     def place(self, model: PreTrainedModel, device: torch.device) -> None:
-        """Bring this rank's share of the weights to its device."""
+        """Move this rank's shard of the weights to its device."""
         model.to(device)
 
     def forward(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns after a forward pass of the model; a backward pass from its tensors may follow."""
+        """Return the result of `compute`, which runs a forward pass; a backward pass may follow."""
         return compute()
 
     def gathered(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, every rank has all weights: forward passes without gradient need no other rank."""
+        """Within the block, every rank has all weights: forward passes without gradient need no other rank."""
         return contextlib.nullcontext()
 
     def share(self, costs: Sequence[int]) -> list[int]:
-        """Which items are this rank's, so that every rank has about the same cost."""
+        """Indices of this rank's items; the division balances costs."""
         return list(range(len(costs)))
 
     def most(self, count: int) -> int:
@@ -61,9 +61,9 @@ class Ranks:
         return value
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The whole of a parameter, gradient or optimizer state, of which this rank has a share."""
+        """The complete parameter, gradient or optimizer state of which this rank holds a shard."""
         return tensor
 
     def cut(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        """This rank's share of a whole `tensor` that belongs to a parameter."""
+        """This rank's shard of a complete `tensor` that belongs to a parameter."""
         return tensor

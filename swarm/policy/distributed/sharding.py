@@ -1,7 +1,8 @@
-"""One policy on several devices of a machine: every rank holds a share of weights, gradients and optimizer state.
+"""One policy on several devices: every rank holds a shard of weights, gradients and optimizer state. torchrun starts
+the ranks.
 
-Started by torchrun. Layers are gathered when they compute (FSDP2), completions are divided among the ranks, and their
-gradients are added up: an update is that of one process, whatever the number of ranks.
+Layers are gathered when they compute (FSDP2), completions are divided among the ranks, and gradients are summed: an
+update does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from swarm.errors import PolicyError
 from swarm.policy.distributed.ranks import Ranks, T
 
 ORDERS_TIMEOUT = timedelta(days=7)
-"""How long a rank waits for the leader, which may have to wait for people or for verifiers."""
+"""Time that a rank waits for the leader, which may itself wait for people or verifiers."""
 
 
 class ShardedRanks(Ranks):
-    """This process as one of several, all with the same model."""
+    """One of several processes with the same model."""
 
     def __init__(self) -> None:
-        """Meet the others at the address that torchrun has put into the environment."""
+        """Connect to the other ranks at torchrun's address in the environment."""
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         local_rank = int(os.environ["LOCAL_RANK"])
         if local_rank < torch.cuda.device_count():
@@ -44,7 +45,7 @@ class ShardedRanks(Ranks):
         self.size = dist.get_world_size()
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Raises `PolicyError` on the other ranks when rank 0 could not do it."""
+        """Raises `PolicyError` on the other ranks when rank 0 failed."""
         if self.rank > 0 and not self.broadcast(False):
             raise PolicyError("rank 0 could not load the policy")
         result = work()
@@ -53,7 +54,7 @@ class ShardedRanks(Ranks):
         return result
 
     def for_another(self) -> ShardedRanks:
-        """One without a model yet, over the same connections."""
+        """A copy without a model, over the same connections."""
         other = copy.copy(self)
         other._root, other._layers = None, []
         return other
@@ -71,16 +72,16 @@ class ShardedRanks(Ranks):
         self._layers = [fully_shard(layer, mesh=mesh) for layer in layers]
         self._root = fully_shard(_Root(model), mesh=mesh)
         for module in (self._root, *self._layers):
-            # The default is the mean over ranks; each has its share of one sum. Gloo has no scaled sum but a plain one.
+            # The default is the mean over ranks, but each rank has a part of one sum. Gloo supports only the plain sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        self.forward(lambda: None)  # whichever module computes first counts as the outermost from then on
+        self.forward(lambda: None)  # FSDP takes the first module that computes as the root
 
     def forward(self, compute: Callable[[], T]) -> T:
-        """Gather each layer while it computes; every rank has to have as many passes."""
+        """Gather each layer while it computes; every rank must run the same number of passes."""
         assert isinstance(self._root, _Root), "no model was placed"
         result: T = self._root(compute)
-        if not _has_gradient(result):  # no backward pass will do it
+        if not _has_gradient(result):  # no backward pass will reshard it
             self._root.reshard()
         return result
 
@@ -99,7 +100,7 @@ class ShardedRanks(Ranks):
                 module.reshard()
 
     def share(self, costs: Sequence[int]) -> list[int]:
-        """Largest first, each to the rank with the least so far: every rank finds the same division."""
+        """Largest first, each to the least loaded rank: every rank computes the same division."""
         loads = [0] * self.size
         mine = []
         for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -114,23 +115,23 @@ class ShardedRanks(Ranks):
         return max(self.gather(count))
 
     def gather(self, value: T) -> list[T]:
-        """Every rank gets all values; pickled, which among processes of one node is safe."""
+        """Every rank gets all values; they are pickled, which is safe among processes of one node."""
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, value, group=self._objects)
-        return values  # type: ignore[return-value]  # every place is filled
+        return values  # type: ignore[return-value]  # every entry is filled
 
     def broadcast(self, value: T) -> T:
-        """Waits for the leader, however long it takes."""
+        """Wait for the leader's value, up to `ORDERS_TIMEOUT`."""
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self._objects, device=torch.device("cpu"))
         return box[0]
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Add up or put together what the ranks have of a `DTensor`."""
+        """Assemble a `DTensor` from the ranks' shards or partial sums."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def cut(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        """Cut as the parameter is; what has another shape, such as a step count, every rank has whole."""
+        """Shard like the parameter; a tensor of another shape, such as a step count, stays whole on every rank."""
         if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
             return tensor
         share: Tensor = distribute_tensor(
@@ -140,7 +141,7 @@ class ShardedRanks(Ranks):
 
 
 class _Root(nn.Module):
-    """Gathers what lies outside the layers around any computation with the model, not only its own `forward`."""
+    """Gathers the weights outside the layers for any computation with the model, not only its own `forward`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whether torchrun started several processes for one policy."""
+"""Detects whether torchrun started several processes for one policy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def open_ranks() -> Iterator[Ranks]:
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
         yield Ranks()
         return
-    # It takes a while to import.
+    # The import is slow.
     from swarm.policy.distributed.sharding import ShardedRanks
 
     yield ShardedRanks()
-    dist.destroy_process_group()  # not after a failure: torchrun ends the others, who may wait for this one
+    dist.destroy_process_group()  # not after a failure: torchrun ends the others, which may be waiting for this one

@@ -1,9 +1,9 @@
-"""The processes of one node: rank 0 is the peer and gives orders, the others do their share of the heavy work.
+"""Coordinates the ranks of one node: rank 0 is the peer and sends orders, the others do their share of the work.
 
-    rank 0    TrainingNode: network, questions, verification, metrics ──▶ Crew ──┐ order
-    others    follow: wait for an order, then do what rank 0 does  ◀─────────────┘
+    rank 0    PeerNode: network, questions, verification, metrics ──▶ RankCoordinator ──┐ order
+    others    follow: wait for an order, then do what rank 0 does  ◀────────────────────┘
 
-torchrun starts several; one process alone gives orders to nobody, and is otherwise the same.
+torchrun starts several ranks; a single process works the same way without sending orders.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ class Score(Struct, frozen=True):
 
 
 class GoBack(Struct, frozen=True):
-    """Take weights and optimizer from this checkpoint."""
+    """Load weights and optimizer from this checkpoint."""
 
     checkpoint: Path
 
 
 class Snapshot(Struct, frozen=True):
-    """Hand over a share of weights and optimizer."""
+    """Send this rank's shard of weights and optimizer."""
 
 
 Order = Begin | Generate | Score | Update | GoBack | Snapshot | None
-"""None: nothing more will come."""
+"""None: end of the orders."""
 
 
-class Crew:
-    """A node's policy with what generates and updates: on rank 0 a `RolloutEngine` and an `Updater`."""
+class RankCoordinator:
+    """A node's policy with its engines and updater on all ranks: on rank 0 a `RolloutEngine` and an `Updater`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Crew:
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load from a checkpoint or anew.
+        """Load from a checkpoint or start anew.
 
         Raises `ConfigError`, `PolicyError`, `CheckpointError`, `EngineError`, `SamplingError`.
         """
@@ -91,7 +91,7 @@ class Crew:
         if generation.max_staleness and ranks.size > 1:
             raise ConfigError(
                 f"generation.max_staleness must be 0 with {ranks.size} processes, got {generation.max_staleness}: they "
-                "generate and train in turns"
+                "alternate between generation and training"
             )
         self._config = config
         self._ranks = ranks
@@ -103,11 +103,11 @@ class Crew:
             self.policy, config.update, config.mix, generation.temperature, _reference(config, ranks)
         )
         self.resumed: TrainingState | None = restore(checkpoint, self._updater) if checkpoint else None
-        """The state that the checkpoint holds."""
+        """The checkpoint's state."""
         self._open = contextlib.ExitStack()
         self._beside = self._engine_beside(config, cancelled) if generation.max_staleness else None
-        """What generates for training while updates run."""
-        in_turn = EngineChoice("transformers", "in turns with updates") if self._beside else self.choice
+        """The engine that generates for training during updates."""
+        in_turn = EngineChoice("transformers", "alternating with updates") if self._beside else self.choice
         engine = open_engine(in_turn, self.policy, config.policy, generation, cancelled)
         self._open.callback(engine.close)
         engine.check(generation.sampling())
@@ -119,14 +119,14 @@ class Crew:
         return self._updater.version
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or why a prompt has none; the newest policy's."""
+        """G completions for each of P prompts, [P][G], or a `Rejection`; from the newest policy."""
         self._order(Generate(prompts, num_completions, sampling, seed))
         return self._engine.generate(prompts, num_completions, sampling, seed)
 
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
-        """The same for training, group by group; where updates run meanwhile, any thread may call."""
+        """The same for training, group by group; any thread may call it if updates run concurrently."""
         if self._beside:
             return self._beside.stream(prompts, num_completions, sampling, seed)
         self._order(Generate(prompts, num_completions, sampling, seed))
@@ -134,7 +134,7 @@ class Crew:
 
     @property
     def max_chars(self) -> int:
-        """Characters of a completion beyond which the model cannot have room for it."""
+        """The most characters of a completion that the model can have room for."""
         return self._updater.max_chars
 
     def fits(self, group: GradedGroup) -> bool:
@@ -155,7 +155,7 @@ class Crew:
         return self._updater.logprobs(groups)
 
     def go_back(self, checkpoint: Path) -> None:
-        """Take weights and optimizer from a checkpoint of this node, under a version of their own.
+        """Roll back weights and optimizer to a checkpoint of this node, under a new version.
 
         Raises `CheckpointError`.
         """
@@ -170,21 +170,21 @@ class Crew:
         return store.save(self.policy, self._updater, state, config)
 
     def close_beside(self) -> None:
-        """End what generates while updates run; nothing can be generated for training afterwards."""
+        """Close the engine that generates during updates; nothing can be generated for training afterwards."""
         if self._beside:
             self._beside.close()
 
     def close(self) -> None:
-        """End what generates; nothing can be generated afterwards."""
+        """Close the engines; nothing can be generated afterwards."""
         self._open.close()
 
     def _engine_beside(self, config: NodeConfig, cancelled: Callable[[], bool]) -> StreamingEngine:
-        """In a process of its own, which vLLM is in any case."""
+        """An engine in a separate process, as vLLM always is."""
         generation = config.generation
         engine: StreamingEngine
         if self.choice.name == "vllm":
             if generation.vllm.sleep:
-                raise ConfigError("generation.vllm.sleep must be false, or max_staleness 0: else vLLM never rests")
+                raise ConfigError("generation.vllm.sleep must be false, or max_staleness 0: else vLLM never sleeps")
             engine = open_engine(self.choice, self.policy, config.policy, generation, cancelled)
         else:
             engine = ProcessEngine(self.policy, config.policy, generation, cancelled)
@@ -192,9 +192,9 @@ class Crew:
         return engine
 
     def follow(self) -> None:
-        """Do what rank 0 orders, until there is nothing more."""
+        """Execute rank 0's orders until the last."""
         while (order := self._ranks.broadcast(_NOTHING)) is not None:
-            with contextlib.suppress(Interrupted, NonFiniteUpdates):  # rank 0 raises the same, and decides
+            with contextlib.suppress(Interrupted, NonFiniteUpdates):  # rank 0 raises the same and decides
                 self._obey(order)
 
     def _order(self, order: Order) -> None:
@@ -213,7 +213,7 @@ class Crew:
             case Snapshot():
                 snapshot(self.policy, self._updater)
             case _:
-                raise AssertionError(f"{order} is no order for a crew that has begun")
+                raise AssertionError(f"{order} is not a valid order after the start")
 
 
 _NOTHING: Order = None
@@ -221,27 +221,27 @@ _NOTHING: Order = None
 
 @contextlib.contextmanager
 def leading(ranks: Ranks) -> Iterator[None]:
-    """Dismiss the other ranks in the end; after a crash torchrun ends them."""
+    """Dismiss the other ranks at the end; after a crash torchrun ends them."""
     try:
         yield
     except SwarmError:
-        with contextlib.suppress(RuntimeError):  # they may have met with the same and be gone
+        with contextlib.suppress(RuntimeError):  # they may have failed for the same reason
             ranks.broadcast(_NOTHING)
         raise
     ranks.broadcast(_NOTHING)
 
 
 def follow(ranks: Ranks) -> int:
-    """What every rank but 0 does instead of being a peer. Returns the exit code."""
-    stop = StopRequest()  # generation ends at the next token, everything else when rank 0 says so
+    """The main loop of every rank except 0. Returns the exit code."""
+    stop = StopRequest()  # generation ends at the next token, everything else by rank 0's order
     order = ranks.broadcast(_NOTHING)
     if isinstance(order, Begin):
-        Crew(order.config, order.checkpoint, ranks, stop).follow()
+        RankCoordinator(order.config, order.checkpoint, ranks, stop).follow()
     return exits.DONE
 
 
 def _reference(config: NodeConfig, ranks: Ranks) -> Policy | None:
-    """The policy as it was before any training; None where none is needed, or where adapters are what is trained."""
+    """The initial policy; None when it is not needed, or when only adapters are trained."""
     if config.update.reference_kl == 0 or config.policy.lora.rank > 0:
         return None
     return load_policy(config.policy, ranks=ranks.for_another())

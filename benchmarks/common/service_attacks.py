@@ -1,6 +1,5 @@
-"""What a hostile peer does besides gossip while a flood runs: to services, directory, repair, and who looks for peers.
-
-Every assault is one method that acts once on one victim; those that are named are repeated until they are called off.
+"""A hostile peer's attacks on services, directory, repair and discovery. Every attack is one method that acts once on
+one victim; the named ones repeat until cancelled.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from swarm.types import (
 )
 
 IDLE_STREAMS = 60
-"""Held open at each victim, over all of its services."""
+"""Streams held open at each victim, over all its services."""
 EXTENSION = 0x40
-"""hivemind's code for a tuple, which its decoder opens by calling itself."""
+"""hivemind's code for a tuple, which its decoder opens recursively."""
 NESTED = 200
 REPEATED_KEYS = 20_000
 NOISE_RECORDS = 64
@@ -56,7 +55,7 @@ NOISE_BYTES = 2_000
 FAKE_PEERS = 16
 FAKE_LIFE_S = 240.0
 TIMEOUT_S = 5.0
-PEER_ASSAULTS = {
+PEER_ATTACKS = {
     "hold_streams": 0.1,
     "ask_often": 0.05,
     "ask_nonsense": 0.5,
@@ -64,8 +63,8 @@ PEER_ASSAULTS = {
     "store_fakes": 2.0,
     "find_repeated": 5.0,
 }
-"""Names of assaults on any node, and the seconds between two times of each."""
-LEARNER_ASSAULTS = {
+"""Attacks on any node, with the seconds between repetitions."""
+LEARNER_ATTACKS = {
     "hold_streams": 0.5,
     "hold_snapshots": 1.0,
     "boast": 1.0,
@@ -76,13 +75,13 @@ LEARNER_ASSAULTS = {
 """The same, on a learner."""
 
 
-class Siege:
-    """One identity's assaults on victims that its daemon is connected to."""
+class ServiceAttacks:
+    """One identity's attacks on the victims that its daemon is connected to."""
 
     def __init__(
         self, daemon: Daemon, identity: Identity, run_id: str, victims: frozenset[str], done: Counter[str]
     ) -> None:
-        """Nothing happens before `run`; `done` counts how often each assault reached a victim."""
+        """Does nothing before `run`; `done` counts how often each attack reached a victim."""
         self._done = done
         self._daemon = daemon
         self._identity = identity
@@ -94,7 +93,7 @@ class Siege:
         self._fakes = [self._fake_peer() for _ in range(FAKE_PEERS)]
 
     async def run(self, every_s: Mapping[str, float]) -> None:
-        """Repeat the assaults of these names, each with the seconds between two times, until cancelled."""
+        """Repeat the named attacks at their intervals until cancelled."""
         await self._bait()
         self._dht = await DHTProtocol.create(self._daemon.p2p, DHTID.generate(), 20, 5, 5, TIMEOUT_S, client_mode=True)
         async with asyncio.TaskGroup() as assaults:
@@ -105,14 +104,14 @@ class Siege:
     async def _repeat(self, name: str, victim: str, every_s: float) -> None:
         assault: Callable[[str], Awaitable[None]] = getattr(self, name)
         while True:
-            # Whatever a victim answers, or not, is as good.
+            # A victim's response does not matter.
             with suppress(Exception):
                 await assault(victim)
                 self._done[name] += 1
             await asyncio.sleep(every_s * self._random.uniform(0.5, 1.5))
 
     async def _bait(self) -> None:
-        """Answer those who ask for peers and for records they have missed."""
+        """Answer requests for peers and for missed records."""
         held = [Held(record_id(record), len(record), 10.0) for record in self._noise]
         gifts = b"".join(record_id(record) + len(record).to_bytes(4, "big") + record for record in self._noise)
         answers = {
@@ -124,7 +123,7 @@ class Siege:
             await self._daemon.answer(protocol, lambda remote, request, answer=answer: iter([answer]))  # type: ignore[misc]
 
     async def hold_streams(self, victim: str) -> None:
-        """Open a stream and say nothing on it, or half a header."""
+        """Open a stream and send nothing, or half a header."""
         idle = self._idle[victim]
         protocol = self._random.choice([MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, HAVE_PROTOCOL])
         _, writer = await self._daemon._open_stream(victim, protocol)
@@ -134,11 +133,11 @@ class Siege:
             idle.popleft().close()
 
     async def ask_often(self, victim: str) -> None:
-        """Ask for everything that is held."""
+        """Request all records that the victim holds."""
         await self._ask(victim, HAVE_PROTOCOL, msgspec.msgpack.encode(HaveRequest(1e9)))
 
     async def ask_nonsense(self, victim: str) -> None:
-        """Ask with bytes that are no request, or one without sense."""
+        """Send bytes that are not a request, or an absurd one."""
         request = self._random.choice(
             [
                 self._random.randbytes(100),
@@ -151,14 +150,14 @@ class Siege:
         await self._ask(victim, self._random.choice([HAVE_PROTOCOL, GIVE_PROTOCOL, PEERS_PROTOCOL]), request)
 
     async def store_nested(self, victim: str) -> None:
-        """Extensions in extensions, as a value under one of the run's keys."""
+        """Nested extensions, as a value under one of the run's keys."""
         value = b"\xc0"
         for _ in range(NESTED):
             value = msgpack.packb(msgpack.ExtType(EXTENSION, b"\x91" + value))
         await self._store(victim, value, msgpack.packb("x"), time.time() + 60)
 
     async def store_fakes(self, victim: str) -> None:
-        """A peer that there is not, under an identity of its own, at addresses where nobody listens."""
+        """A fake peer with its own identity, at addresses where nobody listens."""
         sealed = self._random.choice(self._fakes)
         await self._store(victim, msgpack.packb(sealed), msgpack.packb("fake"), time.time() + FAKE_LIFE_S)
 
@@ -169,26 +168,26 @@ class Siege:
         await self._dht.get_stub(PeerID.from_base58(victim)).rpc_find(request, timeout=TIMEOUT_S)
 
     async def hold_snapshots(self, victim: str) -> None:
-        """Take a place where snapshots are given, for a version that will never be."""
+        """Occupy an upload place of a snapshot, for a version that will never exist."""
         await self._ask(victim, CHUNKS_PROTOCOL, msgspec.msgpack.encode(Want(2**62, "whole", 0)))
 
     async def boast(self, victim: str) -> None:
-        """Want a place in the plan, to feed many, and feed nobody."""
+        """Request a place in the plan with many children, and serve nobody."""
         await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, Limits(1e12, 1e12))))
 
     async def limit_senselessly(self, victim: str) -> None:
-        """Limits with which nothing can be planned."""
+        """Absurd link limits."""
         up = self._random.choice([1e-320, 1e308, float("nan"), -1.0])
         await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, Limits(up, 1e6))))
 
     async def beat_falsely(self, victim: str) -> None:
-        """A worker's figures that nothing can be computed with."""
+        """Absurd figures of a worker."""
         figure = self._random.choice([1e308, -1e308, float("nan"), float("inf")])
         beat = Heartbeat(figure, 2**62, self._random.choice([-(2**62), 2**62]), figure, figure)
         await self._ask(victim, HEARTBEAT_PROTOCOL, msgspec.msgpack.encode(beat))
 
     async def mean_nothing(self, victim: str) -> None:
-        """A group whose log-probabilities are finite, and their sum is not."""
+        """A group with finite log-probabilities and an infinite sum."""
         completion = Completion("<answer>1</answer>", "stop", (1, 2), (-1e308, -1e308), (VersionSpan(0, 2),))
         group = RolloutGroup(
             run_id=self._run_id,
@@ -221,7 +220,7 @@ class Siege:
                 writer.close()
 
     def _signed_noise(self) -> list[bytes]:
-        """Records of nothing by identities that nobody has met."""
+        """Empty records by unknown identities."""
         return [
             seal(Identity.generate(), self._run_id, "group", self._random.randbytes(NOISE_BYTES))  # type: ignore[type-var]
             for _ in range(NOISE_RECORDS)

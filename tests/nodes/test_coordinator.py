@@ -1,4 +1,4 @@
-"""A node of two processes, as torchrun starts it: one peer, one directory, checkpoints that any number goes on from."""
+"""A node of two processes under torchrun: one peer, one directory, checkpoints that any number of processes resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Empty directories for workers, and the environment they start in."""
+"""Empty directories for workers, and their environment variables."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ _FIXED = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "CUDA_VISIBLE_DEVICES": "",
-    "USE_TORCH": "0",  # `datasets` would look for it
+    "USE_TORCH": "0",  # `datasets` would import it
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    "PYTHONHASHSEED": "0",  # some generators iterate over sets of strings: every node must make the same questions
-    "PYTHONUTF8": "1",  # whatever the locale, which is not passed on
+    "PYTHONHASHSEED": "0",  # some generators iterate over sets of strings; every node must make the same questions
+    "PYTHONUTF8": "1",  # the locale is not passed on
 }
 
 
-class Rooms:
-    """A directory of this node's with an empty one in it for each worker.
+class WorkerDirectories:
+    """A directory of this node with an empty subdirectory for each worker.
 
-    They go with `close`; what a node that was killed left behind is swept by the next one to start.
+    `close` removes them; a new node removes the leftovers of killed ones.
     """
 
     def __init__(self, within: Path | None = None) -> None:
-        """Make the directory, in the system's one for temporary files unless told otherwise."""
+        """Create the directory, by default in the system's directory for temporary files."""
         within = within or Path(tempfile.gettempdir())
         _sweep(within)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=within)).resolve()
-        # held before others can see it by its name, so that no sweep takes this for a dead node's
+        # locked before it gets its name, so that no cleanup mistakes it for a dead node's
         self._lock = _hold(self.path / f"{_LOCK}.new")
         (self.path / f"{_LOCK}.new").rename(self.lock)
 
     @property
     def lock(self) -> Path:
-        """A file here that is no worker's."""
+        """A file here that belongs to no worker."""
         return self.path / _LOCK
 
     def new(self) -> Path:
-        """Another empty directory; to be removed by who asked for it."""
+        """A new empty directory; the caller removes it."""
         return Path(tempfile.mkdtemp(prefix="worker-", dir=self.path))
 
     def close(self) -> None:
@@ -66,14 +66,15 @@ class Rooms:
 
 
 def environment(room: Path, python_path: str) -> dict[str, str]:
-    """All that a worker is told: nothing of the user's but where Python finds its libraries."""
+    """A worker's environment variables: nothing of the user's except Python's library paths."""
     places = {name: str(room) for name in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return {**kept, **_FIXED, **places, "HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path}
 
 
 def download_environment(room: Path, python_path: str, with_secrets: bool) -> dict[str, str]:
-    """As `environment`, with what it takes to get data sets into the caches; the hub's token if it may be used."""
+    """As `environment`, plus the variables for downloading data sets into the caches, and the hub's token if
+    allowed."""
     told = {name: value for name, value in os.environ.items() if _is_for_downloads(name)}
     if with_secrets:
         told |= {name: os.environ[name] for name in _SECRETS if name in os.environ}
@@ -85,12 +86,12 @@ def download_environment(room: Path, python_path: str, with_secrets: bool) -> di
 
 
 def caches() -> tuple[Path, Path]:
-    """Where the Hugging Face libraries keep what they download, and what they make of it."""
+    """The Hugging Face libraries' caches: downloads, and converted data sets."""
     return _place("HF_HUB_CACHE", "hub"), _place("HF_DATASETS_CACHE", "datasets")
 
 
 def token_file() -> Path:
-    """Where the user's token for the hub lies, if there is one."""
+    """Path of the user's hub token, if there is one."""
     return _place("HF_TOKEN_PATH", "token")
 
 
@@ -108,7 +109,7 @@ def _is_for_downloads(name: str) -> bool:
 
 
 def _hold(path: Path) -> int:
-    """Open and lock a file until this process ends. Raises `OSError` when another has it."""
+    """Open and lock a file until this process ends. Raises `OSError` when another process holds the lock."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
