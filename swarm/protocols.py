@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Answers,
+    Arrival,
     Grade,
     GradedGroup,
     NetworkStatus,
@@ -202,8 +203,8 @@ class RecordTransport(Protocol):
         """
         ...
 
-    def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first, raw and unverified."""
+    def drain(self) -> list[Arrival]:
+        """What arrived since the last call, oldest first, verified and opened, or why it was refused."""
         ...
 
     def wait(self, timeout_s: float) -> bool:

@@ -1,7 +1,8 @@
 """The records that travel between the parts of a node and between nodes.
 
 All frozen, all msgspec: the same definition is the schema on the wire, and what makes no sense as a number or a name
-is refused when it is decoded. A question travels *by reference*; what a receiver needs to grade it, it regenerates
+is refused when it is decoded. Fields that are not listed here are passed over: a later version may send more of them,
+with defaults for those who do not. A question travels *by reference*; what a receiver needs to grade it, it regenerates
 itself.
 """
 
@@ -14,7 +15,9 @@ from msgspec import Meta, Struct
 
 from swarm.reasons import Reason
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The major version: nodes with different ones do not understand each other. What may be added without raising it is
+in `docs/protocol.md`, "How it grows"."""
 
 MAX_INTEGER = 2**63 - 1
 MAX_NAME_CHARS = 256
@@ -38,7 +41,7 @@ HELD_OUT_STREAMS = 2**62
 """Question streams from this seed on are for evaluation: no node trains on them."""
 
 
-class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields=True):
+class ProceduralRef(Struct, frozen=True, tag="procedural"):
     """A generated question: whoever has the library and the task's options can make it again."""
 
     task: Name
@@ -53,7 +56,7 @@ class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields
     """Digest of the question's text: a different library version is harmless while the text agrees."""
 
 
-class DatasetRef(Struct, frozen=True, tag="dataset", forbid_unknown_fields=True):
+class DatasetRef(Struct, frozen=True, tag="dataset"):
     """A row of a data set."""
 
     task: Name
@@ -76,7 +79,7 @@ class Question(Struct, frozen=True):
     prompt: str
 
 
-class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Sampling(Struct, frozen=True, omit_defaults=True):
     """How completions were sampled. On the wire only what differs from the defaults."""
 
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
@@ -93,7 +96,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Tokens, by name, that end a completion besides the policy's own end tokens."""
 
 
-class VersionSpan(Struct, frozen=True, forbid_unknown_fields=True):
+class VersionSpan(Struct, frozen=True):
     """Adjacent tokens of a completion that were sampled from the same policy version."""
 
     version: Count
@@ -104,7 +107,7 @@ FinishReason = Literal["stop", "stop_sequence", "length"]
 """`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
 
 
-class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Completion(Struct, frozen=True, omit_defaults=True):
     """One answer. `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer."""
 
     text: str
@@ -119,7 +122,7 @@ class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     shared."""
 
 
-class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyId(Struct, frozen=True):
     """Which policy spoke."""
 
     model: Name
@@ -128,7 +131,7 @@ class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of updates applied when the group was sampled."""
 
 
-class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
+class RolloutGroup(Struct, frozen=True):
     """One question with all G completions: an advantage needs every reward of its group."""
 
     run_id: Name
@@ -148,7 +151,6 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """[G] the sender's rewards: telemetry only, never trained on by a receiver."""
     log_expectation: LogProb | None = None
     """GEPO's log of the expectation of the sampler over all G completions, at most 0; None when it is not known."""
-    schema_version: int = SCHEMA_VERSION
 
     @property
     def num_chars(self) -> int:
@@ -164,6 +166,34 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     def memory_bytes(self) -> int:
         """About what it takes in memory: one wide character makes all of its text as wide."""
         return sum(map(getsizeof, (c.text for c in self.completions))) + ELEMENT_BYTES * self.num_elements
+
+
+class VerifiedGroup(Struct, frozen=True):
+    """A group from the network, signed by its author and found whole: made once, on arrival, and not opened again."""
+
+    content_id: str
+    """Digest of the group as its author encoded it: the same for all who receive it, whatever they know of it."""
+    group: RolloutGroup
+    record: bytes
+    """As it came, with its signature: what is handed on."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes in memory."""
+        return len(self.record) + self.group.memory_bytes
+
+
+class RefusedRecord(Struct, frozen=True):
+    """A record that was refused on arrival, for whoever counts refusals. What was in it is not kept."""
+
+    reason: Reason
+    detail: str
+    peer_id: str | None
+    """Whom a good signature holds responsible."""
+
+
+Arrival = VerifiedGroup | RefusedRecord
+"""What a transport makes of a record."""
 
 
 class GradedGroup(Struct, frozen=True):
@@ -198,7 +228,7 @@ Answers = tuple[Completion, ...] | Rejection
 """What an engine makes of one prompt: [G] completions, or why there are none."""
 
 
-class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class TaskSpec(Struct, frozen=True):
     """A task as a manifest carries it: enough for a stranger to set up the same source."""
 
     name: Name
@@ -208,7 +238,7 @@ class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The task's configuration as plain JSON values, defaults left out."""
 
 
-class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
+class RunManifest(Struct, frozen=True):
     """What a run is: served by every member, signed by its founder."""
 
     run_id: str
@@ -222,10 +252,9 @@ class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
     external: Count
     max_record_bytes: Positive
     max_completion_chars: Positive
-    schema_version: int = SCHEMA_VERSION
 
 
-class ChunkList(Struct, frozen=True, forbid_unknown_fields=True):
+class ChunkList(Struct, frozen=True):
     """What bytes look like when they travel in chunks of one size; the last may be shorter."""
 
     num_bytes: Positive
@@ -238,7 +267,7 @@ class ChunkList(Struct, frozen=True, forbid_unknown_fields=True):
         return min(self.chunk_bytes, self.num_bytes - index * self.chunk_bytes)
 
 
-class SnapshotManifest(Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotManifest(Struct, frozen=True):
     """A learner's weights at one version, signed by its key: whoever holds some of them can prove that they are its."""
 
     run_id: str
@@ -254,7 +283,7 @@ class SnapshotManifest(Struct, frozen=True, forbid_unknown_fields=True):
     """The lossless delta from the parent; None where the whole is no larger."""
 
 
-class PeerRecord(Struct, frozen=True, forbid_unknown_fields=True):
+class PeerRecord(Struct, frozen=True):
     """A peer's entry in the DHT, signed by its key and short-lived."""
 
     run_id: str
@@ -277,6 +306,8 @@ class NetworkStatus(Struct, frozen=True):
     """Unix seconds since when no peer has been connected; None while there is one."""
     detail: str = ""
     """One line: what was tried last and how it ended."""
+    split: str = ""
+    """One line: which other version of the protocol most peers speak, and what to do; empty while that is not so."""
 
 
 class UpdateReport(Struct, frozen=True):
@@ -288,7 +319,7 @@ class UpdateReport(Struct, frozen=True):
     """True when the loss or gradient was not finite and no step was taken, or there was nothing to learn from."""
 
 
-class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
+class Heartbeat(Struct, frozen=True):
     """What a worker tells its learner about itself; counts are cumulative since its process began."""
 
     started_at: Seconds
@@ -302,7 +333,7 @@ class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
     """What it costs an hour, in the run's currency."""
 
 
-class Orders(Struct, frozen=True, forbid_unknown_fields=True):
+class Orders(Struct, frozen=True):
     """What a learner answers a worker."""
 
     version: Count

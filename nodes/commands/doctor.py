@@ -396,7 +396,7 @@ def check_run(answer: RunManifest | Refusal | None, their_version: str, wanted: 
         seen = f"the bootstrap is in {answer.run_id}, not in {wanted}"
         return Finding("run", "fail", seen, "give a bootstrap of that run, or leave network.run_id out")
     ours, theirs = version("swarm"), clean(their_version) or "a version it does not tell"
-    seen = f"{answer.run_id}; schema {answer.schema_version} as ours; the bootstrap has swarm {theirs}, this is {ours}"
+    seen = f"{answer.run_id}; schema {SCHEMA_VERSION} as ours; the bootstrap has swarm {theirs}, this is {ours}"
     return Finding("run", "ok", seen)
 
 

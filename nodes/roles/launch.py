@@ -253,9 +253,13 @@ class _NetworkWatch:
         self._run_known = manifest is not None
         self._alone: bool | None = None
         self._detail = ""
+        self._split = ""
 
     def look(self, status: NetworkStatus, manifest: RunManifest | None) -> None:
-        """Note when the node finds itself alone, why, when it is alone no longer, and which run it then is in."""
+        """Note when the node finds itself alone, why, when it is alone no longer, and which run it then is in.
+
+        And when most of the others speak another version of the protocol.
+        """
         if manifest is not None and not self._run_known:
             self._run_known = True
             self._node.note(
@@ -268,7 +272,9 @@ class _NetworkWatch:
             )
         elif alone and _without_numbers(status.detail) != _without_numbers(self._detail):
             self._node.note(f"still alone: {status.detail}", "warning")
-        self._alone, self._detail = alone, status.detail
+        if status.split and _without_numbers(status.split) != _without_numbers(self._split):
+            self._node.note(status.split, "warning")
+        self._alone, self._detail, self._split = alone, status.detail, status.split
 
 
 def _without_numbers(detail: str) -> str:

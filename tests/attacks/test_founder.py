@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodes.roles.run import MANIFEST_FILE
+from swarm.net.records.envelope import Body, Envelope
 from swarm.net.records.wire import make_run_id
 from swarm.net.services.diagnosis import DIAL_BACK_PROTOCOL, TIME_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
@@ -105,8 +106,8 @@ def test_answers_made_for_a_terminal_are_refused_and_the_victim_trains_alone(
 ) -> None:
     founder.tell(founder.manifest(GCD, TaskSpec(f"{CLIPBOARD}{MARKUP}", "reasoning_gym", 1.0, {"dataset": "gcd"})))
     forger, failing = Founder(strangers("forger")), Founder(strangers("failing"))
-    envelope = {"schema_version": SCHEMA_VERSION, "run_id": "run", "peer_id": f"{CLIPBOARD}{MARKUP}"}
-    forged = msgspec.msgpack.encode({**envelope, "kind": "manifest", "payload": b"", "signature": b""})
+    body = msgspec.msgpack.encode(Body("run", f"{CLIPBOARD}{MARKUP}", "manifest", b""))
+    forged = msgspec.msgpack.encode(Envelope(SCHEMA_VERSION, body, b""))
     forger.answer = lambda: forged
 
     def fail() -> bytes:

@@ -27,7 +27,7 @@ from swarm.net.records.wire import seal_manifest, seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 
 from .conftest import daemons
-from .records import LOOPBACK, fast_settings, make_identity, make_manifest, signed, until
+from .records import LOOPBACK, drained, fast_settings, make_identity, make_manifest, signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -42,7 +42,7 @@ def exchange(sender: HivemindTransport, receiver: HivemindTransport, text: bytes
     """Publish once; the record must arrive."""
     record = signed(sender, text)
     sender.publish(record)
-    until(lambda: record in receiver.drain(), f"{text!r} arrives")
+    until(lambda: record in drained(receiver), f"{text!r} arrives")
 
 
 def free_port() -> int:
@@ -132,7 +132,7 @@ def test_messages_flow_again_after_the_daemon_is_killed(start: Start, caplog: py
     until(lambda: a.counters().get("daemon_restarts") == 1, "the daemon's death is noticed")
     during = signed(a, b"during")
     a.publish(during)
-    until(lambda: during in b.drain(), "what was published meanwhile arrives")
+    until(lambda: during in drained(b), "what was published meanwhile arrives")
     until(lambda: a.status().connected == (b.peer_id,), "connected again")
     assert a.multiaddrs() == addresses
     exchange(b, a, b"after")

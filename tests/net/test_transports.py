@@ -22,7 +22,17 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.shelf import record_id
 from swarm.net.records.wire import seal
 
-from .records import IDENTITIES, fast_settings, make_group, make_identity, make_manifest, sealed_manifest, signed, until
+from .records import (
+    IDENTITIES,
+    drained,
+    fast_settings,
+    make_group,
+    make_identity,
+    make_manifest,
+    sealed_manifest,
+    signed,
+    until,
+)
 
 AnyTransport = MemoryTransport | HivemindTransport | Libp2pTransport
 
@@ -102,7 +112,7 @@ def count_bytes(remote: str, request: bytes) -> Iterator[bytes]:
 
 def arrive(node: AnyTransport, count: int) -> list[bytes]:
     records: list[bytes] = []
-    until(lambda: records.extend(node.drain()) or len(records) >= count, f"{count} records arrive")
+    until(lambda: records.extend(drained(node)) or len(records) >= count, f"{count} records arrive")
     return records
 
 
@@ -172,7 +182,7 @@ def test_each_record_is_delivered_once(pair: tuple[AnyTransport, AnyTransport]) 
     for _ in range(3):
         first.publish(same)
     until(lambda: second.counters().get("duplicates") == 2, "the repeats are counted")
-    assert second.drain() == [same] and second.counters()["delivered"] == 1
+    assert drained(second) == [same] and second.counters()["delivered"] == 1
 
 
 def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> None:
@@ -313,7 +323,7 @@ def test_who_is_banned_is_not_heard(pair: tuple[AnyTransport, AnyTransport]) -> 
     thanks = signed(second, b"thank you")
     second.publish(thanks)
     records: list[bytes] = []
-    until(lambda: records.extend(first.drain()) or thanks in records, "the other is heard again")
+    until(lambda: records.extend(drained(first)) or thanks in records, "the other is heard again")
 
 
 def test_a_banned_peer_is_hung_up_on_at_once_not_at_the_next_look(

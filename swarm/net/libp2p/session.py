@@ -29,7 +29,6 @@ from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.session import MemberSession
 from swarm.net.membership.state import NodeState
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
-from swarm.net.records.large import INLINE_BYTES
 from swarm.net.services.doors import Doors
 
 logger = logging.getLogger(__name__)
@@ -163,18 +162,15 @@ class Session(MemberSession):
         topic = await self._topic()
         if not self._state.profile.listed:
             return
-        self._host.admit(topic, self._admissible)
-        await self._host.subscribe(topic, self._state.guard.hearing(self._state.receive))
+        receive = self._state.guard.hearing(self._state.receive)
 
-    def _admissible(self, forwarder: str, author: str, record: bytes) -> bool:
-        """Whether to pass a message on to others; what is in it is checked when it is opened."""
-        if {forwarder, author} & self._state.banned:
-            self._state.counters.add("banned_gossip")
-            return False
-        if len(record) > min(self._state.settings.max_record_bytes, INLINE_BYTES):
-            self._state.counters.add("drop_oversized")
-            return False
-        return self._state.is_its_own(author, record)
+        def hear(forwarder: str, author: str, record: bytes) -> bool:
+            if forwarder in self._state.banned:
+                self._state.counters.add("banned_gossip")
+                return False
+            return receive(author, record)
+
+        await self._host.subscribe(topic, hear)
 
 
 def _can_dial(address: str) -> bool:

@@ -20,6 +20,8 @@ from swarm.net.addresses.nat import candidates, reachability, to_tell
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
+from swarm.net.membership.versions import Versions
+from swarm.net.records.envelope import SealedRecord, read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES, LARGE_PROTOCOL, Download, Waiting, announce, answer_large
 from swarm.net.records.mailbox import Mailbox
@@ -31,14 +33,12 @@ from swarm.net.records.wire import (
     MAX_PEER_RECORD_LIFE_S,
     Announcement,
     Limits,
-    RefusedRecord,
     check_seal,
     is_outdated,
     open_announcement,
+    open_group,
     open_manifest,
-    opened_bytes,
-    outside,
-    read_group,
+    refused,
     seal_peer_record,
 )
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
@@ -47,7 +47,7 @@ from swarm.net.trust.admission import Admission
 from swarm.net.trust.guard import Guard
 from swarm.protocols import StreamHandler
 from swarm.reasons import Reason
-from swarm.types import NetworkStatus, PeerRecord, RunManifest
+from swarm.types import Arrival, NetworkStatus, PeerRecord, RunManifest, VerifiedGroup
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,9 @@ OUTBOX_BYTES = 16 * 2**20
 """A large record waits as its announcement."""
 MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
-BY_OTHER_RULES = frozenset({Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION})
+BY_OTHER_RULES = frozenset(
+    {Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION, Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION}
+)
 """What an honest helper may hold whose settings or version are not those of this node."""
 MAX_COMPLAINTS = 256
 """Kept until they are asked for."""
@@ -91,10 +93,11 @@ class NodeState:
         self.profile = profile
         self.clock = clock
         self.counters = Counters()
-        self.inbox = Mailbox(settings.inbox_records, settings.inbox_bytes)
-        self.outbox = Mailbox(OUTBOX_RECORDS, OUTBOX_BYTES)
+        self.inbox = Mailbox[Arrival](settings.inbox_records, settings.inbox_bytes)
+        self.outbox = Mailbox[bytes](OUTBOX_RECORDS, OUTBOX_BYTES)
         self.shelf = Shelf(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
         self.large = Waiting()
+        self.versions = Versions()
         self.admission = Admission(settings)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
         self.uploads = TokenBucket(settings.upload_bytes_per_s)
@@ -171,100 +174,136 @@ class NodeState:
             self.shelf.add(record, listed=False, owner=own)
             record = announce(self.identity, self.manifest.run_id, record)
         self.shelf.add(record, owner=own)
-        self.outbox.put(record)
+        self.outbox.put(record, len(record))
 
-    def receive(self, sender: str, record: bytes) -> None:
-        """Take a gossip message in."""
+    def receive(self, sender: str, record: bytes) -> bool:
+        """Take a gossip message in; whether others may have it from here.
+
+        What cannot be read or used here may be of use to them: to those who speak another version.
+        """
         if sender == self.identity.peer_id:
-            return
+            return True
         if sender in self.banned:
             self.counters.add("banned_gossip")
-            return
-        if not self.is_its_own(sender, record) or not self._is_news(record):
-            return
-        if not self.admission.hears(sender, self.connected, self._cost(record)):
-            self.counters.add("drop_over_budget")
-            return
+            return False
+        if self._is_too_long(record):
+            return False
+        if self._is_known(record):
+            return True
         payer = self.admission.payer(sender, self.connected)
         try:
-            self._take_in(payer, record, 0.0)
+            sealed = read_record(record, INLINE_BYTES)
         except Refusal as refusal:
-            # For the exchange to count by its reason; but not for others to have from here.
-            self.shelf.note(record_id(record))
-            self.inbox.put(RefusedRecord.of(record, refusal), payer)
-        self.counters.add("delivered")
-
-    def is_its_own(self, author: str, record: bytes) -> bool:
-        """Whether the author of a gossip message, whom its signature proves, may publish this record.
-
-        Everybody publishes what is his own: a record in another's name is forged or replayed.
-        """
-        label = outside(record)
-        if label is None or label[1] == author:
+            if self._may_speak(sender, len(record)):
+                self._refuse(record, refusal, sender, payer)
             return True
-        self.counters.add("drop_not_its_own")
+        if sealed.body.peer_id != sender:
+            # Gossip proves its author, who publishes his own: a record in another's name is forged or replayed.
+            self.counters.add("drop_not_its_own")
+            return False
+        if self._may_speak(sender, self._cost(sealed)):
+            try:
+                self._take_in(payer, sealed, 0.0)
+                self.counters.add("delivered")
+            except Refusal as refusal:
+                self._refuse(record, refusal, sender, payer)
+        return True
+
+    def _may_speak(self, author: str, num_bytes: int) -> bool:
+        """Whether a record that comes to so many bytes is within what gossip may bring of its author."""
+        if self.admission.hears(author, self.connected, num_bytes):
+            return True
+        self.counters.add("drop_over_budget")
         return False
+
+    def _refuse(self, record: bytes, refusal: Refusal, sender: str, payer: str) -> None:
+        """Remember a record that gossip brought for the exchange to count by its reason; not for others to have."""
+        self.versions.refused(sender, refusal)
+        self.shelf.note(record_id(record))
+        self._put_refused(record, refusal, payer)
+        self.counters.add("delivered")
 
     def mend(self, helper: str, record: bytes, age_s: float) -> None:
         """Take in a record that gossip did not bring; one from before this node's time is a backfill.
 
         Raises `PeerUnreachable` when no more is taken from this helper now, and when it gave what no honest one holds.
         """
-        if not self._is_news(record):
+        if self._is_too_long(record) or self._is_known(record):
             return
-        label = outside(record)
-        author = label[1] if label else helper
-        if not self.admission.is_given(helper, author, self.connected, len(record), self._cost(record)):
-            self.counters.add("drop_over_budget")
-            raise PeerUnreachable("it gave more of strangers' than is taken from one peer at a time")
         try:
-            self._take_in(helper, record, age_s)
+            sealed = read_record(record, INLINE_BYTES)
         except Refusal as refusal:
-            self.shelf.note(record_id(record))
-            self.counters.add("refused_repairs")
-            if refusal.reason in BY_OTHER_RULES:
-                return
-            self.complain(helper, Reason.BAD_GIFT)
-            raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
+            self._check_gift(helper, helper, len(record), len(record))
+            self._decline(helper, record, refusal)
+            return
+        author = sealed.body.peer_id
+        if author in self.banned:
+            self.counters.add("banned_gossip")
+            return
+        self._check_gift(helper, author, len(record), self._cost(sealed))
+        try:
+            self._take_in(helper, sealed, age_s)
+        except Refusal as refusal:
+            self._decline(helper, record, refusal)
+            return
         before = age_s > time.monotonic() - self._in_run_since
         self.counters.add("backfilled" if before else "repaired")
 
-    def _cost(self, record: bytes) -> int:
-        """Bytes to open a record; one that says it comes to more than is allowed will not be opened."""
-        num_bytes = opened_bytes(record)
-        return num_bytes if num_bytes <= self._limits.max_payload_bytes else len(record)
+    def _check_gift(self, helper: str, author: str, sent_bytes: int, num_bytes: int) -> None:
+        """Raises `PeerUnreachable` for a gift beyond what is taken from its helper."""
+        if not self.admission.is_given(helper, author, self.connected, sent_bytes, num_bytes):
+            self.counters.add("drop_over_budget")
+            raise PeerUnreachable("it gave more of strangers' than is taken from one peer at a time")
 
-    def _is_news(self, record: bytes) -> bool:
-        """Whether a record is worth a look, by its length, the name on it and its id."""
+    def _decline(self, helper: str, record: bytes, refusal: Refusal) -> None:
+        """Not ask for a record again. Raises `PeerUnreachable` for one that no honest helper holds."""
+        self.versions.refused(helper, refusal)
+        self.shelf.note(record_id(record))
+        self.counters.add("refused_repairs")
+        if refusal.reason not in BY_OTHER_RULES:
+            self.complain(helper, Reason.BAD_GIFT)
+            raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
+
+    def _cost(self, sealed: SealedRecord) -> int:
+        """Bytes to open a record; one that says it comes to more than is allowed will not be opened."""
+        stated = sealed.stated_bytes
+        return stated if stated <= self._limits.max_payload_bytes else len(sealed.record)
+
+    def _is_too_long(self, record: bytes) -> bool:
         if len(record) > min(self.settings.max_record_bytes, INLINE_BYTES):
             self.counters.add("drop_oversized")
-            return False
-        label = outside(record)
-        if label is not None and label[1] in self.banned:
-            self.counters.add("banned_gossip")
-            return False
+            return True
+        return False
+
+    def _is_known(self, record: bytes) -> bool:
         if self.shelf.knows(record_id(record)):
             self.counters.add("duplicates")
-            return False
-        return True
+            return True
+        return False
 
-    def _take_in(self, payer: str, record: bytes, age_s: float) -> None:
+    def _take_in(self, payer: str, sealed: SealedRecord, age_s: float) -> None:
         """Open a record, then keep it for others and for this node's own use, on the account of `payer`.
 
         Raises `Refusal` for one that is not signed, or of no use to anybody.
         """
         assert self.manifest is not None
         run_id = self.manifest.run_id
-        signed = check_seal(record, run_id, INLINE_BYTES)
-        label = outside(record)
-        if label is not None and label[0] == "large":
+        signed = check_seal(sealed, run_id)
+        self.versions.understood(sealed.body.peer_id)
+        if sealed.body.kind == "large":
             announcement = open_announcement(signed, run_id, self.settings.max_record_bytes)
-            self.shelf.add(signed, age_s, owner=payer)
+            self.shelf.add(signed.record, age_s, owner=payer)
             self._expect(announcement, payer)
         else:
-            group = read_group(signed, run_id, self._limits)
-            self.shelf.add(signed, age_s, owner=payer)
-            self.inbox.put(signed, payer, group.memory_bytes)
+            group = open_group(signed, self._limits)
+            self.shelf.add(group.record, age_s, owner=payer)
+            self._put(group, payer)
+
+    def _put(self, group: VerifiedGroup, payer: str) -> None:
+        self.inbox.put(group, len(group.record), payer, group.memory_bytes)
+
+    def _put_refused(self, record: bytes, refusal: Refusal, payer: str) -> None:
+        self.inbox.put(refused(refusal), len(record), payer)
 
     def _expect(self, announcement: Announcement, payer: str) -> None:
         """Queue the download of an announced record."""
@@ -282,14 +321,14 @@ class NodeState:
             return
         self.counters.add("fetched")
         try:
-            signed = check_seal(record, self.manifest.run_id, self.settings.max_record_bytes)
-            group = read_group(signed, self.manifest.run_id, self._limits)
+            sealed = read_record(record, self.settings.max_record_bytes)
+            group = open_group(check_seal(sealed, self.manifest.run_id), self._limits)
         except Refusal as refusal:
             self.shelf.note(record_id(record))
-            self.inbox.put(RefusedRecord.of(record, refusal), payer)
+            self._put_refused(record, refusal, payer)
         else:
-            self.shelf.add(signed, listed=False, owner=payer)
-            self.inbox.put(signed, payer, group.memory_bytes)
+            self.shelf.add(group.record, listed=False, owner=payer)
+            self._put(group, payer)
 
     def complain(self, peer_id: str, reason: Reason) -> None:
         """Note what speaks against a peer: for the counters, and for whoever keeps its account."""
@@ -417,7 +456,9 @@ class NodeState:
     def status(self) -> NetworkStatus:
         """The network as it is now."""
         run_id = self.manifest.run_id if self.manifest else None
-        return NetworkStatus(run_id, tuple(sorted(self.in_run)), self.alone_since, self.detail)
+        return NetworkStatus(
+            run_id, tuple(sorted(self.in_run)), self.alone_since, self.detail, self.versions.describe()
+        )
 
 
 def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:

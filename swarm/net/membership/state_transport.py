@@ -13,7 +13,7 @@ from swarm.net.membership.state import NodeState, Profile
 from swarm.net.records.identity import Identity
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
-from swarm.types import NetworkStatus, PeerRecord, RunManifest
+from swarm.types import Arrival, NetworkStatus, PeerRecord, RunManifest
 
 
 class StateTransport(ABC):
@@ -74,8 +74,8 @@ class StateTransport(ABC):
             self._state.offer(record)
             self._wake()
 
-    def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first."""
+    def drain(self) -> list[Arrival]:
+        """What arrived since the last call, oldest first."""
         self._require_running()
         return self._state.inbox.drain()
 
