@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from swarm.net.config import NetworkSettings
@@ -69,6 +70,11 @@ def opened(record: bytes, run_id: str, limits: Limits | None = None, *, now: flo
     group = open_group(check_seal(read_record(record, limits.max_record_bytes), run_id), limits)
     check_age(group.group, limits, now=now)
     return group
+
+
+def of_version(record: bytes, version: int) -> bytes:
+    """The record as one of another major version of the protocol."""
+    return msgspec.msgpack.encode(replace(read_record(record, len(record)).envelope, schema_version=version))
 
 
 def drained(node: Drained) -> list[bytes]:

@@ -25,9 +25,10 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest, seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.types import SCHEMA_VERSION
 
 from .conftest import daemons
-from .records import LOOPBACK, drained, fast_settings, make_identity, make_manifest, signed, until
+from .records import LOOPBACK, drained, fast_settings, make_identity, make_manifest, of_version, signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -269,6 +270,20 @@ def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch:
     assert node.manifest() is None
     with pytest.raises(PeerUnreachable, match="manifest was refused: wrong_peer"):
         fetch_manifest(liar.multiaddrs(), 20.0)
+
+
+def test_a_run_of_another_major_version_is_said_to_be_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    founder = start("founder")
+    newer = of_version(founder.sealed_manifest() or b"", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(founder._state, "sealed", newer)
+    said = (
+        f"it speaks version {SCHEMA_VERSION + 1} of the protocol, this node version {SCHEMA_VERSION}: update swarm here"
+    )
+    with pytest.raises(PeerUnreachable, match=f"^this run cannot be joined: {said}"):
+        fetch_manifest(founder.multiaddrs(), 20.0)
+    node = start("node", founder.multiaddrs())
+    until(lambda: said in node.status().split, "a node that waits for its run says what is wrong")
+    assert node.manifest() is None
 
 
 def test_the_directory_refuses_what_is_not_its_owners(start: Start) -> None:
