@@ -158,8 +158,8 @@ def _launch(
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
-        for name in left_out(manifest) if manifest and tasks_of_the_run else ():
-            warn(f"going without the run's task {name}: it is on local files of the run's founder", console)
+        for name, reason in left_out(manifest).items() if manifest and tasks_of_the_run else ():
+            warn(f"going without the run's task {name}: {reason}", console)
         live = live and console.is_terminal
         return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
