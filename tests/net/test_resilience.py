@@ -132,7 +132,7 @@ def test_a_holder_that_hardly_gives_is_left_for_another(start: Start, monkeypatc
     monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 2.0)
     third = start("c", first.multiaddrs())
     exchange = Exchange(third, third._state.identity)
-    until(lambda: exchange.receive()[1] == {"oversized": 1}, "the late comer has it, to the last byte")
+    until(lambda: exchange.receive()[1] == {"stale": 1}, "the late comer has it, to the last byte, and could open it")
     assert exchange.book.stats()[first.peer_id].dropped == {"slow_holder": 1}
 
 

@@ -42,7 +42,11 @@ class Exchange:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Exchange groups as `identity`, refusing what exceeds `limits` and peers that misbehave under `safety`."""
+        """Exchange groups as `identity`, refusing peers that misbehave under `safety`.
+
+        What exceeds `limits` is not shared; of what arrives the transport has refused it, by the same limits, and what
+        is too old for them is refused here.
+        """
         self.book = PeerBook(safety or SafetySettings(), clock)
         self._transport = transport
         self._identity = identity
