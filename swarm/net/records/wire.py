@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import msgspec
+from blake3 import blake3
 from msgspec import Struct
 
 from swarm.errors import Refusal
@@ -186,7 +187,7 @@ def open_group(signed: SignedRecord, limits: Limits) -> VerifiedGroup:
         _check_group(group, body, limits)
     except Refusal as refusal:
         raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
-    return VerifiedGroup(hashlib.blake2b(content, digest_size=16).hexdigest(), group, signed.record)
+    return VerifiedGroup(blake3(content).hexdigest(length=16), group, signed.record)
 
 
 def _check_group(group: RolloutGroup, body: Body, limits: Limits) -> None:
