@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Answers,
+    Arrival,
     Grade,
     GradedGroup,
     NetworkStatus,
@@ -204,11 +205,11 @@ class RecordTransport(Protocol):
         ...
 
     def has_room(self) -> bool:
-        """Whether one more record can be published without another, which still waits to be sent, being lost for it."""
+        """Whether one more record can be published without displacing another that still waits to be sent."""
         ...
 
-    def drain(self) -> list[bytes]:
-        """Records received since the last call, oldest first, raw and unverified."""
+    def drain(self) -> list[Arrival]:
+        """What arrived since the last call, oldest first, verified and opened, or why it was refused."""
         ...
 
     def wait(self, timeout_s: float) -> bool:

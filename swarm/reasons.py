@@ -42,7 +42,11 @@ class Reason(StrEnum):
 
     OVERSIZED = "oversized", Subject.RECORD, "It is larger than allowed, before or after decompression."
     MALFORMED = "malformed", Subject.RECORD, "It cannot be decoded, or its kind is not the expected one."
-    SCHEMA_VERSION = "schema_version", Subject.RECORD, "Its schema version differs from this node's."
+    SCHEMA_VERSION = (
+        "schema_version",
+        Subject.RECORD,
+        "It is of another major version of the protocol than this node speaks: one of the two must be updated.",
+    )
     WRONG_RUN = "wrong_run", Subject.RECORD, "It belongs to another run, or this node knows no run yet."
     BAD_SIGNATURE = "bad_signature", Subject.RECORD, "Its signature does not belong to the peer it names."
     WRONG_PEER = "wrong_peer", Subject.RECORD, "Its signer is not the author, founder, learner or owner that it names."
@@ -58,6 +62,16 @@ class Reason(StrEnum):
         "too many updates behind.",
     )
     LIMITS = "limits", Subject.RECORD, "A number in it is out of range, or a name, text or list is too long."
+    UNKNOWN_KIND = (
+        "unknown_kind",
+        Subject.RECORD,
+        "It is a kind of record that this version of swarm does not know, as a later one may send.",
+    )
+    UNKNOWN_QUESTION = (
+        "unknown_question",
+        Subject.RECORD,
+        "Its question is of a kind that this version of swarm does not know, as a later one may ask.",
+    )
 
     QUARANTINED = "quarantined", Subject.SENDER, "Its sender is quarantined for earlier offences."
     REPLAYED = (

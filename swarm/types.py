@@ -1,7 +1,8 @@
 """The records that travel between the parts of a node and between nodes.
 
 All are frozen msgspec structs: the definition is also the wire schema, and decoding refuses numbers and names out of
-range. A question travels *by reference*; a receiver regenerates what it needs to grade it.
+range. Unknown fields are ignored: a later version may send more of them, with defaults for nodes that do not. A
+question travels *by reference*; a receiver regenerates what it needs to grade it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from msgspec import Meta, Struct
 
 from swarm.reasons import Reason
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The major version: nodes with different ones do not understand each other. What may be added without raising it is
+in `docs/protocol.md`, "How it grows"."""
 
 MAX_INTEGER = 2**63 - 1
 MAX_NAME_CHARS = 256
@@ -37,7 +40,7 @@ HELD_OUT_STREAMS = 2**62
 """Question streams with this seed or above are for evaluation: no node trains on them."""
 
 
-class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields=True):
+class ProceduralRef(Struct, frozen=True, tag="procedural"):
     """A generated question: the library and the task's options reproduce it."""
 
     task: Name
@@ -52,7 +55,7 @@ class ProceduralRef(Struct, frozen=True, tag="procedural", forbid_unknown_fields
     """Digest of the question's text: another library version is harmless if the text is the same."""
 
 
-class DatasetRef(Struct, frozen=True, tag="dataset", forbid_unknown_fields=True):
+class DatasetRef(Struct, frozen=True, tag="dataset"):
     """A row of a data set."""
 
     task: Name
@@ -75,7 +78,7 @@ class Question(Struct, frozen=True):
     prompt: str
 
 
-class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Sampling(Struct, frozen=True, omit_defaults=True):
     """How completions were sampled. The wire carries only values that differ from the defaults."""
 
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
@@ -92,7 +95,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Names of tokens that end a completion, besides the policy's own end tokens."""
 
 
-class VersionSpan(Struct, frozen=True, forbid_unknown_fields=True):
+class VersionSpan(Struct, frozen=True):
     """Adjacent tokens of a completion that the same policy version sampled."""
 
     version: Count
@@ -103,7 +106,7 @@ FinishReason = Literal["stop", "stop_sequence", "length"]
 """`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
 
 
-class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Completion(Struct, frozen=True, omit_defaults=True):
     """One answer, the same from every engine and on the wire.
 
     The swarm shares `text`; ids and log-probabilities serve peers with the same tokenizer.
@@ -121,7 +124,7 @@ class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     them; never shared."""
 
 
-class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyId(Struct, frozen=True):
     """The policy that sampled a group."""
 
     model: Name
@@ -130,7 +133,7 @@ class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of updates applied when the group was sampled."""
 
 
-class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
+class RolloutGroup(Struct, frozen=True):
     """One question with all G completions, as its sender signs it: an advantage needs every reward of its group."""
 
     run_id: Name
@@ -150,7 +153,6 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """[G] the sender's rewards: telemetry only, a receiver never trains on them."""
     log_expectation: LogProb | None = None
     """GEPO's log of the sampler's expectation over all G completions, at most 0; None when unknown."""
-    schema_version: int = SCHEMA_VERSION
 
     @property
     def num_chars(self) -> int:
@@ -166,6 +168,34 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
     def memory_bytes(self) -> int:
         """Approximate memory; one wide character widens its whole text."""
         return sum(map(getsizeof, (c.text for c in self.completions))) + ELEMENT_BYTES * self.num_elements
+
+
+class VerifiedGroup(Struct, frozen=True):
+    """A group from the network, signed by its author and found whole: made once, on arrival, and not opened again."""
+
+    content_id: str
+    """Digest of the group as its author encoded it: the same for all who receive it, whatever they know of it."""
+    group: RolloutGroup
+    record: bytes
+    """As it came, with its signature: what is handed on."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes in memory."""
+        return len(self.record) + self.group.memory_bytes
+
+
+class RefusedRecord(Struct, frozen=True):
+    """A record that was refused on arrival, for whoever counts refusals. What was in it is not kept."""
+
+    reason: Reason
+    detail: str
+    peer_id: str | None
+    """Whom a good signature holds responsible."""
+
+
+Arrival = VerifiedGroup | RefusedRecord
+"""What a transport makes of a record."""
 
 
 class GradedGroup(Struct, frozen=True):
@@ -200,7 +230,7 @@ Answers = tuple[Completion, ...] | Rejection
 """An engine's result for one prompt: [G] completions, or why there are none."""
 
 
-class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class TaskSpec(Struct, frozen=True):
     """A task as a manifest carries it: any peer can build the same source from it."""
 
     name: Name
@@ -210,7 +240,7 @@ class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The task's configuration as plain JSON values, defaults left out."""
 
 
-class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
+class RunManifest(Struct, frozen=True):
     """The definition of a run: signed by its founder, served by every member."""
 
     run_id: str
@@ -224,10 +254,9 @@ class RunManifest(Struct, frozen=True, forbid_unknown_fields=True):
     external: Count
     max_record_bytes: Positive
     max_completion_chars: Positive
-    schema_version: int = SCHEMA_VERSION
 
 
-class ChunkList(Struct, frozen=True, forbid_unknown_fields=True):
+class ChunkList(Struct, frozen=True):
     """How bytes are cut into chunks of one size; the last may be shorter."""
 
     num_bytes: Positive
@@ -240,7 +269,7 @@ class ChunkList(Struct, frozen=True, forbid_unknown_fields=True):
         return min(self.chunk_bytes, self.num_bytes - index * self.chunk_bytes)
 
 
-class SnapshotManifest(Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotManifest(Struct, frozen=True):
     """A learner's weights at one version, signed by its key: any holder of chunks can prove their origin."""
 
     run_id: str
@@ -256,7 +285,7 @@ class SnapshotManifest(Struct, frozen=True, forbid_unknown_fields=True):
     """The lossless delta from the parent; None when it is not smaller than the whole."""
 
 
-class PeerRecord(Struct, frozen=True, forbid_unknown_fields=True):
+class PeerRecord(Struct, frozen=True):
     """A peer's short-lived DHT entry, signed by its key."""
 
     run_id: str
@@ -279,6 +308,8 @@ class NetworkStatus(Struct, frozen=True):
     """Unix time since when no peer has been connected; None while one is connected."""
     detail: str = ""
     """One line: the last attempt and its result."""
+    split: str = ""
+    """One line: which other protocol version most peers speak, and what to do; empty otherwise."""
 
 
 class UpdateReport(Struct, frozen=True):
@@ -290,7 +321,7 @@ class UpdateReport(Struct, frozen=True):
     """True when no step was taken: the loss or gradient was not finite, or there was nothing to learn from."""
 
 
-class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
+class Heartbeat(Struct, frozen=True):
     """A worker's report to its learner; counts are cumulative since its process started."""
 
     started_at: Seconds
@@ -304,7 +335,7 @@ class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
     """Cost per hour, in the run's currency."""
 
 
-class Orders(Struct, frozen=True, forbid_unknown_fields=True):
+class Orders(Struct, frozen=True):
     """A learner's response to a worker's heartbeat."""
 
     version: Count

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 ON_DISK = (
     "oversized malformed schema_version wrong_run bad_signature wrong_peer clock stale limits "
+    "unknown_kind unknown_question "
     "quarantined replayed rate verify_budget slow_holder bad_gift corrupt_chunk flood bad_request bad_gossip "
     "duplicate peer_quota repeated copied too_long verifier_overflow unknown_task options_differ question_mismatch "
     "verifier_timeout verifier_crash zero_advantage pool_full expired improbable harmful update_skipped "

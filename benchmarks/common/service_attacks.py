@@ -222,7 +222,7 @@ class ServiceAttacks:
     def _signed_noise(self) -> list[bytes]:
         """Empty records by unknown identities."""
         return [
-            seal(Identity.generate(), self._run_id, "group", self._random.randbytes(NOISE_BYTES))  # type: ignore[type-var]
+            seal(Identity.generate(), self._run_id, "group", self._random.randbytes(NOISE_BYTES))  # type: ignore[arg-type]
             for _ in range(NOISE_RECORDS)
         ]
 

@@ -19,8 +19,9 @@ from hivemind.p2p import PeerID
 
 from swarm.net.addresses.dial import by_peer
 from swarm.net.hivemind.daemon import DIAL_ONLY, Daemon
+from swarm.net.records.envelope import Kind
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Kind, Record, open_manifest, seal
+from swarm.net.records.wire import Record, open_manifest, seal
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.types import RunManifest
 

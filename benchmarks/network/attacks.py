@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from benchmarks.common.arithmetic import GROUP_SIZE, SLOW_TASK, answer, solve
 from swarm.environments.mixture import TaskMixture
+from swarm.net.records.envelope import Body, Envelope, SealedRecord, read_record, wrap
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Announcement, Envelope, Limits, seal, seal_announcement
+from swarm.net.records.wire import Announcement, Limits, seal, seal_announcement
 from swarm.types import SCHEMA_VERSION, Completion, PolicyId, ProceduralRef, Question, RolloutGroup, Sampling
 
 KINDS = ("forged", "replayed", "oversize", "malformed", "wrong")
@@ -101,6 +102,8 @@ class Attacks:
                 self._payload_of_noise,
                 self._payload_of_wrong_types,
                 self._deep,
+                self._deep_surplus,
+                self._other_kind_of_question,
                 self._endless,
                 self._bad_numbers,
                 self._bad_logprobs,
@@ -145,23 +148,24 @@ class Attacks:
         """A group in an honest peer's name, signed by another."""
         victim = self._victim()
         group = self._group("name_of_another", attacker, peer_id=victim)
-        return self._sealed(replace(self._envelope(group), peer_id=victim), attacker.identity)
+        return wrap(attacker.identity, msgspec.msgpack.encode(replace(self._body(group), peer_id=victim)))
 
     def _altered(self, attacker: Attacker) -> bytes:
         """An honest group with other answers under its own signature."""
-        envelope = self._heard()
-        group = msgspec.msgpack.decode(zstandard.decompress(envelope.payload), type=RolloutGroup)
+        heard = self._heard()
+        group = _unpacked(heard)
         altered = replace(
             group,
             policy=PolicyId(f"{LABEL}altered", "", 0),
             completions=tuple(replace(each, text=each.text[::-1]) for each in group.completions),
         )
-        return msgspec.msgpack.encode(replace(envelope, payload=_packed(altered)))
+        body = msgspec.msgpack.encode(replace(heard.body, payload=_packed(altered)))
+        return msgspec.msgpack.encode(replace(heard.envelope, body=body))
 
     def _unsigned(self, attacker: Attacker) -> bytes:
         """A group of an existing peer with an invalid signature."""
         group = self._group("unsigned", attacker)
-        return msgspec.msgpack.encode(replace(self._envelope(group), signature=self._random.randbytes(64)))
+        return self._unsigned_around(msgspec.msgpack.encode(self._body(group)))
 
     def _of_another_inside(self, attacker: Attacker) -> bytes:
         """The sender's own envelope around a group that names an honest peer."""
@@ -176,7 +180,7 @@ class Attacks:
 
     def _again_in_other_bytes(self, attacker: Attacker) -> bytes:
         """An honest record with reordered fields: the signature is valid, the bytes are new."""
-        return self._shuffled(self._heard())
+        return self._shuffled(self._heard().envelope)
 
     def _own_again(self, attacker: Attacker) -> bytes:
         """The sender's own record, or one of its earlier identities, byte for byte."""
@@ -191,7 +195,7 @@ class Attacks:
 
     def _answers_of_another(self, attacker: Attacker) -> bytes:
         """The question and the completions of an honest group under the sender's own name."""
-        heard = msgspec.msgpack.decode(zstandard.decompress(self._heard().payload), type=RolloutGroup)
+        heard = _unpacked(self._heard())
         assert isinstance(heard.question, ProceduralRef)
         return self._group_record("answers_of_another", attacker, heard.question, heard.completions)
 
@@ -200,8 +204,7 @@ class Attacks:
     def _long_record(self, attacker: Attacker) -> bytes:
         """More bytes than a record may have, but within gossip's limit."""
         size = self._limits.max_record_bytes + self._random.randrange(1, 1_000)
-        envelope = Envelope(SCHEMA_VERSION, self._run_id, attacker.identity.peer_id, "group", b"", bytes(64))
-        return msgspec.msgpack.encode(replace(envelope, payload=self._random.randbytes(size)))
+        return self._unsigned_around(self._random.randbytes(size))
 
     def _bomb(self, attacker: Attacker) -> bytes:
         """A few kilobytes with a true, huge decompressed size."""
@@ -259,11 +262,11 @@ class Attacks:
         return msgspec.msgpack.encode({"rollouts": list(self._random.randbytes(300))})
 
     def _wrong_types(self, attacker: Attacker) -> bytes:
-        """An envelope with one field of another type."""
-        fields = msgspec.structs.asdict(self._heard())
+        """A body with one field of another type."""
+        fields = msgspec.structs.asdict(self._heard().body)
         name = self._random.choice(list(fields))
         fields[name] = self._random.choice([None, -1, 2**63, 0.5, [], {}, "x", b"x", {"a": [None] * 9}])
-        return msgspec.msgpack.encode({**fields, "signature": self._random.randbytes(64)})
+        return self._unsigned_around(msgspec.msgpack.encode(fields))
 
     def _payload_of_noise(self, attacker: Attacker) -> bytes:
         """Valid signature, undecompressable payload."""
@@ -272,13 +275,26 @@ class Attacks:
     def _payload_of_wrong_types(self, attacker: Attacker) -> bytes:
         """Valid signature, a group with one field of another type."""
         fields = msgspec.to_builtins(self._group("payload_of_wrong_types", attacker))
-        fields[self._random.choice(list(fields))] = self._random.choice([None, -0.5, "x" * 9, [[]], {"task": 1}])
-        return self._around(zstandard.compress(msgspec.msgpack.encode({**fields, "surplus": 1})), attacker)
+        required = RolloutGroup.__struct_fields__[: -len(RolloutGroup.__struct_defaults__)]
+        fields[self._random.choice(required)] = self._random.choice([None, -0.5, "x" * 9, [[]], {"task": 1}])
+        return self._around(zstandard.compress(msgspec.msgpack.encode(fields)), attacker)
 
     def _deep(self, attacker: Attacker) -> bytes:
         """Valid signature, deeply nested arrays."""
         depth = self._random.randrange(10_000, 60_000)
         return self._around(zstandard.compress(b"\x91" * depth + b"\xc0"), attacker)
+
+    def _deep_surplus(self, attacker: Attacker) -> bytes:
+        """Well signed, a group with a field that nobody knows: arrays in arrays in arrays."""
+        fields = msgspec.to_builtins(self._group("deep_surplus", attacker))
+        deep = msgspec.Raw(b"\x91" * self._random.randrange(10_000, 60_000) + b"\xc0")
+        return self._around(zstandard.compress(msgspec.msgpack.encode({**fields, "surplus": deep})), attacker)
+
+    def _other_kind_of_question(self, attacker: Attacker) -> bytes:
+        """Well signed, a group as a later version may send it."""
+        fields = msgspec.to_builtins(self._group("other_kind_of_question", attacker))
+        fields["question"] = {"type": "riddle", "text": "?"}
+        return self._around(zstandard.compress(msgspec.msgpack.encode(fields)), attacker)
 
     def _endless(self, attacker: Attacker) -> bytes:
         """Valid signature, an array with a claimed length of four billion."""
@@ -307,11 +323,13 @@ class Attacks:
         return self._group_record("bad_logprobs", attacker, self._reference(), answers)
 
     def _other_kind(self, attacker: Attacker) -> bytes:
-        return self._sealed(replace(self._envelope(self._group("other_kind", attacker)), kind="x"), attacker.identity)
+        body = replace(self._body(self._group("other_kind", attacker)), kind="x")
+        return wrap(attacker.identity, msgspec.msgpack.encode(body))
 
     def _other_schema(self, attacker: Attacker) -> bytes:
-        envelope = replace(self._envelope(self._group("other_schema", attacker)), schema_version=SCHEMA_VERSION + 1)
-        return self._sealed(envelope, attacker.identity)
+        record = wrap(attacker.identity, msgspec.msgpack.encode(self._body(self._group("other_schema", attacker))))
+        envelope = msgspec.msgpack.decode(record, type=Envelope)
+        return msgspec.msgpack.encode(replace(envelope, schema_version=SCHEMA_VERSION + 1))
 
     # wrong
 
@@ -435,27 +453,30 @@ class Attacks:
         return tuple(Completion(answer(offset + value, SMALL, self._random), "stop") for value in values)
 
     def _victim(self) -> str:
-        return self._heard().peer_id
+        return self._heard().body.peer_id
 
-    def _heard(self) -> Envelope:
-        return msgspec.msgpack.decode(self._random.choice(self._honest), type=Envelope)
+    def _heard(self) -> SealedRecord:
+        record = self._random.choice(self._honest)
+        return read_record(record, len(record))
 
-    def _envelope(self, group: RolloutGroup) -> Envelope:
-        return Envelope(SCHEMA_VERSION, self._run_id, group.peer_id, "group", _packed(group), b"")
+    def _body(self, group: RolloutGroup) -> Body:
+        return Body(self._run_id, group.peer_id, "group", _packed(group))
+
+    def _unsigned_around(self, body: bytes) -> bytes:
+        return msgspec.msgpack.encode(Envelope(SCHEMA_VERSION, body, self._random.randbytes(64)))
 
     def _around(self, payload: bytes, attacker: Attacker) -> bytes:
         """A valid signature around any payload, with new bytes."""
-        envelope = Envelope(SCHEMA_VERSION, self._run_id, attacker.identity.peer_id, "group", payload, b"")
-        return self._shuffled(replace(envelope, signature=attacker.identity.sign(envelope.signed_bytes())))
+        body = Body(self._run_id, attacker.identity.peer_id, "group", payload)
+        return self._shuffled(
+            msgspec.msgpack.decode(wrap(attacker.identity, msgspec.msgpack.encode(body)), type=Envelope)
+        )
 
     def _shuffled(self, envelope: Envelope) -> bytes:
         """The same envelope with reordered fields."""
         fields = list(msgspec.structs.asdict(envelope).items())
         self._random.shuffle(fields)
         return msgspec.msgpack.encode(dict(fields))
-
-    def _sealed(self, envelope: Envelope, identity: Identity) -> bytes:
-        return msgspec.msgpack.encode(replace(envelope, signature=identity.sign(envelope.signed_bytes())))
 
 
 @dataclass(frozen=True)
@@ -475,6 +496,10 @@ def _bombs(source: random.Random) -> _Bombs:
     # Magic, descriptor (the size has 4 bytes, and comes after a window's), window, size.
     assert true[4] >> 5 == 0b100
     return _Bombs(true, unstated, true[:6] + struct.pack("<I", 1_000) + true[10:])
+
+
+def _unpacked(heard: SealedRecord) -> RolloutGroup:
+    return msgspec.msgpack.decode(zstandard.decompress(heard.body.payload), type=RolloutGroup)
 
 
 def _packed(group: RolloutGroup) -> bytes:

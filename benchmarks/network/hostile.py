@@ -26,11 +26,12 @@ from benchmarks.common.stranger import UNBOUNDED
 from benchmarks.network.attacks import LYING, Attacker, Attacks
 from benchmarks.network.node import LISTEN
 from swarm.environments.mixture import TaskMixture
-from swarm.errors import PeerUnreachable, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.addresses.dial import by_peer
 from swarm.net.hivemind.daemon import Daemon
+from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Limits, outside
+from swarm.net.records.wire import Limits
 
 SPARES = 2
 ENOUGH = 8
@@ -71,11 +72,11 @@ class Front:
         """Join the gossip, and remember honest peers' records."""
 
         def hear(sender: str, record: bytes) -> None:
-            label = outside(record)
-            if sender in self._victims and label is not None and label[1] == sender:
-                attacks.hear(record)
-                if attacks.num_heard == ENOUGH:
-                    emit("informed")
+            with contextlib.suppress(Refusal):
+                if sender in self._victims and read_record(record, len(record)).body.peer_id == sender:
+                    attacks.hear(record)
+                    if attacks.num_heard == ENOUGH:
+                        emit("informed")
 
         self._hearing = asyncio.create_task(self.daemon.subscribe(topic, hear))
 

@@ -15,9 +15,10 @@ from benchmarks.scale.parameters import KIB, Costs, Line, Load
 from benchmarks.scale.real import Member, Round, daemons, latencies_s, share, usage
 from swarm.errors import TransportError
 from swarm.net.hivemind.dht import PeerDirectory
+from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.shelf import Held
-from swarm.net.records.wire import Limits, open_group, open_manifest, seal, seal_peer_record
+from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, seal, seal_peer_record
 from swarm.types import PeerRecord
 
 SMALL, LARGE = 4 * KIB, 64 * KIB
@@ -77,7 +78,7 @@ def _sealing(size_bytes: int, repeats: int) -> tuple[float, float]:
     sealed = seal(identity, run_id, "group", group)
     return (
         _cpu_s(lambda: seal(identity, run_id, "group", group), repeats),
-        _cpu_s(lambda: open_group(sealed, run_id, limits), repeats),
+        _cpu_s(lambda: open_group(check_seal(read_record(sealed, size_bytes * 2), run_id), limits), repeats),
     )
 
 

@@ -398,7 +398,7 @@ def check_run(answer: RunManifest | Refusal | None, their_version: str, wanted: 
         seen = f"the bootstrap is in {answer.run_id}, not in {wanted}"
         return Finding("run", "fail", seen, "specify a bootstrap of that run, or remove network.run_id")
     ours, theirs = version("swarm"), clean(their_version) or "an unknown version"
-    seen = f"{answer.run_id}; schema {answer.schema_version} as ours; the bootstrap has swarm {theirs}, this is {ours}"
+    seen = f"{answer.run_id}; schema {SCHEMA_VERSION} as ours; the bootstrap has swarm {theirs}, this is {ours}"
     return Finding("run", "ok", seen)
 
 

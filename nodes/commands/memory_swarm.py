@@ -14,6 +14,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits
 
 
 def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, supervised: bool) -> int:
@@ -33,7 +34,8 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, s
         config = _for_peer(base, out / f"peer-{k + 1}", first_seed + k)
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
         sealed = sealed or found_run(config, identity)
-        transport = MemoryTransport(hub, identity.peer_id, sealed)
+        limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
+        transport = MemoryTransport(hub, identity.peer_id, sealed, limits=limits)
         transport.start()
         nodes.append(PeerNode(config, identity, transport, verifier, stop))
     try:

@@ -246,7 +246,8 @@ def _asking(address: str) -> Iterator[Callable[[], Listing]]:
 def _listing(transport: HivemindTransport, address: str) -> Listing:
     manifest = transport.manifest()
     if manifest is None:
-        raise PeerUnreachable(f"{address} did not name its run: {transport.status().detail}")
+        status = transport.status()
+        raise PeerUnreachable(f"{address} did not name its run: {status.split or status.detail}")
     now = time.time()
     alive = (record for record in transport.peers() if record.expires_at > now)
     return Listing(now, manifest.run_id, tuple(sorted(alive, key=lambda record: (record.role, record.peer_id))))

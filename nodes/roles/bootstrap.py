@@ -60,9 +60,11 @@ def _serve(transport: Transport, stop: StopRequest, console: Console) -> None:
     shown, said_at = -1, 0.0
     while not stop():
         transport.drain()
-        connected = len(transport.status().connected)
+        status = transport.status()
+        connected = len(status.connected)
         now = time.monotonic()
         if connected != shown and (now - said_at > 1 or shown < 0) or now - said_at > REPORT_EVERY_S:
-            console.print(f"{time.strftime('%H:%M:%S')} {connected} peers connected", highlight=False)
+            split = f"; {status.split}" if status.split else ""
+            console.print(f"{time.strftime('%H:%M:%S')} {connected} peers connected{split}", highlight=False)
             shown, said_at = connected, now
         time.sleep(LOOK_EVERY_S)

@@ -158,8 +158,8 @@ def _launch(
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
-        for name in left_out(manifest) if manifest and tasks_of_the_run else ():
-            warn(f"omitting the run's task {name}: it uses local files of the run's founder", console)
+        for name, reason in left_out(manifest).items() if manifest and tasks_of_the_run else ():
+            warn(f"omitting the run's task {name}: {reason}", console)
         live = live and console.is_terminal
         return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
@@ -253,9 +253,13 @@ class _NetworkWatch:
         self._run_known = manifest is not None
         self._alone: bool | None = None
         self._detail = ""
+        self._split = ""
 
     def look(self, status: NetworkStatus, manifest: RunManifest | None) -> None:
-        """Note when and why the node is alone, when it is connected again, and its run."""
+        """Note when and why the node is alone, when it is connected again, and its run.
+
+        And when most of the others speak another version of the protocol.
+        """
         if manifest is not None and not self._run_known:
             self._run_known = True
             self._node.note(f"joined run {manifest.run_id}; tasks and mix stay unchanged until this node restarts")
@@ -266,7 +270,9 @@ class _NetworkWatch:
             )
         elif alone and _without_numbers(status.detail) != _without_numbers(self._detail):
             self._node.note(f"still alone: {status.detail}", "warning")
-        self._alone, self._detail = alone, status.detail
+        if status.split and _without_numbers(status.split) != _without_numbers(self._split):
+            self._node.note(status.split, "warning")
+        self._alone, self._detail, self._split = alone, status.detail, status.split
 
 
 def _without_numbers(detail: str) -> str:

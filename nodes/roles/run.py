@@ -14,7 +14,7 @@ from rich.text import Text
 
 from swarm.config import NodeConfig, Values
 from swarm.engines.config import GenerationSettings
-from swarm.environments.specs import from_specs, is_founders_own, to_specs
+from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
@@ -68,9 +68,10 @@ def manifest_values(manifest: RunManifest) -> Values:
     """The run's settings as a layer of its members' configuration. Raises `TaskError`."""
     tasks = from_specs(manifest.tasks)
     if not tasks:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out(manifest).items())
         raise TaskError(
-            f"none of the tasks of run {manifest.run_id} can be set up here: they use its founder's local files; use a "
-            "configuration with your own tasks"
+            f"none of the tasks of run {manifest.run_id} can be set up here; use a configuration with your own tasks "
+            f"({reasons})"
         )
     listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
     return {
@@ -84,9 +85,9 @@ def manifest_values(manifest: RunManifest) -> Values:
     }
 
 
-def left_out(manifest: RunManifest) -> tuple[str, ...]:
-    """Names of the tasks that use the founder's local files."""
-    return tuple(spec.name for spec in manifest.tasks if is_founders_own(spec))
+def left_out(manifest: RunManifest) -> dict[str, str]:
+    """By name: why this node omits tasks of the run."""
+    return {spec.name: reason for spec in manifest.tasks if (reason := why_left_out(spec)) is not None}
 
 
 def _room_for(manifest: RunManifest) -> Values:

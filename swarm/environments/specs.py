@@ -27,6 +27,7 @@ FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".pa
 """Suffixes of the local files a `DatasetTask` reads, and the `datasets` builder for each."""
 
 _ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
+_KINDS = frozenset({"reasoning_gym", "dataset"})
 
 
 def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
@@ -35,11 +36,20 @@ def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
 
 
 def from_specs(specs: Iterable[TaskSpec]) -> tuple[TaskConfig, ...]:
-    """The manifest's tasks that this node can try to set up, without those on the founder's local files.
+    """The manifest's tasks that this node can try to set up, without those for which `why_left_out` has a reason.
 
     Raises `TaskError` for a specification that is not a valid configuration.
     """
-    return tuple(_from_spec(spec) for spec in specs if not is_founders_own(spec))
+    return tuple(_from_spec(spec) for spec in specs if why_left_out(spec) is None)
+
+
+def why_left_out(spec: TaskSpec) -> str | None:
+    """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
+    if is_founders_own(spec):
+        return "it is on local files of the run's founder"
+    if spec.kind not in _KINDS:
+        return f"this version of swarm knows no tasks of the kind {spec.kind}; a later one may"
+    return None
 
 
 def is_founders_own(spec: TaskSpec) -> bool:

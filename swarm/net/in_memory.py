@@ -6,19 +6,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator
-from contextlib import suppress
 
 from swarm.errors import PeerUnreachable, Refusal, TransportError
+from swarm.net.records.envelope import SignedRecord, read_record
 from swarm.net.records.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
 from swarm.net.records.mailbox import Mailbox
 from swarm.net.records.repair import MAX_LISTED
 from swarm.net.records.shelf import Shelf, record_id
-from swarm.net.records.wire import SignedRecord, check_seal, open_manifest, outside
+from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, refused
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
-from swarm.types import NetworkStatus, PeerRecord, RunManifest
+from swarm.types import Arrival, NetworkStatus, PeerRecord, RefusedRecord, RunManifest
 
 MAX_ANSWER_BYTES = 2 * 2**20
+Read = SignedRecord | RefusedRecord
+"""A record of which the envelope was looked at."""
 
 
 class MemoryHub:
@@ -59,14 +61,19 @@ class MemoryTransport:
         inbox_records: int = 1_024,
         inbox_bytes: int = 64 * 2**20,
         shelf_records: int = 8_192,
+        limits: Limits | None = None,
         backfill_s: float = 120.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A peer of `hub`; with `manifest` (sealed) it brings the run, without it takes that of the others."""
+        """A peer of `hub`; with `manifest` (sealed) it brings the run, without it takes that of the others.
+
+        What others publish beyond `limits` is refused.
+        """
         self.peer_id = peer_id
         self._hub = hub
         self._clock = clock
-        self._inbox = Mailbox(inbox_records, inbox_bytes)
+        self._limits = limits or Limits()
+        self._inbox = Mailbox[Read](inbox_records, inbox_bytes)
         self._shelf = Shelf(shelf_records, inbox_bytes, backfill_s)
         self._backfill_s = backfill_s
         self._backfilled = False
@@ -115,12 +122,17 @@ class MemoryTransport:
             self._counts["no_run"] += 1
             return
         self._counts["published"] += 1
-        # In one process one look is enough: those who receive it see that it was checked.
-        with suppress(Refusal):
-            record = check_seal(record, run.run_id, len(record))
-        self._keep(record)
+        # In one process one look at the envelope is enough: all who receive it see what was found.
+        read = self._read(record, run.run_id)
+        self._keep(record, read)
         for member in self._in_run(run):
-            member._deliver(self.peer_id, record, "delivered")
+            member._deliver(self.peer_id, record, read, "delivered")
+
+    def _read(self, record: bytes, run_id: str) -> Read:
+        try:
+            return check_seal(read_record(record, len(record)), run_id)
+        except Refusal as refusal:
+            return refused(refusal)
 
     def _in_run(self, run: RunManifest) -> list[MemoryTransport]:
         others = [member for member in self._hub.others(self.peer_id) if self._meets(member)]
@@ -129,19 +141,18 @@ class MemoryTransport:
     def _meets(self, other: MemoryTransport) -> bool:
         return other.peer_id not in self._banned and self.peer_id not in other._banned
 
-    def _deliver(self, sender: str, record: bytes, how: str) -> None:
-        label = outside(record)
-        if sender in self._banned or (label is not None and label[1] in self._banned):
+    def _deliver(self, sender: str, record: bytes, read: Read, how: str) -> None:
+        if sender in self._banned or (isinstance(read, SignedRecord) and read.body.peer_id in self._banned):
             self._counts["banned_gossip"] += 1
-        elif not self._keep(record):
+        elif not self._keep(record, read):
             self._counts["duplicates"] += 1
         else:
             self._counts[how] += 1
-            self._inbox.put(record)
+            self._inbox.put(read, len(record))
 
-    def _keep(self, record: bytes) -> bool:
+    def _keep(self, record: bytes, read: Read) -> bool:
         """Whether a record is news; only one that is signed is held for others."""
-        return self._shelf.add(record) if isinstance(record, SignedRecord) else self._shelf.note(record_id(record))
+        return self._shelf.add(record) if isinstance(read, SignedRecord) else self._shelf.note(record_id(record))
 
     def _backfill(self, run: RunManifest) -> None:
         """What was published before this peer came."""
@@ -149,17 +160,28 @@ class MemoryTransport:
             for held in reversed(member._shelf.listing(self._backfill_s, 0.0, MAX_LISTED)):
                 record = member._shelf.get(held.record_id)
                 if record is not None and not self._shelf.knows(held.record_id):
-                    self._deliver(member.peer_id, record, "backfilled")
+                    self._deliver(member.peer_id, record, self._read(record, run.run_id), "backfilled")
 
     def has_room(self) -> bool:
         """Always: what is published is there at once."""
         return True
 
-    def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first."""
+    def drain(self) -> list[Arrival]:
+        """What arrived since the last call, oldest first; opened here, on the thread of whoever asks."""
         self._require_open()
         self._backfill_once()
+        return [self._opened(read) for read in self._waiting()]
+
+    def _waiting(self) -> list[Read]:
         return self._inbox.drain()
+
+    def _opened(self, read: Read) -> Arrival:
+        if isinstance(read, RefusedRecord):
+            return read
+        try:
+            return open_group(read, self._limits)
+        except Refusal as refusal:
+            return refused(refusal)
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there is something to drain; whether there is."""

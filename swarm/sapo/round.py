@@ -13,7 +13,7 @@
 There is no global round and no barrier: a node takes what has arrived and trains even if nothing has. The steps before
 `share` are in `rollouts.py`, which may run some rounds ahead. The queues:
   batches ahead    own groups not yet taken, at most `max_staleness` batches
-  exchange inbox   raw records, filled by the network thread, emptied by `receive`, bounded by the network settings
+  exchange inbox   opened groups, filled by the network thread, emptied by `receive`, bounded by the network settings
   verifier queue   received groups being regraded, emptied by `collect`, bounded by the verification settings
   pool             regraded groups with signal, sampled by `mix`, bounded by the pool settings
 """

@@ -20,12 +20,11 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest
 from swarm.net.records.shelf import Held, record_id
-from swarm.net.records.wire import Announcement, open_group, seal, seal_announcement
-from swarm.net.records.wire import Limits as GroupLimits
+from swarm.net.records.wire import Announcement, seal, seal_announcement
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.types import Completion, PolicyId, Question, RolloutGroup, Sampling
-from tests.net.records import fast_settings, make_identity, sealed_manifest, signed
+from tests.net.records import drained, fast_settings, make_identity, opened, sealed_manifest, signed
 from tests.net.records import until as soon
 from tests.nodes.processes import Swarm, address_of, until
 
@@ -140,7 +139,7 @@ def test_junk_announcements_keep_no_honest_large_record_out(tmp_path: Path, stra
         for record in large:
             near.publish(record)
         arrived: list[bytes] = []
-        soon(lambda: arrived.extend(far.drain()) or set(large) <= set(arrived), "all honest large records", PATIENCE_S)
+        soon(lambda: arrived.extend(drained(far)) or set(large) <= set(arrived), "all honest large records", PATIENCE_S)
     finally:
         for node in (near, far):
             if node is not None:
@@ -210,7 +209,7 @@ def _question() -> Question:
 
 
 def _open(record: bytes, run_id: str) -> RolloutGroup:
-    return open_group(record, run_id, GroupLimits())[1]
+    return opened(record, run_id).group
 
 
 def _resigned(group: RolloutGroup, run_id: str) -> bytes:

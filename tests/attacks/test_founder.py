@@ -16,10 +16,12 @@ import pytest
 from msgspec.structs import replace
 
 from nodes.roles.run import MANIFEST_FILE
+from swarm.net.records.envelope import Body, Envelope
 from swarm.net.records.wire import make_run_id
 from swarm.net.services.diagnosis import DIAL_BACK_PROTOCOL, TIME_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
+from tests.net.records import of_version
 from tests.nodes.processes import LOOPBACK
 
 from .stranger import Stranger
@@ -105,8 +107,8 @@ def test_answers_made_for_a_terminal_are_refused_and_the_victim_trains_alone(
 ) -> None:
     founder.tell(founder.manifest(GCD, TaskSpec(f"{CLIPBOARD}{MARKUP}", "reasoning_gym", 1.0, {"dataset": "gcd"})))
     forger, failing = Founder(strangers("forger")), Founder(strangers("failing"))
-    envelope = {"schema_version": SCHEMA_VERSION, "run_id": "run", "peer_id": f"{CLIPBOARD}{MARKUP}"}
-    forged = msgspec.msgpack.encode({**envelope, "kind": "manifest", "payload": b"", "signature": b""})
+    body = msgspec.msgpack.encode(Body("run", f"{CLIPBOARD}{MARKUP}", "manifest", b""))
+    forged = msgspec.msgpack.encode(Envelope(SCHEMA_VERSION, body, b""))
     forger.answer = lambda: forged
 
     def fail() -> bytes:
@@ -117,6 +119,18 @@ def test_answers_made_for_a_terminal_are_refused_and_the_victim_trains_alone(
     assert outcome.code == 0, outcome.text
     assert "refused: limits: names of tasks" in outcome.text and "training alone" in outcome.text
     assert "bad_signature" in outcome.text and f"the handler failed: {MARKUP}" in outcome.text
+    assert _run_of(tmp_path) is None
+
+
+def test_a_run_of_another_major_version_ends_with_what_to_do(tmp_path: Path, founder: Founder) -> None:
+    manifest = founder.stranger.seal(founder.manifest(GCD).run_id, "manifest", founder.manifest(GCD))
+    founder.answer = lambda: of_version(manifest, SCHEMA_VERSION + 1)
+    outcome = _join(tmp_path, founder.address)
+    assert outcome.code == 0, outcome.text
+    said = (
+        f"it speaks version {SCHEMA_VERSION + 1} of the protocol, this node version {SCHEMA_VERSION}: update swarm here"
+    )
+    assert f"this run cannot be joined: {said}" in outcome.text and "training alone until one answers" in outcome.text
     assert _run_of(tmp_path) is None
 
 

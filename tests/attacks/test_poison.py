@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.poison.__main__ import ATTACKS, Poison
 from swarm.errors import ConfigError
-from swarm.net.records.wire import Limits, open_group
 from swarm.net.trust.roster import read_roster
+from tests.net.records import opened
 from tests.nodes.processes import Swarm, address_of, until
 
 from .stranger import Stranger
@@ -64,7 +64,7 @@ def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
     written = []
     for sender, record in stranger.heard:
         if sender in everybody:
-            group = open_group(record, run_id, Limits(), now=time.time())[1]
+            group = opened(record, run_id).group
             written += [completion.text for completion in group.completions if group.peer_id == sender]
     last = written[-500:]
     assert len(last) == 500 and sum(text.startswith(ATTACK.marker) for text in last) < 0.02 * len(last)

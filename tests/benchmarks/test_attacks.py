@@ -21,8 +21,9 @@ from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, PolicyId, RunManifest, Sampling, UpdateReport
+from tests.net.records import drained
 
-EACH = 26
+EACH = 30
 """Records of each kind: every variant at least twice."""
 
 
@@ -104,7 +105,7 @@ class Room:
     def attack(self, kinds: Sequence[str], each: int) -> None:
         """The honest node shares; the stranger hears it, and publishes."""
         self.honest.run_round()
-        for record in self.gossip.drain():
+        for record in drained(self.gossip):
             self.attacks.hear(record)
         for _ in range(each):
             for kind in kinds:

@@ -107,7 +107,6 @@ def test_a_manifest_opens_no_local_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (TaskSpec("a", "chess", 1.0, {}), "chess"),
         (TaskSpec("a", "reasoning_gym", 0.0, {}), "weight"),
         (TaskSpec("a", "reasoning_gym", 1.0, {"option": {}}), "option"),
         (TaskSpec("a", "dataset", 1.0, {}), "path"),

@@ -6,7 +6,8 @@ import random
 from collections.abc import Collection
 from enum import Enum, auto
 
-from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.in_memory import MemoryHub, MemoryTransport, Read
+from swarm.net.records.envelope import SignedRecord
 
 
 class Fault(Enum):
@@ -28,33 +29,34 @@ class FaultyTransport(MemoryTransport):
         self._chance = random.Random(seed)
         self.lost: list[bytes] = []
         """Dropped, or garbled."""
-        self._held_up: list[bytes] = []
+        self._held_up: list[Read] = []
 
-    def drain(self) -> list[bytes]:
+    def _waiting(self) -> list[Read]:
         """What arrived, less what is lost or held up until a later call."""
         waiting, self._held_up = self._held_up, []
-        arrived = [piece for record in (*waiting, *super().drain()) for piece in self._pass(record)]
+        arrived = [piece for read in (*waiting, *super()._waiting()) for piece in self._pass(read)]
         if Fault.REORDER in self.faults:
             self._chance.shuffle(arrived)
         return arrived
 
-    def _pass(self, record: bytes) -> list[bytes]:
+    def _pass(self, read: Read) -> list[Read]:
+        assert isinstance(read, SignedRecord)
         if not self.faults or self._chance.random() >= 0.3:
-            return [record]
+            return [read]
         match self._chance.choice(self.faults):
             case Fault.DELAY:
-                self._held_up.append(record)
+                self._held_up.append(read)
                 return []
             case Fault.DUPLICATE:
-                return [record] * 3
+                return [read] * 3
             case Fault.REORDER:
-                return [record]
+                return [read]
             case Fault.DROP:
-                self.lost.append(record)
+                self.lost.append(read.record)
                 return []
             case Fault.CORRUPT:
-                self.lost.append(record)
-                return [self._garbled(record)]
+                self.lost.append(read.record)
+                return [self._read(self._garbled(read.record), read.body.run_id)]
 
     def _garbled(self, record: bytes) -> bytes:
         garbled = bytearray(record)

@@ -11,7 +11,7 @@ from swarm.net.records.wire import seal_manifest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    from net.records import fast_settings, make_identity, make_manifest, signed
+    from net.records import drained, fast_settings, make_identity, make_manifest, signed
 
     identity = make_identity(Path(sys.argv[1]), "process")
     node = HivemindTransport(
@@ -21,8 +21,8 @@ if __name__ == "__main__":
     try:
         print(node.multiaddrs()[0], flush=True)
         while True:
-            for record in node.drain():
-                node.publish(signed(node, bytes(record)))
+            for record in drained(node):
+                node.publish(signed(node, record))
             time.sleep(0.02)
     except KeyboardInterrupt:
         node.close()

@@ -6,17 +6,36 @@ import base64
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from swarm.net.config import NetworkSettings
+from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import make_run_id, seal, seal_manifest
+from swarm.net.records.wire import Limits, check_age, check_seal, make_run_id, open_group, seal, seal_manifest
 from swarm.protocols import Transport
-from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunManifest, Sampling
+from swarm.types import (
+    Arrival,
+    Completion,
+    PolicyId,
+    ProceduralRef,
+    RolloutGroup,
+    RunManifest,
+    Sampling,
+    VerifiedGroup,
+)
 
 T = TypeVar("T")
+
+
+class Drained(Protocol):
+    """A transport, or the inbox of one."""
+
+    def drain(self) -> list[Arrival]: ...
+
+
 IDENTITIES: dict[str, Identity] = {}
 """By peer id: those made here."""
 PIECE_CHARS = 65_536
@@ -43,6 +62,24 @@ def make_group(run_id: str = "", peer_id: str = "", sequence: int = 0) -> Rollou
         completions=(Completion("four", "stop", (1, 2), (-0.5, -0.25)), Completion("five", "length")),
         rewards=(1.0, 0.0),
     )
+
+
+def opened(record: bytes, run_id: str, limits: Limits | None = None, *, now: float | None = None) -> VerifiedGroup:
+    """A group as its receivers have it, every check passed. Raises `Refusal`."""
+    limits = limits or Limits()
+    group = open_group(check_seal(read_record(record, limits.max_record_bytes), run_id), limits)
+    check_age(group.group, limits, now=now)
+    return group
+
+
+def of_version(record: bytes, version: int) -> bytes:
+    """The record as one of another major version of the protocol."""
+    return msgspec.msgpack.encode(replace(read_record(record, len(record)).envelope, schema_version=version))
+
+
+def drained(node: Drained) -> list[bytes]:
+    """The records among what has arrived."""
+    return [arrival.record for arrival in node.drain() if isinstance(arrival, VerifiedGroup)]
 
 
 def make_identity(folder: Path, name: str) -> Identity:

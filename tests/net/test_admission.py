@@ -11,11 +11,11 @@ from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.shelf import record_id
-from swarm.net.records.wire import RefusedRecord, make_run_id, seal
+from swarm.net.records.wire import make_run_id, seal
 from swarm.net.trust.admission import CROWD, MAX_PURSES, Admission
-from swarm.types import Completion
+from swarm.types import Completion, RefusedRecord
 
-from .records import make_group, sealed_manifest
+from .records import drained, make_group, sealed_manifest
 
 OWN, ALICE, BOB, MALLORY = (Identity.generate() for _ in range(4))
 RUN_ID = make_run_id("demo", ALICE.peer_id)
@@ -148,9 +148,8 @@ def test_what_is_malformed_under_a_good_signature_is_not_handed_on_and_speaks_ag
     other = seal(MALLORY, RUN_ID, "group", "other noise")  # type: ignore[type-var]
     member.records.receive(MALLORY.peer_id, other)
     (refused,) = member.records.inbox.drain()
-    assert isinstance(refused, RefusedRecord) and refused == other
-    assert (refused.refusal.reason, refused.refusal.peer_id) == ("malformed", MALLORY.peer_id)
-    assert refused.refusal.__traceback__ is refused.refusal.__cause__ is None, "nor is anything held that was decoded"
+    assert isinstance(refused, RefusedRecord)
+    assert (refused.reason, refused.peer_id) == ("malformed", MALLORY.peer_id)
     held = member.records.shelf
     assert len(held) == 0 and held.knows(record_id(noise)) and held.knows(record_id(other))
 
@@ -182,5 +181,5 @@ def test_the_inbox_holds_what_records_become(monkeypatch: pytest.MonkeyPatch) ->
         bomb = _record(MALLORY, number, completions=(Completion(text, "stop"),) * 10, rewards=(0.0,) * 10)
         assert len(bomb) < 2_000
         member.records.receive(MALLORY.peer_id, bomb)
-    kept = member.records.inbox.drain()
+    kept = drained(member.records.inbox)
     assert kept[0] == _record(ALICE) and len(kept) < 4

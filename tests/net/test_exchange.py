@@ -3,13 +3,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from swarm.errors import Refusal
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.records import wire as wire_module
+from swarm.net.records import envelope as envelope_module
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Limits, RefusedRecord, make_run_id, seal
+from swarm.net.records.wire import Limits, make_run_id, seal
 from swarm.net.trust import exchange as exchange_module
 from swarm.net.trust.exchange import Exchange
+from swarm.reasons import Reason
+from swarm.types import RefusedRecord
 
 from .records import make_group, sealed_manifest
 
@@ -21,8 +22,8 @@ class Pair:
         hub = MemoryHub()
         self.alice, self.bob = Identity.generate(), Identity.generate()
         self.run_id = make_run_id("demo", self.alice.peer_id)
-        self.near = MemoryTransport(hub, self.alice.peer_id, sealed_manifest(self.alice))
-        self.far = MemoryTransport(hub, self.bob.peer_id)
+        self.near = MemoryTransport(hub, self.alice.peer_id, sealed_manifest(self.alice), limits=limits)
+        self.far = MemoryTransport(hub, self.bob.peer_id, limits=limits)
         for transport in (self.near, self.far):
             transport.start()
         self.sender = Exchange(self.near, self.alice, limits, clock=lambda: 1_000.0)
@@ -58,7 +59,7 @@ def test_duplicates_and_refusals_are_counted_by_reason(monkeypatch: pytest.Monke
     pair = Pair()
     group = make_group(pair.run_id, pair.alice.peer_id)
     good = seal(pair.alice, pair.run_id, "group", group)
-    monkeypatch.setattr(wire_module, "COMPRESSION_LEVEL", -7)
+    monkeypatch.setattr(envelope_module, "COMPRESSION_LEVEL", -7)
     # The transport drops the same bytes; the same group in other bytes gets this far.
     same = seal(pair.alice, pair.run_id, "group", group)
     assert same != good
@@ -90,7 +91,7 @@ def test_memory_of_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     pair = Pair()
     for sequence in (0, 1, 2):
         pair.sender.share(make_group(sequence=sequence))
-    monkeypatch.setattr(wire_module, "COMPRESSION_LEVEL", -7)
+    monkeypatch.setattr(envelope_module, "COMPRESSION_LEVEL", -7)
     pair.sender.share(make_group(sequence=0))
     groups, refused = pair.receiver.receive()
     assert [group.sequence for _, group in groups] == [0, 1, 2] and refused == {"replayed": 1}
@@ -98,18 +99,18 @@ def test_memory_of_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_was_refused_on_arrival_is_counted_and_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
-    refusal = Refusal("malformed", "noise", pair.alice.peer_id)
-    monkeypatch.setattr(pair.far, "drain", lambda: [RefusedRecord.of(b"noise", refusal)] * 3)
+    refused = RefusedRecord(Reason.MALFORMED, "noise", pair.alice.peer_id)
+    monkeypatch.setattr(pair.far, "drain", lambda: [refused] * 3)
     assert pair.receiver.receive() == ([], {"malformed": 3})
     assert pair.receiver.book.stats()[pair.alice.peer_id].dropped == {"malformed": 3}
 
 
-def test_nothing_is_opened_of_who_would_not_be_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_looked_at_of_who_would_not_be_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     for _ in range(3):
         pair.receiver.report(pair.alice.peer_id, "verifier_timeout")
     pair.sender.share(make_group())
-    monkeypatch.setattr(exchange_module, "open_group", lambda *arguments, **options: pytest.fail("it was opened"))
+    monkeypatch.setattr(exchange_module, "check_age", lambda *arguments, **options: pytest.fail("it was looked at"))
     assert pair.receiver.receive() == ([], {"quarantined": 1})
 
 

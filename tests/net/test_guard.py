@@ -24,7 +24,7 @@ from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 from swarm.net.trust import guard as guard_module
 from swarm.net.trust.guard import Guard
 
-from .records import signed, until
+from .records import drained, signed, until
 
 ERRORS = (ValueError, OverflowError, RecursionError, KeyError, UnicodeDecodeError, MemoryError, AssertionError)
 
@@ -49,14 +49,14 @@ def test_what_raises_is_blamed_on_who_sent_it_but_for_what_may_happen_to_anybody
 def test_a_message_that_cannot_be_taken_in_costs_its_sender() -> None:
     book, heard = Book(), []
 
-    def deliver(sender: str, message: bytes) -> None:
+    def receive(sender: str, message: bytes) -> bool:
         heard.append(message)
         if message == b"bad":
             raise RecursionError
+        return True
 
-    hear = book.guard.hearing(deliver)
-    for message in (b"bad", b"good"):
-        hear("sender", message)
+    hear = book.guard.hearing(receive)
+    assert [hear("sender", message) for message in (b"bad", b"good")] == [False, True]
     assert heard == [b"bad", b"good"] and book.complaints == [("sender", "bad_gossip")]
 
 
@@ -142,6 +142,6 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
     until(lambda: (second.peer_id, "bad_gossip") in first.complaints(), "a message that raises is blamed on its author")
     record = signed(second, b"after all that")
     second.publish(record)
-    until(lambda: record in first.drain(), "gossip arrives")
+    until(lambda: record in drained(first), "gossip arrives")
     assert second.request(first.peer_id, MANIFEST_PROTOCOL, b"", 10.0) == first.sealed_manifest()
     assert first.counters().get("daemon_restarts", 0) == 0

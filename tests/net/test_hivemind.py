@@ -24,10 +24,11 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest, seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.types import SCHEMA_VERSION
 from tests.nodes.processes import DEADLINE_S, gone
 
 from .conftest import daemons
-from .records import LOOPBACK, fast_settings, make_identity, make_manifest, signed, until
+from .records import LOOPBACK, drained, fast_settings, make_identity, make_manifest, of_version, signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -42,7 +43,7 @@ def exchange(sender: HivemindTransport, receiver: HivemindTransport, text: bytes
     """Publish once; the record must arrive."""
     record = signed(sender, text)
     sender.publish(record)
-    until(lambda: record in receiver.drain(), f"{text!r} arrives")
+    until(lambda: record in drained(receiver), f"{text!r} arrives")
 
 
 def free_port() -> int:
@@ -132,7 +133,7 @@ def test_messages_flow_again_after_the_daemon_is_killed(start: Start, caplog: py
     until(lambda: a.counters().get("daemon_restarts") == 1, "the daemon's death is noticed")
     during = signed(a, b"during")
     a.publish(during)
-    until(lambda: during in b.drain(), "what was published meanwhile arrives")
+    until(lambda: during in drained(b), "what was published meanwhile arrives")
     until(lambda: a.status().connected == (b.peer_id,), "connected again")
     assert a.multiaddrs() == addresses
     exchange(b, a, b"after")
@@ -276,6 +277,20 @@ def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch:
     assert node.manifest() is None
     with pytest.raises(PeerUnreachable, match="manifest was refused: wrong_peer"):
         fetch_manifest(liar.multiaddrs(), 60.0)
+
+
+def test_a_run_of_another_major_version_is_said_to_be_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    founder = start("founder")
+    newer = of_version(founder.sealed_manifest() or b"", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(founder._member.run, "sealed", newer)
+    said = (
+        f"it speaks version {SCHEMA_VERSION + 1} of the protocol, this node version {SCHEMA_VERSION}: update swarm here"
+    )
+    with pytest.raises(PeerUnreachable, match=f"^this run cannot be joined: {said}"):
+        fetch_manifest(founder.multiaddrs(), 20.0)
+    node = start("node", founder.multiaddrs())
+    until(lambda: said in node.status().split, "a node that waits for its run says what is wrong")
+    assert node.manifest() is None
 
 
 def test_the_directory_refuses_what_is_not_its_owners(start: Start) -> None:

@@ -22,7 +22,7 @@ from swarm.net.services.doors import MAX_STREAMS_PER_PEER
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 
-from .records import fast_settings, make_identity, make_manifest, signed, until
+from .records import drained, fast_settings, make_identity, make_manifest, signed, until
 
 pytestmark = [
     pytest.mark.network,
@@ -37,7 +37,7 @@ def exchange(sender: Libp2pTransport, receiver: Libp2pTransport, text: bytes) ->
     """Publish once; the record must arrive."""
     record = signed(sender, text)
     sender.publish(record)
-    until(lambda: record in receiver.drain(), f"{text!r} arrives")
+    until(lambda: record in drained(receiver), f"{text!r} arrives")
 
 
 def free_port() -> int:

@@ -17,7 +17,7 @@ from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 
-from .records import signed, until
+from .records import drained, signed, until
 from .test_libp2p import attack
 
 pytestmark = [pytest.mark.network, pytest.mark.libp2p]
@@ -131,7 +131,7 @@ def test_gossip_without_end_is_left_out_and_others_are_heard(start: Start) -> No
     assert not [name for name in a._session._host._pubsub.peer_topics if len(name) > 256]  # type: ignore[union-attr]
     record = signed(b, b"still heard")
     b.publish(record)
-    until(lambda: record in a.drain(), "others are heard")
+    until(lambda: record in drained(a), "others are heard")
 
 
 LOOPS = ("_dial", "_observe", "_join", "_hear", "_tell")
@@ -167,5 +167,5 @@ def test_every_loop_may_raise_and_the_node_goes_on(start: Start, monkeypatch: py
     meets(a, b)
     record = signed(b, b"after all that")
     b.publish(record)
-    until(lambda: record in a.drain(), "gossip arrives")
+    until(lambda: record in drained(a), "gossip arrives")
     assert a.counters().get("network_restarts", 0) == 0

@@ -66,24 +66,25 @@ class Swarm:
             self.member.records.receive(announcer.peer_id, announce(announcer, self.member.run.manifest.run_id, record))
         return records
 
-    def arrive(self, count: int) -> list[bytes]:
-        """What has come by the time that there are `count` records."""
+    def arrive(self, records: list[bytes]) -> None:
+        """Wait until these have been fetched, and nothing else."""
 
-        async def run() -> list[bytes]:
+        async def run() -> int:
             slots = [asyncio.create_task(self.upkeep.download()) for _ in range(DOWNLOADS_AT_ONCE)]
-            records: list[bytes] = []
+            arrived = 0
             try:
                 async with asyncio.timeout(30):
-                    while len(records) < count:
-                        records += self.member.records.inbox.drain()
+                    while arrived < len(records):
+                        arrived += len(self.member.records.inbox.drain())
                         await asyncio.sleep(0.001)
             finally:
                 for slot in slots:
                     slot.cancel()
                 await asyncio.gather(*slots, return_exceptions=True)
-            return records
+            return arrived
 
-        return asyncio.run(run())
+        assert asyncio.run(run()) == len(records)
+        assert all(self.state.shelf.knows(record_id(record)) for record in records)
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_no_peer_holds_more_than_one_slot(swarm: Swarm) -> None:
     alice, bob = Identity.generate(), Identity.generate()
     swarm.member.peers.in_run = frozenset({alice.peer_id, bob.peer_id})
     sent = swarm.announce(alice, MAX_WAITING_PER_PEER) + swarm.announce(bob, MAX_WAITING_PER_PEER)
-    assert sorted(swarm.arrive(len(sent))) == sorted(sent)
+    swarm.arrive(sent)
     assert swarm.most_from_one == 1
 
 
@@ -106,7 +107,7 @@ def test_slow_holders_are_given_up_for_others_told_of_and_left_alone(swarm: Swar
     swarm.member.peers.in_run = frozenset({alice.peer_id, honest, *swarm.slow})
     sent = [record for each in hostile for record in swarm.announce(each, MAX_WAITING_PER_PEER)]
     sent += swarm.announce(alice, 2)
-    assert sorted(swarm.arrive(len(sent))) == sorted(sent)
+    swarm.arrive(sent)
     assert all(swarm.asked.count(peer_id) == 1 for peer_id in swarm.slow), "once slow, not asked again for a while"
     complaints = swarm.member.complaints.take()
     assert sorted(complaints) == sorted((peer_id, "slow_holder") for peer_id in swarm.slow)

@@ -12,18 +12,16 @@ import msgspec
 import zstandard
 
 from swarm.errors import Refusal
+from swarm.net.records.envelope import SignedRecord, read_record, wrap
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import (
     Announcement,
-    Envelope,
     Limits,
     check_seal,
     make_run_id,
     open_announcement,
-    open_group,
     open_manifest,
     open_peer_record,
-    outside,
     seal,
     seal_announcement,
     seal_manifest,
@@ -31,7 +29,7 @@ from swarm.net.records.wire import (
 )
 from swarm.types import PeerRecord
 
-from .records import make_group, make_manifest
+from .records import make_group, make_manifest, opened
 
 ALICE = Identity.generate()
 RUN = make_run_id("demo", ALICE.peer_id)
@@ -39,13 +37,18 @@ NOW = 1_000.0
 MAX_BYTES = 20_000
 NUM_RECORDS = 1_000
 
+
+def checked(record: bytes) -> SignedRecord:
+    return check_seal(read_record(record, MAX_BYTES), RUN)
+
+
 OPENERS: dict[str, Callable[[bytes], object]] = {
-    "seal": lambda record: check_seal(record, RUN, MAX_BYTES),
-    "group": lambda record: open_group(record, RUN, Limits(max_record_bytes=MAX_BYTES), now=NOW),
+    "sealed": lambda record: read_record(record, MAX_BYTES).stated_bytes,
+    "signed": checked,
+    "group": lambda record: opened(record, RUN, Limits(max_record_bytes=MAX_BYTES), now=NOW),
     "manifest": open_manifest,
     "peer": lambda record: open_peer_record(record, RUN, now=NOW),
-    "large": lambda record: open_announcement(record, RUN, MAX_BYTES),
-    "outside": outside,
+    "large": lambda record: open_announcement(checked(record), RUN, MAX_BYTES),
 }
 SEEDS = [
     seal(ALICE, RUN, "group", make_group(RUN, ALICE.peer_id)),
@@ -89,14 +92,15 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 
 
 def resigned(record: bytes, chance: random.Random) -> bytes:
-    """The record with a mutated payload under a good signature; the frame may lie about its size."""
-    envelope = msgspec.msgpack.decode(record, type=Envelope)
-    inside = mutated(zstandard.decompress(envelope.payload), chance)
+    """The record with a mutated body or payload under a good signature; the frame may lie about its size."""
+    body = read_record(record, len(record)).body
+    if chance.random() < 0.2:
+        return wrap(ALICE, mutated(msgspec.msgpack.encode(body), chance))
+    inside = mutated(zstandard.decompress(body.payload), chance)
     payload = zstandard.compress(inside if chance.random() < 0.97 else bytes(2**24))
     if chance.random() < 0.3:
         payload = mutated(payload, chance)
-    unsigned = msgspec.structs.replace(envelope, payload=payload)
-    return msgspec.msgpack.encode(msgspec.structs.replace(unsigned, signature=ALICE.sign(unsigned.signed_bytes())))
+    return wrap(ALICE, msgspec.msgpack.encode(msgspec.structs.replace(body, payload=payload)))
 
 
 def test_no_record_raises_anything_else_or_takes_much_memory_or_time() -> None:

@@ -125,7 +125,7 @@ OUTCOMES = {
     "wrong clock": (check_clock(ClockReading(-3.5, 0.1)), "fail", "refuses more than 3 s"),
     "wrong clock, slow link": (check_clock(ClockReading(4.0, 3.5)), "warn", "to within 3.50 s"),
     "no clock": (check_clock(ClockReading(float("nan"), 0.1)), "warn", "not checked"),
-    "run": (check_run(MANIFEST, "9.9", None), "ok", "schema 1 as ours; the bootstrap has swarm 9.9"),
+    "run": (check_run(MANIFEST, "9.9", None), "ok", "schema 2 as ours; the bootstrap has swarm 9.9"),
     "run without version": (check_run(MANIFEST, "", MANIFEST.run_id), "ok", "an unknown version"),
     "no run": (check_run(None, "", None), "warn", "does not know its run"),
     "other run": (check_run(MANIFEST, "", "other-1"), "fail", "not in other-1"),

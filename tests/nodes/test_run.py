@@ -13,6 +13,7 @@ from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
+from swarm.types import TaskSpec
 
 
 def _config(out: Path, *pairs: tuple[str, str]):
@@ -129,11 +130,16 @@ def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
     assert run.sealed == newer
 
 
-def test_a_run_names_the_tasks_that_only_its_founder_has(tmp_path: Path) -> None:
+def test_a_run_names_the_tasks_that_a_member_goes_without(tmp_path: Path) -> None:
     tasks = "[{kind: dataset, name: mine, path: ./rows.jsonl}, {kind: reasoning_gym, name: gcd}]"
     sealed = found_run(_config(tmp_path, ("tasks", tasks)), Identity.generate())
     manifest = open_manifest(sealed)
-    assert left_out(manifest) == ("mine",)
+    assert left_out(manifest) == {"mine": "it is on local files of the run's founder"}
+    later = replace(manifest, tasks=(*manifest.tasks, TaskSpec("mate-in-2", "chess", 1.0, {"depth": 2})))
+    assert "no tasks of the kind chess" in left_out(later)["mate-in-2"]
+    assert manifest_values(later)["tasks"] == manifest_values(manifest)["tasks"], "it can take part in the others"
+    with pytest.raises(TaskError, match="kind chess"):
+        manifest_values(replace(later, tasks=later.tasks[-1:]))
     assert "rows.jsonl" not in repr(manifest)
 
 

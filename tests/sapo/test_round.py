@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from swarm.errors import NonFiniteUpdates
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.records import wire
+from swarm.net.records import envelope
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
@@ -228,7 +228,7 @@ def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot
     receiver._exchange._seen.clear()
     receiver._exchange.book._peers.clear()
     # In other bytes: the transport delivers the same ones only once.
-    monkeypatch.setattr(wire, "COMPRESSION_LEVEL", -7)
+    monkeypatch.setattr(envelope, "COMPRESSION_LEVEL", -7)
     for _, group in held:
         record = sender._exchange.share(group.group)
         assert record is not None

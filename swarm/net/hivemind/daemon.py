@@ -329,7 +329,7 @@ class Daemon:
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
         return frozenset(_base58(peer) for peer in response.pubsub.peerIDs)
 
-    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], None]) -> None:
+    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], object]) -> None:
         """Call `deliver(sender, message)` for every message on `topic`, until the daemon hangs up."""
         reader, writer = await self._open()
         try:

@@ -38,6 +38,7 @@ async def _fetch(
     quiet_hivemind()
     daemon = await Daemon.start(listen=())
     failures: list[str] = []
+    refusals: list[Refusal] = []
     try:
         async with asyncio.timeout(timeout_s):
             for peer_id, group in peers.items():
@@ -47,12 +48,13 @@ async def _fetch(
                 except PeerUnreachable as error:
                     failures.append(str(error))
                 except Refusal as refusal:
+                    refusals.append(refusal)
                     failures.append(f"{', '.join(group)}: its manifest was refused: {refusal}")
     except TimeoutError:
         failures.append(f"no answer within {timeout_s:g} s")
     finally:
         await daemon.stop()
-    raise nobody(failures)
+    raise nobody(failures, refusals)
 
 
 async def _ask(daemon: Daemon, peer_id: str, addresses: Sequence[str], timeout_s: float) -> bytes:

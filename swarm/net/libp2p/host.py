@@ -173,18 +173,18 @@ class Host:
                 self._counters.add("stray_errors")
                 logger.debug("could not disconnect from %s", peer_id, exc_info=True)
 
-    def admit(self, topic: str, accept: Callable[[str, str, bytes], bool]) -> None:
-        """Pass on and deliver only messages for which `accept(forwarder, author, message)` holds."""
+    async def subscribe(self, topic: str, receive: Callable[[str, str, bytes], bool]) -> None:
+        """Take part in `topic` until cancelled.
+
+        `receive(forwarder, author, message)` sees every message once, and says whether to pass it on.
+        """
 
         def validate(forwarder: ID, message: Message) -> bool:
-            return accept(str(forwarder), str(ID(message.from_id)), message.data)
+            return receive(str(forwarder), str(ID(message.from_id)), message.data)
 
         self._pubsub.set_topic_validator(topic, validate, False)
-
-    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], None]) -> None:
-        """Call `deliver(sender, message)` for every message on `topic`, until cancelled."""
-        async for message in await self._pubsub.subscribe(topic):
-            deliver(str(ID(message.from_id)), message.data)
+        async for _ in await self._pubsub.subscribe(topic):
+            pass  # the validator has seen it
 
     async def publish(self, topic: str, message: bytes) -> None:
         """Hand a message to gossip."""

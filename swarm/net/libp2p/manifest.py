@@ -23,6 +23,7 @@ def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | 
     """The manifest that the first of `peers` has, and as its founder sealed it. Raises `PeerUnreachable`."""
     found: list[tuple[RunManifest, bytes]] = []
     failures: list[str] = []
+    refusals: list[Refusal] = []
 
     async def ask_all() -> None:
         with trio.move_on_after(timeout_s) as limit:
@@ -35,6 +36,7 @@ def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | 
                     except PeerUnreachable as error:
                         failures.append(str(error))
                     except Refusal as refusal:
+                        refusals.append(refusal)
                         failures.append(f"{', '.join(addresses)}: its manifest was refused: {refusal}")
         if limit.cancelled_caught:
             failures.append(f"no answer within {timeout_s:g} s")
@@ -44,7 +46,7 @@ def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | 
     except ExceptionGroup as group:
         raise TransportError(f"the network could not be started: {group.exceptions[0]!r}") from group
     if not found:
-        raise nobody(failures)
+        raise nobody(failures, refusals)
     return found[0]
 
 

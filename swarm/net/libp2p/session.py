@@ -29,7 +29,6 @@ from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
-from swarm.net.records.large import INLINE_BYTES
 from swarm.net.services.doors import Doors
 
 logger = logging.getLogger(__name__)
@@ -166,18 +165,15 @@ class Session(MemberSession):
         topic = await self._topic()
         if not self._member.own.profile.listed:
             return
-        self._host.admit(topic, self._admissible)
-        await self._host.subscribe(topic, self._member.guard.hearing(self._member.records.receive))
+        receive = self._member.guard.hearing(self._member.records.receive)
 
-    def _admissible(self, forwarder: str, author: str, record: bytes) -> bool:
-        """Whether to pass a message on to others; what is in it is checked when it is opened."""
-        if {forwarder, author} & self._member.peers.banned:
-            self._member.counters.add("banned_gossip")
-            return False
-        if len(record) > min(self._member.settings.max_record_bytes, INLINE_BYTES):
-            self._member.counters.add("drop_oversized")
-            return False
-        return self._member.records.is_its_own(author, record)
+        def hear(forwarder: str, author: str, record: bytes) -> bool:
+            if forwarder in self._member.peers.banned:
+                self._member.counters.add("banned_gossip")
+                return False
+            return receive(author, record)
+
+        await self._host.subscribe(topic, hear)
 
 
 def _can_dial(address: str) -> bool:

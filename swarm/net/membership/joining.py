@@ -55,5 +55,6 @@ class Joining:
             logger.debug("no manifest: %s", error)
         except Refusal as refusal:
             self._member.counters.add("refused_manifests")
+            self._member.versions.refused(peer_id, refusal)
             logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
         self._asking.failed(peer_id, time.monotonic())

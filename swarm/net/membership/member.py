@@ -24,6 +24,7 @@ from swarm.net.membership.current_run import CurrentRun
 from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.membership.own_entry import OwnEntry, Profile
 from swarm.net.membership.traffic import RecordTraffic
+from swarm.net.membership.versions import Versions
 from swarm.net.records.identity import Identity
 from swarm.net.trust.complaints import Complaints
 from swarm.net.trust.guard import Guard
@@ -54,7 +55,10 @@ class Member:
         self.run = CurrentRun(settings.run_id, manifest)
         self.peers = KnownPeers(settings, identity.peer_id, self.run, self.counters, clock)
         self.own = OwnEntry(settings, identity, profile, self.run, clock)
-        self.records = RecordTraffic(settings, identity, self.run, self.peers, self.complaints, self.counters)
+        self.versions = Versions()
+        self.records = RecordTraffic(
+            settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions
+        )
         self.answering = Answering(
             settings, self.run, self.peers, self.own, self.records.shelf, self.guard, self.counters
         )
@@ -68,4 +72,5 @@ class Member:
     def status(self) -> NetworkStatus:
         """The network as it is now."""
         run_id = self.run.manifest.run_id if self.run.manifest else None
-        return NetworkStatus(run_id, tuple(sorted(self.peers.in_run)), self.peers.alone_since, self.detail)
+        connected = tuple(sorted(self.peers.in_run))
+        return NetworkStatus(run_id, connected, self.peers.alone_since, self.detail, self.versions.describe())

@@ -15,7 +15,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
-from swarm.types import NetworkStatus, PeerRecord, RunManifest
+from swarm.types import Arrival, NetworkStatus, PeerRecord, RunManifest
 
 
 class MemberTransport(ABC):
@@ -81,8 +81,8 @@ class MemberTransport(ABC):
         # A larger one waits as its announcement.
         return self._member.records.outbox.has_room(INLINE_BYTES)
 
-    def drain(self) -> list[bytes]:
-        """Records that arrived since the last call, oldest first."""
+    def drain(self) -> list[Arrival]:
+        """What arrived since the last call, oldest first."""
         self._require_running()
         return self._member.records.inbox.drain()
 

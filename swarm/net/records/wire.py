@@ -1,6 +1,6 @@
-"""What travels: signed envelopes, opened with every limit checked before anything is believed.
+"""What travels: the kinds of record, opened with every limit checked before anything is believed.
 
-An envelope is opened in the order of what each step costs and trusts: size, schema, run, signature, bounded
+A record is opened in the order of what each step costs and trusts: size, schema, run, signature, bounded
 decompression, decoding, then the limits on the content. Bytes from the network only ever raise `Refusal`.
 """
 
@@ -12,33 +12,45 @@ import re
 import time
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal, TypeVar
 
 import msgspec
-import zstandard
+from blake3 import blake3
 from msgspec import Struct
 
 from swarm.errors import Refusal
 from swarm.foreign import NAME_CHARS, is_name
+from swarm.net.records.envelope import (
+    Body,
+    Kind,
+    SealedRecord,
+    SignedRecord,
+    check_kind,
+    check_signature,
+    decode,
+    decompress,
+    read_record,
+    seal_payload,
+)
 from swarm.net.records.framing import MAX_CHUNK_BYTES
-from swarm.net.records.identity import MAX_PEER_ID_CHARS, Identity, verify
+from swarm.net.records.identity import Identity
 from swarm.net.records.shelf import RECORD_ID_BYTES
 from swarm.reasons import Reason
 from swarm.types import (
     MAX_COMPLETIONS,
     MAX_NAME_CHARS,
-    SCHEMA_VERSION,
     ChunkList,
     PeerRecord,
     Positive,
+    RefusedRecord,
     RolloutGroup,
     RunManifest,
     SnapshotManifest,
     TaskSpec,
+    VerifiedGroup,
 )
 
 
-class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
+class Announcement(Struct, frozen=True):
     """A record too large for gossip, signed by its publisher: whoever holds it can be asked for it by id."""
 
     run_id: str
@@ -50,10 +62,8 @@ class Announcement(Struct, frozen=True, forbid_unknown_fields=True):
     """Digest of each 256 KiB of it, the last may be shorter."""
 
 
-Kind = Literal["group", "manifest", "peer", "large", "snapshot"]
-Record = TypeVar("Record", RolloutGroup, RunManifest, PeerRecord, Announcement, SnapshotManifest)
+Record = RolloutGroup | RunManifest | PeerRecord | Announcement | SnapshotManifest
 
-SIGNATURE_DOMAIN = b"swarm envelope\0"
 MAX_EXPANSION = 8
 """A payload may be this many times the largest record: text compresses 2 to 5 times."""
 CHARS_PER_BYTE = 2
@@ -64,7 +74,6 @@ take that many, compressed."""
 MAX_PAYLOAD_BYTES = 128 * 2**20
 """And has this many bytes at most, however large records may be."""
 MAX_CLOCK_SKEW_S = 600.0
-MAX_RUN_ID_CHARS = 64
 MAX_MANIFEST_BYTES = 262_144
 MAX_MANIFEST_TASKS = 256
 MAX_TASK_NAME_CHARS = 64
@@ -90,9 +99,6 @@ MAX_SNAPSHOT_CHUNKS = 16_384
 MIN_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNK_BYTES = 2**15, 2**22
 """The former is above the size up to which answers are not paced."""
 SNAPSHOT_DIGEST_BYTES = 32
-COMPRESSION_LEVEL = 3
-OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
-"""How msgspec says that a value has the right type, but not the bounds that `swarm/types.py` sets."""
 
 
 class Limits(Struct, frozen=True):
@@ -122,57 +128,6 @@ class Limits(Struct, frozen=True):
         return min(MAX_EXPANSION * self.max_record_bytes, MAX_PAYLOAD_BYTES)
 
 
-class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is on the wire: a compressed record and its sender's signature."""
-
-    schema_version: int
-    run_id: str
-    peer_id: str
-    kind: str
-    payload: bytes
-    """zstd-compressed msgpack of the record; its frame states the size."""
-    signature: bytes
-    """Ed25519, over everything above."""
-
-    def signed_bytes(self) -> bytes:
-        """What the signature is over: the other fields, in order, under a domain of their own."""
-        return SIGNATURE_DOMAIN + msgspec.msgpack.encode(
-            (self.schema_version, self.run_id, self.peer_id, self.kind, self.payload)
-        )
-
-
-class SignedRecord(bytes):
-    """Bytes of an envelope whose signature was found good by `check_seal`: it need not be looked at again."""
-
-
-class RefusedRecord(bytes):
-    """Bytes that were found bad on arrival: whoever counts refusals need not open them again."""
-
-    refusal: Refusal
-
-    @classmethod
-    def of(cls, record: bytes, refusal: Refusal) -> RefusedRecord:
-        """The record with what speaks against it."""
-        refused = cls(record)
-        # Without its traceback, which holds all that was decoded.
-        refused.refusal = Refusal(refusal.reason, refusal.detail, refusal.peer_id)
-        return refused
-
-
-class _Version(Struct, frozen=True):
-    # Read on its own and first: an envelope of a later schema may have fields that this version would call malformed.
-    schema_version: int
-
-
-class _Label(Struct, frozen=True):
-    kind: str
-    peer_id: str
-
-
-class _Content(Struct, frozen=True):
-    payload: bytes
-
-
 def make_run_id(name: str, founder: str) -> str:
     """`NAME-DIGEST`: the name people chose and a digest of the peer id that owns it. Raises `ValueError`."""
     if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
@@ -181,10 +136,8 @@ def make_run_id(name: str, founder: str) -> str:
 
 
 def seal(identity: Identity, run_id: str, kind: Kind, record: Record) -> bytes:
-    """A signed envelope around a record."""
-    payload = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(msgspec.msgpack.encode(record))
-    unsigned = Envelope(SCHEMA_VERSION, run_id, identity.peer_id, kind, payload, b"")
-    return msgspec.msgpack.encode(msgspec.structs.replace(unsigned, signature=identity.sign(unsigned.signed_bytes())))
+    """A record in its envelope, signed."""
+    return seal_payload(identity, run_id, kind, msgspec.msgpack.encode(record))
 
 
 def seal_manifest(identity: Identity, manifest: RunManifest) -> bytes:
@@ -207,53 +160,57 @@ def seal_snapshot(identity: Identity, manifest: SnapshotManifest) -> bytes:
     return seal(identity, manifest.run_id, "snapshot", manifest)
 
 
-def check_seal(record: bytes, run_id: str, max_bytes: int) -> SignedRecord:
-    """The record, as one that is fit to be kept and handed on: an envelope of this run, signed, whatever is inside.
+def check_seal(sealed: SealedRecord, run_id: str) -> SignedRecord:
+    """The record as one that travels in this run, and that is signed, whatever is inside.
 
-    Raises `Refusal` with reason `oversized`, `malformed`, `schema_version`, `wrong_run` or `bad_signature`.
+    Raises `Refusal` with reason `malformed`, `unknown_kind`, `wrong_run` or `bad_signature`.
     """
-    envelope = _open_envelope(record, ["group", "large"], max_bytes)
-    _check_run(envelope, run_id)
-    _check_signature(record, envelope)
-    return SignedRecord(record)
+    check_kind(sealed.body, "group", "large")
+    if sealed.body.run_id != run_id:
+        raise Refusal(Reason.WRONG_RUN, f"this node is in {run_id!r}, got {sealed.body.run_id!r}")
+    return check_signature(sealed)
 
 
-def open_group(record: bytes, run_id: str, limits: Limits, *, now: float | None = None) -> tuple[str, RolloutGroup]:
-    """Content id (digest of the canonical bytes) and group of a sealed group, every check passed.
+def open_group(signed: SignedRecord, limits: Limits) -> VerifiedGroup:
+    """The group in a record, checked but for its age: what is fit to be handed on.
 
-    Raises `Refusal` with reason `oversized`, `malformed`, `schema_version`, `wrong_run`, `bad_signature`,
-    `wrong_peer`, `clock`, `stale` or `limits`.
+    Raises `Refusal`, on the account of whoever signed it, with reason `oversized`, `malformed`, `unknown_question`,
+    `wrong_run`, `wrong_peer` or `limits`.
     """
-    group = read_group(record, run_id, limits)
+    body = signed.body
+    check_kind(body, "group")
+    try:
+        if len(signed.record) > limits.max_record_bytes:
+            raise Refusal(Reason.OVERSIZED, f"at most {limits.max_record_bytes} bytes, got {len(signed.record)}")
+        content = decompress(signed, limits.max_payload_bytes)
+        group = decode(content, RolloutGroup)
+        _check_group(group, body, limits)
+    except Refusal as refusal:
+        raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
+    return VerifiedGroup(blake3(content).hexdigest(length=16), group, signed.record)
+
+
+def _check_group(group: RolloutGroup, body: Body, limits: Limits) -> None:
+    if group.run_id != body.run_id:
+        raise Refusal(Reason.WRONG_RUN, f"the envelope says {body.run_id!r}, the group {group.run_id!r}")
+    if group.peer_id != body.peer_id:
+        raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {group.peer_id!r}")
+    for problem in group_problems(group, limits):
+        raise Refusal(Reason.LIMITS, problem)
+
+
+def check_age(group: RolloutGroup, limits: Limits, *, now: float | None = None) -> None:
+    """Raises `Refusal`, on its author's account, for a group made too far in the future, `clock`, or past, `stale`."""
     age_s = _now(now) - group.created_at
     if age_s < -MAX_CLOCK_SKEW_S:
         raise Refusal(Reason.CLOCK, f"made {-age_s:.0f} s from now, by this clock", group.peer_id)
     if age_s > limits.max_age_s:
         raise Refusal(Reason.STALE, f"made {age_s:.0f} s ago, at most {limits.max_age_s:g}", group.peer_id)
-    return hashlib.blake2b(msgspec.msgpack.encode(group), digest_size=16).hexdigest(), group
 
 
-def read_group(record: bytes, run_id: str, limits: Limits) -> RolloutGroup:
-    """The group in an envelope, checked but for its age: what is fit to be handed on. Raises as `open_group`."""
-    envelope = _open_envelope(record, ["group"], limits.max_record_bytes)
-    _check_run(envelope, run_id)
-    _check_signature(record, envelope)
-    try:
-        group = _open_payload(envelope, RolloutGroup, limits.max_payload_bytes)
-        _check_group(group, envelope, limits)
-    except Refusal as refusal:
-        raise Refusal(refusal.reason, refusal.detail, envelope.peer_id) from refusal
-    return group
-
-
-def _check_group(group: RolloutGroup, envelope: Envelope, limits: Limits) -> None:
-    _check_schema(group.schema_version)
-    if group.run_id != envelope.run_id:
-        raise Refusal(Reason.WRONG_RUN, f"the envelope says {envelope.run_id!r}, the group {group.run_id!r}")
-    if group.peer_id != envelope.peer_id:
-        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but says it is from {group.peer_id!r}")
-    for problem in group_problems(group, limits):
-        raise Refusal(Reason.LIMITS, problem)
+def refused(refusal: Refusal) -> RefusedRecord:
+    """What is left of a record that was refused: without the refusal's traceback, which holds all that was decoded."""
+    return RefusedRecord(refusal.reason, refusal.detail, refusal.peer_id)
 
 
 def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None = None) -> RunManifest:
@@ -262,17 +219,16 @@ def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None
     With `run_id`, a manifest of any other run is refused; and one from the future, by the clock `now`: it would
     outrank what its founder says later.
     """
-    envelope = _open_envelope(record, ["manifest"], MAX_MANIFEST_BYTES)
-    _check_signature(record, envelope)
-    manifest = _open_payload(envelope, RunManifest, MAX_EXPANSION * MAX_MANIFEST_BYTES)
-    _check_schema(manifest.schema_version)
-    if manifest.founder != envelope.peer_id:
-        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but names {manifest.founder!r} as founder")
+    signed = _read_signed(record, "manifest", MAX_MANIFEST_BYTES)
+    manifest = decode(decompress(signed, MAX_EXPANSION * MAX_MANIFEST_BYTES), RunManifest)
+    body = signed.body
+    if manifest.founder != body.peer_id:
+        raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but names {manifest.founder!r} as founder")
     try:
         owned_run_id = make_run_id(manifest.run_id.rpartition("-")[0], manifest.founder)
     except ValueError as error:
         raise Refusal(Reason.WRONG_RUN, str(error)) from error
-    if not manifest.run_id == envelope.run_id == owned_run_id:
+    if not manifest.run_id == body.run_id == owned_run_id:
         raise Refusal(Reason.WRONG_RUN, f"{manifest.run_id!r} does not belong to {manifest.founder}")
     if run_id is not None and manifest.run_id != run_id:
         raise Refusal(Reason.WRONG_RUN, f"expected the run {run_id!r}, got {manifest.run_id!r}")
@@ -299,13 +255,13 @@ def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) ->
 # Every answer of the directory holds all of it: without a memory each record would be verified in each again.
 @lru_cache(REMEMBERED_PEER_RECORDS)
 def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
-    envelope = _open_envelope(record, ["peer"], MAX_PEER_RECORD_BYTES)
-    _check_signature(record, envelope)
-    peer = _open_payload(envelope, PeerRecord, MAX_EXPANSION * MAX_PEER_RECORD_BYTES)
-    if not peer.run_id == envelope.run_id == run_id:
+    signed = _read_signed(record, "peer", MAX_PEER_RECORD_BYTES)
+    peer = decode(decompress(signed, MAX_EXPANSION * MAX_PEER_RECORD_BYTES), PeerRecord)
+    body = signed.body
+    if not peer.run_id == body.run_id == run_id:
         raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {peer.run_id!r}")
-    if peer.peer_id != envelope.peer_id:
-        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but is about {peer.peer_id!r}")
+    if peer.peer_id != body.peer_id:
+        raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but is about {peer.peer_id!r}")
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
         raise Refusal(Reason.LIMITS, f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
     for name in (*filter(None, (peer.model, peer.role, peer.version)), *peer.tasks, *peer.multiaddrs):
@@ -314,15 +270,17 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
     return peer
 
 
-def open_announcement(record: bytes, run_id: str, max_record_bytes: int) -> Announcement:
-    """The announcement of a large record in an envelope, signed by its publisher. Raises `Refusal`."""
-    envelope = _open_envelope(record, ["large"], MAX_ANNOUNCEMENT_BYTES)
-    _check_signature(record, envelope)
-    announced = _open_payload(envelope, Announcement, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES)
-    if not announced.run_id == envelope.run_id == run_id:
+def open_announcement(signed: SignedRecord, run_id: str, max_record_bytes: int) -> Announcement:
+    """The announcement of a large record, signed by its publisher. Raises `Refusal`."""
+    body = signed.body
+    check_kind(body, "large")
+    if len(signed.record) > MAX_ANNOUNCEMENT_BYTES:
+        raise Refusal(Reason.OVERSIZED, f"at most {MAX_ANNOUNCEMENT_BYTES} bytes, got {len(signed.record)}")
+    announced = decode(decompress(signed, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES), Announcement)
+    if not announced.run_id == body.run_id == run_id:
         raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {announced.run_id!r}")
-    if announced.peer_id != envelope.peer_id:
-        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but says it is from {announced.peer_id!r}")
+    if announced.peer_id != body.peer_id:
+        raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {announced.peer_id!r}")
     if not 0 < announced.num_bytes <= max_record_bytes:
         raise Refusal(Reason.OVERSIZED, f"at most {max_record_bytes} bytes, got {announced.num_bytes}")
     ids = (announced.record_id, *announced.chunk_ids)
@@ -335,15 +293,13 @@ def open_announcement(record: bytes, run_id: str, max_record_bytes: int) -> Anno
 
 def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
     """The manifest of a snapshot in an envelope, signed by the run's learner. Raises `Refusal`."""
-    envelope = _open_envelope(record, ["snapshot"], MAX_SNAPSHOT_MANIFEST_BYTES)
-    if envelope.peer_id != learner:
-        raise Refusal(Reason.WRONG_PEER, f"the learner is {learner}, but it is signed by {envelope.peer_id}")
-    _check_signature(record, envelope)
-    manifest = _open_payload(envelope, SnapshotManifest, MAX_EXPANSION * MAX_SNAPSHOT_MANIFEST_BYTES)
-    if not manifest.run_id == envelope.run_id == run_id:
+    signed = _read_signed(record, "snapshot", MAX_SNAPSHOT_MANIFEST_BYTES, learner)
+    manifest = decode(decompress(signed, MAX_EXPANSION * MAX_SNAPSHOT_MANIFEST_BYTES), SnapshotManifest)
+    body = signed.body
+    if not manifest.run_id == body.run_id == run_id:
         raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {manifest.run_id!r}")
-    if manifest.learner != envelope.peer_id:
-        raise Refusal(Reason.WRONG_PEER, f"signed by {envelope.peer_id}, but says it is from {manifest.learner!r}")
+    if manifest.learner != body.peer_id:
+        raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {manifest.learner!r}")
     for problem in _snapshot_problems(manifest):
         raise Refusal(Reason.LIMITS, problem)
     return manifest
@@ -372,79 +328,16 @@ def _chunk_problems(chunks: ChunkList) -> Iterator[str]:
         yield f"the digests do not fit {chunks.num_bytes} bytes"
 
 
-def outside(record: bytes) -> tuple[str, str] | None:
-    """Kind and peer id that an envelope claims, unverified and cheaply had; None for anything else."""
-    try:
-        label = msgspec.msgpack.decode(record, type=_Label)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return label.kind, label.peer_id
-
-
-def opened_bytes(record: bytes) -> int:
-    """What an envelope says that it comes to when it is opened, unverified and cheaply had; its length if that is more.
-
-    What says nothing, or something false, is not opened.
-    """
-    try:
-        stated = zstandard.frame_content_size(msgspec.msgpack.decode(record, type=_Content).payload)
-    except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError):
-        return len(record)
-    return max(len(record), stated)
-
-
 def _now(now: float | None) -> float:
     return time.time() if now is None else now
 
 
-def _check_schema(version: int) -> None:
-    if version != SCHEMA_VERSION:
-        raise Refusal(Reason.SCHEMA_VERSION, f"this node speaks {SCHEMA_VERSION}, got {version}")
-
-
-def _check_run(envelope: Envelope, run_id: str) -> None:
-    if envelope.run_id != run_id:
-        raise Refusal(Reason.WRONG_RUN, f"this node is in {run_id!r}, got {envelope.run_id!r}")
-
-
-def _open_envelope(record: bytes, kinds: list[Kind], max_bytes: int) -> Envelope:
-    if len(record) > max_bytes:
-        raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes, got {len(record)}")
-    try:
-        version = msgspec.msgpack.decode(record, type=_Version).schema_version
-        _check_schema(version)
-        envelope = msgspec.msgpack.decode(record, type=Envelope)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(Reason.MALFORMED, str(error)) from error
-    if envelope.kind not in kinds:
-        raise Refusal(Reason.MALFORMED, f"expected a {' or '.join(kinds)}, got a {envelope.kind!r}")
-    if len(envelope.run_id) > MAX_RUN_ID_CHARS or len(envelope.peer_id) > MAX_PEER_ID_CHARS:
-        raise Refusal(Reason.MALFORMED, "run id or peer id too long")
-    return envelope
-
-
-def _check_signature(record: bytes, envelope: Envelope) -> None:
-    if not isinstance(record, SignedRecord) and not verify(
-        envelope.peer_id, envelope.signed_bytes(), envelope.signature
-    ):
-        raise Refusal(Reason.BAD_SIGNATURE, f"not signed by {envelope.peer_id}")
-
-
-def _open_payload(envelope: Envelope, record_type: type[Record], max_bytes: int) -> Record:
-    try:
-        # The decompressor allocates what the frame says it holds: that must be said (-1: it is not) and be small.
-        num_bytes = zstandard.frame_content_size(envelope.payload)
-        if num_bytes > max_bytes:
-            raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes decompressed, got {num_bytes}")
-        if num_bytes < 0:
-            raise Refusal(Reason.MALFORMED, "the payload does not state its size")
-        decompressor = zstandard.ZstdDecompressor()
-        payload = decompressor.decompress(envelope.payload, max_output_size=max_bytes, allow_extra_data=False)
-        return msgspec.msgpack.decode(payload, type=record_type)
-    except msgspec.ValidationError as error:
-        raise Refusal(Reason.LIMITS if OUT_OF_BOUNDS.match(str(error)) else Reason.MALFORMED, str(error)) from error
-    except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(Reason.MALFORMED, str(error)) from error
+def _read_signed(record: bytes, kind: Kind, max_bytes: int, signer: str | None = None) -> SignedRecord:
+    sealed = read_record(record, max_bytes)
+    check_kind(sealed.body, kind)
+    if signer is not None and sealed.body.peer_id != signer:
+        raise Refusal(Reason.WRONG_PEER, f"expected the signature of {signer}, got that of {sealed.body.peer_id}")
+    return check_signature(sealed)
 
 
 def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm.errors import PeerUnreachable
+from swarm.errors import PeerUnreachable, Refusal
+from swarm.reasons import Reason
 
 MANIFEST_PROTOCOL = "/swarm/manifest/1"
 
 
-def nobody(failures: Sequence[str]) -> PeerUnreachable:
-    """The error that names every address and how it failed."""
-    return PeerUnreachable(
-        "no peer could tell which run this is; check the addresses, and that one of them is up: " + "; ".join(failures)
+def nobody(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> PeerUnreachable:
+    """The error that names every address and how it failed; `refusals` are of the manifests among what was answered."""
+    split = next((refusal.detail for refusal in refusals if refusal.reason == Reason.SCHEMA_VERSION), None)
+    what = (
+        f"this run cannot be joined: {split}"
+        if split
+        else "no peer could tell which run this is; check the addresses, and that one of them is up"
     )
+    return PeerUnreachable(f"{what}: {'; '.join(failures)}")

@@ -58,7 +58,8 @@ OFFENCES: dict[Outcome, float] = {
 mistakes. A question that does not match may come from another library version; a grading that hangs costs seconds; a
 slow download may be this node's own link's fault; nobody hands a wrong chunk or record on who has checked it. What is
 too long for this policy is not for others, but takes time to read: a few a minute are forgiven. Whose clock is wrong
-nobody can tell."""
+nobody can tell. Who speaks a later version sends in all honesty what is unknown here, however much of it: what bounds
+that is the budgets at the door."""
 
 MISTAKE = 1.0
 """Outcomes up to this weight happen to honest peers in proportion to what they send: merit outweighs them whatever its
@@ -162,7 +163,7 @@ class PeerBook:
         """Of a peer that is not even among these, what was made up to then may have been here before."""
 
     def knock(self, peer_id: str, num_bytes: int) -> None:
-        """Before a record is opened whose signature is good: would nothing of its sender be admitted now?
+        """Before a record is looked at whose signature is good: would nothing of its sender be admitted now?
 
         Raises `Refusal`: `quarantined`, `rate` or `verify_budget`, and books it then.
         """

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from swarm.errors import Refusal
+from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Limits, RefusedRecord, SignedRecord, open_group, outside, seal
+from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
-from swarm.types import NetworkStatus, RolloutGroup
+from swarm.types import Arrival, NetworkStatus, RefusedRecord, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ WARN_OF_CLOCKS_EVERY_S = 600.0
 class Exchange:
     """`GroupExchange` over any `RecordTransport`.
 
-    Refusals are counted under the reasons of `wire.open_group` and `PeerBook.admit`, and under `duplicate` for a group
-    seen before; those a signature pins on a peer also against that peer.
+    Refusals are counted under the reasons that the transport found on arrival, those of `wire.check_age` and
+    `PeerBook.admit`, and under `duplicate` for a group seen before; those a signature pins on a peer also against it.
     """
 
     def __init__(
@@ -41,7 +42,11 @@ class Exchange:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Exchange groups as `identity`, refusing what exceeds `limits` and peers that misbehave under `safety`."""
+        """Exchange groups as `identity`, refusing peers that misbehave under `safety`.
+
+        What exceeds `limits` is not shared; of what arrives the transport has refused it, by the same limits, and what
+        is too old for them is refused here.
+        """
         self.book = PeerBook(safety or SafetySettings(), clock)
         self._transport = transport
         self._identity = identity
@@ -65,7 +70,7 @@ class Exchange:
         record = seal(self._identity, run_id, "group", stamped)
         try:
             # As receivers do: what they would refuse is not sent.
-            open_group(SignedRecord(record), run_id, self._limits, now=group.created_at)
+            open_group(check_seal(read_record(record, self._limits.max_record_bytes), run_id), self._limits)
         except Refusal as refusal:
             logger.warning("group %d not shared, others would refuse it: %s", group.sequence, refusal)
             return None
@@ -81,9 +86,9 @@ class Exchange:
         groups: list[tuple[str, RolloutGroup]] = []
         refused: Counter[Reason] = Counter()
         run_id = self._transport.status().run_id
-        for record in self._transport.drain():
+        for arrival in self._transport.drain():
             try:
-                opened = self._open(record, run_id)
+                admitted = self._admit(arrival, run_id)
             except Refusal as refusal:
                 logger.debug("refused a record: %s", refusal)
                 refused[refusal.reason] += 1
@@ -91,8 +96,8 @@ class Exchange:
                 if refusal.peer_id is not None:
                     self.book.report(refusal.peer_id, refusal.reason)
                 continue
-            if opened is not None:
-                groups.append(opened)
+            if admitted is not None:
+                groups.append(admitted)
         self.judge()
         return groups, dict(refused)
 
@@ -135,24 +140,21 @@ class Exchange:
             self._warned_of_clocks_at = now
             logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
 
-    def _open(self, record: bytes, run_id: str | None) -> tuple[str, RolloutGroup] | None:
-        """A record as (content id, group), or None for one of this node's own. Raises `Refusal`."""
+    def _admit(self, arrival: Arrival, run_id: str | None) -> tuple[str, RolloutGroup] | None:
+        """What arrived as (content id, group), or None for one of this node's own. Raises `Refusal`."""
         if run_id is None:
             raise Refusal(Reason.WRONG_RUN, "no run is known yet")
-        if isinstance(record, RefusedRecord):
-            raise record.refusal
-        label = outside(record)
-        if isinstance(record, SignedRecord) and label is not None:
-            self._pinned(label[1], lambda author: self.book.knock(author, len(record)))
-        content_id, group = open_group(record, run_id, self._limits, now=self._clock())
+        if isinstance(arrival, RefusedRecord):
+            raise Refusal(arrival.reason, arrival.detail, arrival.peer_id)
+        group, num_bytes = arrival.group, len(arrival.record)
         if group.peer_id == self._identity.peer_id:
             return None
-        if self._seen_before(content_id):
+        self._pinned(group.peer_id, lambda author: self.book.knock(author, num_bytes))
+        check_age(group, self._limits, now=self._clock())
+        if self._seen_before(arrival.content_id):
             raise Refusal(Reason.DUPLICATE)
-        self._pinned(
-            group.peer_id, lambda author: self.book.admit(author, group.sequence, len(record), group.created_at)
-        )
-        return content_id, group
+        self._pinned(group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at))
+        return arrival.content_id, group
 
     def _pinned(self, author: str, check: Callable[[str], None]) -> None:
         """A check of which the author bears the consequences."""

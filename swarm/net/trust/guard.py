@@ -34,15 +34,16 @@ class Guard:
         if not isinstance(error, ORDINARY):
             self._complain(remote, Reason.BAD_REQUEST)
 
-    def hearing(self, deliver: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
-        """`deliver(sender, message)`, whatever a message makes of it."""
+    def hearing(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
+        """`receive(sender, message)`, whatever a message makes of it; False when it raises."""
 
-        def hear(sender: str, message: bytes) -> None:
+        def hear(sender: str, message: bytes) -> bool:
             try:
-                deliver(sender, message)
+                return receive(sender, message)
             except Exception:
                 self._complain(sender, Reason.BAD_GOSSIP)
                 logger.debug("a message of %s was given up", sender, exc_info=True)
+                return False
 
         return hear
 
