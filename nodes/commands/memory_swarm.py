@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from nodes import exits
@@ -16,26 +17,14 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 
 
-def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, supervised: bool) -> int:
-    """Run `num_peers` peers round by round. Returns the exit code."""
+def simulate_in_memory(
+    file: Path, out: Path, num_peers: int, first_seed: int, control: Path | None, supervised: bool
+) -> int:
+    """Run `num_peers` peers round by round, and one alone if `control` configures it. Returns the exit code."""
     stop = StopRequest(supervised)
-    base = load_config(file, None, os.environ).config
-    if base.generation.max_staleness:
-        raise ConfigError(
-            f"generation.max_staleness must be 0 where all peers are in one process, got "
-            f"{base.generation.max_staleness}: they take turns"
-        )
-    verifier = InlineVerifier(base.tasks)
-    hub = MemoryHub()
-    nodes: list[PeerNode] = []
-    sealed: bytes | None = None
-    for k in range(num_peers):
-        config = _for_peer(base, out / f"peer-{k + 1}", first_seed + k)
-        identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        sealed = sealed or found_run(config, identity)
-        transport = MemoryTransport(hub, identity.peer_id, sealed)
-        transport.start()
-        nodes.append(PeerNode(config, identity, transport, verifier, stop))
+    nodes = _swarm(file, [out / f"peer-{k + 1}" for k in range(num_peers)], first_seed, stop)
+    if control is not None:
+        nodes += _swarm(control, [out / control.stem], first_seed, stop)
     try:
         for node in nodes:
             node.begin()
@@ -48,6 +37,28 @@ def simulate_in_memory(file: Path, out: Path, num_peers: int, first_seed: int, s
     for node in nodes:
         node.end("done" if node.done else "interrupted")
     return exits.INTERRUPTED if stop() else 0
+
+
+def _swarm(file: Path, folders: Sequence[Path], first_seed: int, stop: StopRequest) -> list[PeerNode]:
+    """A run and its peers, the first of which founds it."""
+    base = load_config(file, None, os.environ).config
+    if base.generation.max_staleness:
+        raise ConfigError(
+            f"generation.max_staleness must be 0 where all peers are in one process, got "
+            f"{base.generation.max_staleness}: they take turns"
+        )
+    verifier = InlineVerifier(base.tasks)
+    hub = MemoryHub()
+    nodes: list[PeerNode] = []
+    sealed: bytes | None = None
+    for k, folder in enumerate(folders):
+        config = _for_peer(base, folder, first_seed + k)
+        identity = Identity.load_or_create(config.out / IDENTITY_FILE)
+        sealed = sealed or found_run(config, identity)
+        transport = MemoryTransport(hub, identity.peer_id, sealed)
+        transport.start()
+        nodes.append(PeerNode(config, identity, transport, verifier, stop))
+    return nodes
 
 
 def _for_peer(base: NodeConfig, out: Path, seed: int) -> NodeConfig:

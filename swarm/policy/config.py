@@ -13,6 +13,9 @@ from swarm.errors import ConfigError
 from swarm.settings import Settings
 
 TINY = "tiny"
+TINY_SPARSE = "tiny-sparse"
+"""As `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
+EMBEDDED = (TINY, TINY_SPARSE)
 
 BatchingName = Literal["auto", "packed", "padded"]
 
@@ -38,7 +41,8 @@ class PolicySettings(Settings):
     """Model, tokenizer and where they run."""
 
     model: str = TINY
-    """A hub id, a local directory in Hugging Face format, or `tiny`: the embedded policy."""
+    """A hub id, a local directory in Hugging Face format, or an embedded policy: `tiny`, or `tiny-sparse`, which starts
+    with hardly any reward."""
     revision: str | None = None
     """Hub revision of the model."""
     device: str = "auto"
@@ -47,7 +51,7 @@ class PolicySettings(Settings):
     """What forward passes compute in; what is trained stays float32, or small steps would be rounded away.
     `auto`: bfloat16 on GPUs that have it, else float32. `float16`: with a scaled loss, lest gradients vanish."""
     system_prompt: str | None = None
-    """Put before every question. Default: none for `tiny`, a request for `<answer>` tags for other models."""
+    """Put before every question. Default: none for an embedded policy, a request for `<answer>` tags for others."""
     trust_remote_code: bool = False
     """Run Python code that a model repository brings along."""
     threads: int | None = Field(None, ge=1)
@@ -60,7 +64,7 @@ class PolicySettings(Settings):
 
 def public_name(model: str) -> str:
     """What others may know a model by: its hub id, but of a local one a digest of its description, never its path."""
-    if model == TINY or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
+    if model in EMBEDDED or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
         return model
     description = Path(model) / "config.json"
     content = description.read_bytes() if description.is_file() else b""
