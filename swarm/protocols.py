@@ -202,6 +202,10 @@ class RecordTransport(Protocol):
         """
         ...
 
+    def has_room(self) -> bool:
+        """Whether one more record can be published without another, which still waits to be sent, being lost for it."""
+        ...
+
     def drain(self) -> list[bytes]:
         """Records that arrived since the last call, oldest first, raw and unverified."""
         ...

@@ -105,7 +105,10 @@ FinishReason = Literal["stop", "stop_sequence", "length"]
 
 
 class Completion(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One answer. `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer."""
+    """One answer, the same from every engine and on the wire.
+
+    `text` is what the swarm shares; ids and log-probabilities serve those with the same tokenizer.
+    """
 
     text: str
     finish_reason: FinishReason
@@ -129,7 +132,7 @@ class PolicyId(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
-    """One question with all G completions: an advantage needs every reward of its group."""
+    """One question with all G completions, as its sender signs it: an advantage needs every reward of its group."""
 
     run_id: Name
     """Empty until the group is shared."""
@@ -167,7 +170,7 @@ class RolloutGroup(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GradedGroup(Struct, frozen=True):
-    """A group with this node's own question text and rewards."""
+    """A group with this node's own question text and rewards: its sender's are never trained on."""
 
     group: RolloutGroup
     prompt: str
@@ -176,7 +179,7 @@ class GradedGroup(Struct, frozen=True):
 
 
 class Grade(Struct, frozen=True):
-    """A verifier's word on one group."""
+    """A verifier's word on one group: all that comes back from the process that read the texts."""
 
     prompt: str
     rewards: tuple[float, ...]
@@ -280,7 +283,7 @@ class NetworkStatus(Struct, frozen=True):
 
 
 class UpdateReport(Struct, frozen=True):
-    """What one policy update did."""
+    """What one policy update did, in numbers only: it goes to whoever asked for the update."""
 
     figures: dict[str, float] = {}
     """By conventional name; see `swarm/figures.py`. Of the steps taken."""

@@ -26,7 +26,7 @@ from benchmarks.common.children import Json, commands, emit
 from benchmarks.common.groups import benchmark_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.state import Profile
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest

@@ -22,7 +22,7 @@ class FaultyDaemon:
     def install(self) -> None:
         """Stand between the transport and its daemon, for this whole process.
 
-        Gossip is lost below `NodeState`, so a transport that repairs must notice by itself that something is missing.
+        Gossip is lost below the transport, so a transport that repairs must notice by itself that something is missing.
         """
         # Imported late: this loads hivemind, which loads torch.
         from swarm.errors import PeerUnreachable

@@ -22,7 +22,7 @@ from swarm.environments.specs import to_specs
 from swarm.environments.verification.pool import VerificationPool
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.state import Profile
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange

@@ -19,7 +19,7 @@ from benchmarks.common.faults import FaultyDaemon
 from benchmarks.common.groups import MAX_CHARS, MAX_RECORD_BYTES, benchmark_manifest, chars_for, make_group
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.state import Profile
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.accounts import SafetySettings

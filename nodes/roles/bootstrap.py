@@ -15,7 +15,7 @@ from nodes.roles.run import IDENTITY_FILE, best_address, found_run, remember, re
 from nodes.stop import StopRequest
 from swarm.config import load_config
 from swarm.net.backends import open_transport
-from swarm.net.membership.state import Profile
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.protocols import Transport

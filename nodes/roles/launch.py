@@ -37,7 +37,7 @@ from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
 from swarm.foreign import clean, clean_lines
 from swarm.net.backends import open_transport
-from swarm.net.membership.state import Profile
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.policy.config import check_model_path, check_peft, public_name

@@ -195,7 +195,7 @@ class LearnerNode:
                 groups=self._learner.ledger.snapshot(),
                 pool=self._learner.buffer.num_unused(),
                 pending=self._learner.num_pending,
-                figures=finite(report.update.figures),
+                figures=finite({**report.figures, **report.update.figures}),
                 timings=report.timings,
                 learning=LearningFigures(
                     version=report.version,

@@ -35,6 +35,8 @@ from swarm.telemetry.records import FollowingFigures, RoundEvent
 from swarm.types import Heartbeat, PolicyId
 
 LOOK_EVERY_S = 0.02
+TELL_AFTER_S = 5.0
+"""Shorter waits for room are the ordinary pace of a network that is slower than the engine."""
 
 
 class WorkerNode:
@@ -69,6 +71,8 @@ class WorkerNode:
         self._batches = 0
         self._tokens = 0
         self._paused_s = 0.0
+        self._held_s = 0.0
+        """Of it, for want of room, since there was room last."""
         self._learner_away = False
         """What was last said of it."""
         self._feed: Subscriber
@@ -108,6 +112,9 @@ class WorkerNode:
         if self._follower.lagging or not self._wanted():
             self._follower.send()
             self._pause()
+        elif self._follower.held_up:
+            self._follower.send()
+            self._hold()
         else:
             self._record(self._follower.run_batch())
 
@@ -153,6 +160,8 @@ class WorkerNode:
             hides=self._policy.hides,
             learner_version=self._learner_version,
             wanted=self._wanted,
+            has_room=self._has_room,
+            pause=self._hold,
         )
 
     def _max_staleness(self) -> int:
@@ -177,6 +186,22 @@ class WorkerNode:
         elif self._learner_away and not away:
             self.note("the learner answers again")
         self._learner_away = away
+
+    def _has_room(self) -> bool:
+        """Whether one more group can be sent without another being lost for it."""
+        if not self._transport.has_room():
+            return False
+        if self._held_s >= TELL_AFTER_S:
+            self.note("there is room for groups again: sampling goes on")
+        self._held_s = 0.0
+        return True
+
+    def _hold(self) -> None:
+        """Sample nothing for a moment: there is no room for another group. Said once for each time that this lasts."""
+        self._pause()
+        before, self._held_s = self._held_s, self._held_s + LOOK_EVERY_S
+        if before < TELL_AFTER_S <= self._held_s:
+            self.note("the outbox is full of groups that nobody takes: not sampling until there is room", "warning")
 
     def _report(self) -> Heartbeat:
         follower = self._follower

@@ -5,8 +5,9 @@
                             questions of its own stream, many at once: a finished one's place is filled at once
 
 It never waits for the learner's steps. It goes on under the snapshot it has while the next one arrives; running
-sequences live through the change; it pauses when its version lags more than the budget, for then nothing that it
-samples could be used. The snapshot before is kept until the new one has generated: one that cannot is taken back.
+sequences live through the change. It pauses when its version lags more than the budget, for then nothing that it
+samples could be used, and while the groups that it has find no room to be sent. The snapshot before is kept until the
+new one has generated: one that cannot is taken back.
 Source: arXiv:2602.02192, algorithm 1; changes in flight: arXiv:2509.19128; the pause: arXiv:2604.11554, section 3.3.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,9 @@ from swarm.types import Completion, GradedGroup, PolicyId, Question, Rejection, 
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+POLL_S = 0.02
 
 
 class FollowSettings(Settings):
@@ -89,12 +94,15 @@ class Follower:
         hides: Callable[[Sequence[int]], bool] = lambda token_ids: False,
         learner_version: Callable[[], int | None] = lambda: None,
         wanted: Callable[[], bool] = lambda: True,
+        has_room: Callable[[], bool] = lambda: True,
+        pause: Callable[[], None] = lambda: time.sleep(POLL_S),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A worker without a snapshot. `read` unpacks one, `hides` tells of token ids that a text would not show.
 
         `max_staleness` is the learner's budget, `learner_version` what it says of itself, `wanted` whether its orders
-        are to go on. A batch ends early when it is not.
+        are to go on. A batch ends early when it is not. `has_room`: whether a group can be sent without another being
+        lost for it; until it can, a batch stands still, and `pause` is called between two looks.
         """
         self.ledger = ledger
         self.num_completions = 0
@@ -119,12 +127,16 @@ class Follower:
         self._hides = hides
         self._learner_version = learner_version
         self._wanted = wanted
+        self._has_room = has_room
+        self._pause = pause
         self._position = 0
         self._lock = threading.Lock()
         self._installed: tuple[int, bytes] | None = None
         self._before: tuple[int, bytes] | None = None
         """What was installed before it, until that has generated."""
         self._ungraded: dict[str, RolloutGroup] = {}
+        self._unsent: deque[RolloutGroup] = deque()
+        """With signal; they wait for room."""
         self._figures: dict[str, Figure] = {}
         """Of the batch at hand."""
 
@@ -139,6 +151,11 @@ class Follower:
         """Whether nothing it samples now could be used: there is no snapshot yet, or the learner is far ahead of it."""
         version = self.version
         return version is None or self._is_stale(version)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether groups wait for room to be sent: what is sampled now would only wait behind them."""
+        return len(self._unsent) > 0
 
     def install(self) -> bool:
         """Go on with the newest snapshot, if there is a newer one that is complete; whether there was."""
@@ -177,7 +194,10 @@ class Follower:
                     self._has_generated(answers)
                     self._grade(questions[index], answers)
                 self.send()
-                if self.lagging or not self._wanted():
+                while self.held_up and self._goes_on():
+                    self._pause()
+                    self.send()
+                if not self._goes_on():
                     break
         except EngineError:
             if not self._take_back():
@@ -190,7 +210,7 @@ class Follower:
         return BatchReport(groups, mean_reward, tokens, time.perf_counter() - began, values(self._figures))
 
     def send(self) -> None:
-        """Give away what has been graded since the last call."""
+        """Give away what has been graded since the last call, as far as there is room."""
         for key, verdict in self._verifier.collect():
             group = self._ungraded.pop(key)
             if isinstance(verdict, Rejection):
@@ -200,7 +220,15 @@ class Follower:
             self.reward += sum(verdict.rewards)
             graded = GradedGroup(group, verdict.prompt, verdict.rewards)
             self._figures = joined([self._figures, rollout_figures([graded])])
-            self._share(replace(group, rewards=verdict.rewards))
+            if has_signal(verdict.rewards):
+                self._unsent.append(replace(group, rewards=verdict.rewards))
+            else:
+                self.ledger.local(Reason.ZERO_ADVANTAGE)  # the learner would only drop it
+        while self._unsent and self._has_room():
+            self._share(self._unsent.popleft())
+
+    def _goes_on(self) -> bool:
+        return not self.lagging and self._wanted()
 
     def _grade(self, question: Question, completions: Sequence[Completion]) -> None:
         """Have a group graded while sampling goes on."""
@@ -210,10 +238,8 @@ class Follower:
         self._verifier.submit(key, question.ref, [completion.text for completion in completions])
 
     def _share(self, group: RolloutGroup) -> None:
-        """What has no signal, or is too old by now, would only be dropped by the learner."""
-        if not has_signal(group.rewards):
-            self.ledger.local(Reason.ZERO_ADVANTAGE)
-        elif self._is_stale(oldest_version(group)):
+        """What is too old by now would only be dropped by the learner."""
+        if self._is_stale(oldest_version(group)):
             self.ledger.local(Reason.STALE_VERSION)
         elif self._own.share(group) is not None:
             self.ledger.shared(1)

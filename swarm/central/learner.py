@@ -24,7 +24,9 @@ from pydantic import Field
 from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
 from swarm.errors import Interrupted
+from swarm.figures import values
 from swarm.groups.intake import Intake, cannot_fit
+from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.versions import newest_version, oldest_version
 from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
 from swarm.reasons import Reason
@@ -84,6 +86,8 @@ class StepReport(Struct, frozen=True):
     update: UpdateReport
     timings: dict[str, float]
     """Seconds: `wait` for admissible rollouts, `update`, `publish`, `receive`."""
+    figures: dict[str, float] = {}
+    """Of the groups trained on, by conventional name."""
 
 
 class Learner:
@@ -150,12 +154,20 @@ class Learner:
                     self._wait()
         with spent("update"):
             update = self._updater.apply()
-        num_groups = self._settle(update.skipped)
+        groups = self._settle(update.skipped)
         with spent("publish"):
             if not update.skipped and self._updater.version % self._settings.period == 0:
                 self.publish()
         self.round += 1
-        return StepReport(self.round, self._updater.version, num_groups, num_rollouts, update, spent.seconds)
+        return StepReport(
+            round=self.round,
+            version=self._updater.version,
+            num_groups=len(groups),
+            num_rollouts=num_rollouts,
+            update=update,
+            timings=spent.seconds,
+            figures=values(rollout_figures(groups)),
+        )
 
     def receive(self) -> None:
         """Take what has arrived and been regraded; what can teach enters the buffer, the rest is counted."""
@@ -183,10 +195,10 @@ class Learner:
             raise Interrupted("stopped while waiting for rollouts")
         self._exchange.wait(POLL_S)
 
-    def _settle(self, skipped: bool) -> int:
-        """Book the groups of the update that was just made, and let go of what is now too old; how many they were."""
+    def _settle(self, skipped: bool) -> list[GradedGroup]:
+        """Book the groups of the update that was just made, which are returned, and let go of what is now too old."""
         groups = self.buffer.settle()
         self._intake.settle(groups, len(groups), skipped)
         for reason, count in self.buffer.advance(self._updater.version).items():
             self.ledger.dropped(reason, count)
-        return len(groups)
+        return groups

@@ -1,4 +1,4 @@
-"""What a round's own groups look like, by the names of TRL's dashboards."""
+"""What the groups of a round, batch or step look like, by the names of TRL's dashboards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.types import GradedGroup
 
 
 def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
-    """Figures of the completions that a node sampled and graded; none without groups.
+    """Figures of a peer's or worker's own completions, or of those a learner trained on; none without groups.
 
     `reward/std` is the mean over groups of each group's standard deviation. A completion's length is in tokens;
     `completions/clipped_ratio` counts those cut off at `generation.max_new_tokens`.

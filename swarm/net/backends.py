@@ -9,7 +9,7 @@ from swarm.net.addresses.dial import by_peer
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.libp2p.transport import Libp2pTransport
-from swarm.net.membership.state import Profile
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.types import RunManifest
 

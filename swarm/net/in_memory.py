@@ -151,6 +151,10 @@ class MemoryTransport:
                 if record is not None and not self._shelf.knows(held.record_id):
                     self._deliver(member.peer_id, record, "backfilled")
 
+    def has_room(self) -> bool:
+        """Always: what is published is there at once."""
+        return True
+
     def drain(self) -> list[bytes]:
         """Records that arrived since the last call, oldest first."""
         self._require_open()

@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Tokens)
 
 @dataclass(frozen=True)
 class Layout:
-    """R rows as one forward pass takes them; N completion tokens in all, row after row."""
+    """R rows as one forward pass takes them, padded or packed; N completion tokens in all, row after row."""
 
     ids: Tensor
     """[B, L]"""

@@ -23,7 +23,10 @@ PROBE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Scores:
-    """What a policy gives to the tokens of R completions of at most T tokens, all [R, T]; 0 beyond a row's end."""
+    """What a policy gives to the tokens of R completions of at most T tokens, all [R, T]; 0 beyond a row's end.
+
+    Losses, screening and audits start from it: it knows nothing of what it is for.
+    """
 
     logprobs: Tensor
     entropies: Tensor

@@ -49,7 +49,7 @@ class MixSettings(Settings):
 
 
 class Mix(Struct, frozen=True):
-    """The groups of one update, and what was missing."""
+    """The groups of one update, and what was missing: ledger and pool are settled by it after the update."""
 
     local: tuple[GradedGroup, ...]
     external: tuple[GradedGroup, ...]

@@ -12,6 +12,7 @@ Batch n is begun when update n - max_staleness is about to, so that what it is t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
@@ -21,22 +22,16 @@ from msgspec import Struct
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
 from swarm.stopwatch import Stopwatch
-from swarm.types import Completion, Grade, Rejection, Sampling, TaskRef
+from swarm.types import Completion, Grade, GradedGroup, Rejection, RolloutGroup, Sampling, TaskRef
+
+MakeGroup = Callable[[TaskRef, Sequence[Completion], Sequence[float], int], RolloutGroup]
+"""The next own group: `make(question, completions, rewards, version)`."""
 
 
-class Answered(Struct, frozen=True):
-    """One question with its completions and their rewards."""
+class GradedBatch(Struct, frozen=True):
+    """What became of one round's questions, whole: the thread that made it hands it over in one piece."""
 
-    question: TaskRef
-    completions: tuple[Completion, ...]
-    """[G]"""
-    grade: Grade
-
-
-class Batch(Struct, frozen=True):
-    """What became of one round's questions."""
-
-    answered: list[Answered]
+    groups: list[GradedGroup]
     """In the order of the questions."""
     failed: Counter[Reason]
     """Questions without answers or grades, by reason."""
@@ -49,6 +44,8 @@ class Rollouts:
         self,
         engine: RolloutEngine,
         verifier: Verifier,
+        make: MakeGroup,
+        version: Callable[[], int],
         seed: int,
         num_questions: int,
         group_size: int,
@@ -57,20 +54,23 @@ class Rollouts:
     ) -> None:
         """`max_staleness`: batches that may be ahead of the one that was taken last.
 
-        With 1 or more, `engine` and `verifier` are used by another thread than the one that takes batches.
+        With 1 or more, all but the numbers are used by another thread than the one that takes batches. A group whose
+        tokens name no policy version is of the `version` at which its batch began.
         """
         self._engine = engine
         self._verifier = verifier
+        self._make_group = make
+        self._version = version
         self._seed = seed
         self._num_questions = num_questions
         self._group_size = group_size
         self._sampling = sampling
         self._max_staleness = max_staleness
         self._thread = ThreadPoolExecutor(1, "generation") if max_staleness else None
-        self._ahead: dict[int, Future[Batch]] = {}
+        self._ahead: dict[int, Future[GradedBatch]] = {}
         """Batches that were begun and not taken, by the position of their first question."""
 
-    def take(self, position: int, stages: Stopwatch) -> Batch:
+    def take(self, position: int, stages: Stopwatch) -> GradedBatch:
         """The batch that begins with question `position` of the stream; those that may follow it are begun.
 
         Raises what engine and verifier raise.
@@ -88,7 +88,8 @@ class Rollouts:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _make(self, position: int, stages: Stopwatch) -> Batch:
+    def _make(self, position: int, stages: Stopwatch) -> GradedBatch:
+        version = self._version()
         with stages("draw"):
             questions = self._verifier.draw(self._seed, position, self._num_questions)
         prompts = [question.prompt for question in questions]
@@ -105,12 +106,13 @@ class Rollouts:
                 else:
                     texts = [completion.text for completion in answers]
                     graded[index] = answers, self._verifier.begin(questions[index].ref, texts)
-        answered = []
+        groups = []
         with stages("grade"):
             for index, (completions, grading) in sorted(graded.items(), key=lambda item: item[0]):
                 verdict = grading.result()
                 if isinstance(verdict, Rejection):
                     failed[verdict.reason] += 1
                 else:
-                    answered.append(Answered(questions[index].ref, completions, verdict))
-        return Batch(answered, failed)
+                    group = self._make_group(questions[index].ref, completions, verdict.rewards, version)
+                    groups.append(GradedGroup(group, verdict.prompt, verdict.rewards))
+        return GradedBatch(groups, failed)

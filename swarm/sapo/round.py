@@ -41,7 +41,7 @@ from swarm.protocols import NEWCOMERS, GroupExchange, RolloutEngine, Updater, Ve
 from swarm.reasons import Reason
 from swarm.sapo.mixing import AuthorOf, Candidate, Mix, MixSettings, mix
 from swarm.sapo.pool import Pool
-from swarm.sapo.rollouts import Batch, Rollouts
+from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.watch import Alarm, Watch, WatchSettings
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
@@ -61,7 +61,7 @@ class ShareSettings(Settings):
 
 
 class RoundReport(Struct, frozen=True):
-    """What one round did."""
+    """What one round did, as the algorithm knows it; the role around it adds process and network to make an event."""
 
     round: int
     """1-based."""
@@ -134,14 +134,24 @@ class SapoNode:
         self._exchange = exchange
         self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit)
         self._clock = clock
-        self._rollouts = Rollouts(engine, verifier, seed, questions_per_round, group_size, sampling, max_staleness)
+        self._rollouts = Rollouts(
+            engine=engine,
+            verifier=verifier,
+            make=self._own.make,
+            version=lambda: updater.version,
+            seed=seed,
+            num_questions=questions_per_round,
+            group_size=group_size,
+            sampling=sampling,
+            max_staleness=max_staleness,
+        )
 
     def run_round(self) -> RoundReport:
         """Take own groups, share, receive, mix, update: the whole of SAPO."""
         stages = Stopwatch()
         rng = np.random.default_rng([self._seed, self.round])
         batch = self._rollouts.take(self.position, stages)
-        local, failed = self._graded(batch)
+        local, failed = self._trainable(batch)
         informative = [group for group in local if has_signal(group.rewards)]
         with stages("share"):
             self._share(informative if self._share_settings.groups == "informative" else local, rng)
@@ -238,20 +248,13 @@ class SapoNode:
             )
         return alarm
 
-    def _graded(self, batch: Batch) -> tuple[list[GradedGroup], Counter[Reason]]:
+    def _trainable(self, batch: GradedBatch) -> tuple[list[GradedGroup], Counter[Reason]]:
         """Own groups that may be trained on, and how many questions did not come to one, by reason."""
-        groups = []
-        failed = Counter(batch.failed)
-        for answered in batch.answered:
-            group = self._own.make(
-                answered.question, answered.completions, answered.grade.rewards, self._updater.version
-            )
-            lag = self._updater.version - group.policy.version
-            if self._max_staleness and lag > self._max_staleness:  # at 0 nothing is generated ahead
-                failed[Reason.STALE] += 1
-            else:
-                groups.append(GradedGroup(group, answered.grade.prompt, answered.grade.rewards))
-        return groups, failed
+        if self._max_staleness == 0:  # nothing is generated ahead
+            return batch.groups, batch.failed
+        oldest = self._updater.version - self._max_staleness
+        groups = [graded for graded in batch.groups if graded.group.policy.version >= oldest]
+        return groups, batch.failed + Counter({Reason.STALE: len(batch.groups) - len(groups)})
 
     def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:
         if self._share_settings.groups == "none":

@@ -68,7 +68,7 @@ class FollowingFigures(Struct, frozen=True):
     refused: int
     """Snapshots that could not be used."""
     paused_s: float
-    """In this process so far: lagging, not wanted, or without its learner."""
+    """In this process so far: lagging, not wanted, without its learner, or without room for its groups."""
 
 
 class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):
@@ -101,7 +101,7 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
 
 
 class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="round"):
-    """One round."""
+    """One round, step or batch as every reader of the file knows it, whichever role and version wrote it."""
 
     time: float = 0.0
     round: int

@@ -88,9 +88,9 @@ class GradientAccumulator:
         if not rows:
             (scores.logprobs.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
             return
-        share = self._objective.share(scores, rows, self._totals.num_sequences, self._totals.num_tokens)
-        self._scaler.scale(share.loss).backward()  # type: ignore[no-untyped-call]
-        self._totals.add(share)
+        loss, figures = self._objective.share(scores, rows, self._totals.num_sequences, self._totals.num_tokens)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._totals.add(float(loss.detach()), figures)
 
     def _whole(self, totals: StepTotals) -> StepTotals:
         """The gradient and its figures as if all rows had been known when the first of them came."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,15 +19,6 @@ from swarm.training.config import UpdateSettings
 from swarm.training.rows import Row
 
 
-@dataclass(frozen=True)
-class Share:
-    """One micro-batch's share of a step. Sums over micro-batches are those of the whole batch, however it is cut."""
-
-    loss: Tensor
-    """Scalar; the gradient of the sum is the step's."""
-    figures: Figures
-
-
 class Objective:
     """A loss with its settings, importance weights and penalties as configured."""
 
@@ -43,9 +33,10 @@ class Objective:
         """Whether the step's number of tokens divides the loss, or else that of its rows."""
         return self._settings.loss.per_token
 
-    def share(self, scores: Scores, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> Share:
-        """The share of B `rows` in a step of `num_sequences` rows and `num_tokens` completion tokens.
+    def share(self, scores: Scores, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> tuple[Tensor, Figures]:
+        """The loss (scalar) and the figures of B `rows` in a step of `num_sequences` rows and `num_tokens` tokens.
 
+        Sums over micro-batches are those of the whole batch, however it is cut: so is the gradient.
         `scores` are what the policy that is trained gives to the rows' tokens, with gradient.
         """
         new, mask = scores.logprobs, scores.mask.to(scores.logprobs.dtype)  # [B, T]
@@ -72,7 +63,7 @@ class Objective:
         }
         if self._settings.reference_kl > 0:
             figures["kl"] = token_mean(k3(current, reference), mask)
-        return Share(loss, figures)
+        return loss, figures
 
 
 def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[Row]) -> dict[str, Figure]:

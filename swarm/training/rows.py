@@ -18,7 +18,7 @@ from swarm.types import Completion, GradedGroup, RolloutGroup, VersionSpan
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One completion to train on."""
+    """One completion to train on, in this policy's tokens; a group is text that any policy can read."""
 
     prompt: Sequence[int]
     completion: Sequence[int]

@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.figures import Figure, Reduction, joined
-from swarm.training.objective import Share
+from swarm.figures import Figure, Figures, Reduction, joined
 from swarm.training.rows import Row
 from swarm.types import UpdateReport
 
 
 @dataclass
 class StepTotals:
-    """Sums over the micro-batches of one optimizer step."""
+    """Sums over the micro-batches of one optimizer step, in the making: ranks add up theirs before it is taken."""
 
     num_sequences: int = 0
     num_tokens: int = 0
@@ -27,10 +26,10 @@ class StepTotals:
         """Before the first micro-batch of a step on `rows`."""
         return cls(len(rows), sum(len(row.completion) for row in rows))
 
-    def add(self, share: Share) -> None:
-        """Add a micro-batch."""
-        self.loss += float(share.loss.detach())
-        self.figures = joined([self.figures, share.figures])
+    def add(self, loss: float, figures: Figures) -> None:
+        """Add a micro-batch's."""
+        self.loss += loss
+        self.figures = joined([self.figures, figures])
 
     def rescaled(self, rows: Sequence[Row], per_token: bool) -> tuple[StepTotals, float]:
         """The totals of a step on all of `rows`, of which only some were known at first, and what scales its gradient.
@@ -50,7 +49,7 @@ def merge(parts: Sequence[StepTotals]) -> StepTotals:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step."""
+    """One optimizer step, as it ended. An update may take several."""
 
     totals: StepTotals
     grad_norm: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -120,6 +120,8 @@ class Bench:
         self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
         self.verifier = FakeVerifier()
         self.wanted = True
+        self.room = 1_000
+        self.pauses: list[Callable[[], None]] = []
         self.learner_version: int | None = None
         self.hidden = -1
         self.follower = make(
@@ -139,7 +141,12 @@ class Bench:
             learner_version=lambda: self.learner_version,
             hides=lambda token_ids: self.hidden in token_ids,
             wanted=lambda: self.wanted,
+            has_room=lambda: len(self.exchange.sent) < self.room,
+            pause=lambda: self.pauses.pop(0)(),
         )
+
+    def make_room(self) -> None:
+        self.room += 1
 
     @property
     def spans(self) -> list[list[int]]:
@@ -164,6 +171,48 @@ def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_need
     assert len({group.sequence for group in bench.exchange.sent}) == 4
     bench.follower.run_batch()
     assert bench.verifier.drawn == [(0, 4), (4, 4)], "no question twice"
+
+
+def test_without_room_for_its_groups_it_samples_nothing_and_with_room_it_goes_on() -> None:
+    bench = Bench()
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.room = 1
+    sampled: list[int] = []
+    bench.engine.between = [lambda: sampled.append(1)] * 4
+    seen: list[int] = []
+    bench.pauses = [lambda: seen.append(len(sampled)), lambda: (seen.append(len(sampled)), bench.make_room())]
+    bench.pauses += [bench.make_room] * 2
+    report = bench.follower.run_batch()
+    assert seen == [1, 1], "the engine stands still after the second group"
+    assert report.num_groups == len(bench.exchange.sent) == 4 and bench.pauses == []
+    assert not bench.follower.held_up
+
+
+def test_without_room_a_batch_still_ends_when_it_is_not_wanted_and_its_groups_are_kept() -> None:
+    bench = Bench()
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.room = 0
+    bench.pauses = [lambda: None, lambda: setattr(bench, "wanted", False)]
+    assert bench.follower.run_batch().num_groups == 1
+    assert bench.exchange.sent == [] and bench.follower.held_up
+    assert bench.local == {"not_finished": 3}
+    bench.make_room()
+    bench.follower.send()
+    assert len(bench.exchange.sent) == 1 and not bench.follower.held_up
+
+
+def test_what_went_stale_while_there_was_no_room_is_not_sent() -> None:
+    bench = Bench()
+    bench.feed.offer(3)
+    bench.follower.install()
+    bench.room = 0
+    bench.pauses = [lambda: setattr(bench, "learner_version", 6)]
+    bench.follower.run_batch()
+    bench.make_room()
+    bench.follower.send()
+    assert bench.exchange.sent == [] and bench.local["stale_version"] == 1
 
 
 def test_routing_stays_here_for_no_receiver_takes_it() -> None:

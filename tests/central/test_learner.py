@@ -168,6 +168,21 @@ def test_an_update_begins_with_the_first_micro_batch_and_ends_with_the_last() ->
     assert bench.balanced()
 
 
+def test_a_step_says_what_the_groups_it_trained_on_look_like() -> None:
+    """By the names and the code of a peer's round, with this node's rewards: the workers' own are all 0 here."""
+    bench = Bench(micro_batch_rollouts=SIZE)
+    cut_off = sent(2, 0, 0)
+    cut_off = replace(cut_off, completions=tuple(replace(each, finish_reason="length") for each in cut_off.completions))
+    bench.exchange.on_wait = [[sent(1, 0)], [cut_off], [sent(3, 0)]]
+    assert bench.learner.run_step().figures == {
+        "reward/std": pytest.approx(0.75**0.5 / 2),
+        "frac_reward_zero_std": 0.0,
+        "completions/mean_length": 1.5,
+        "completions/max_length": 2.0,
+        "completions/clipped_ratio": 0.5,
+    }
+
+
 def test_what_is_there_at_once_is_taken_at_once_and_the_rest_stays() -> None:
     bench = Bench()
     bench.exchange.inbox = [sent(index, 0) for index in range(5)]

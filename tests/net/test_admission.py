@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.member import Member
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.shelf import record_id
 from swarm.net.records.wire import RefusedRecord, make_run_id, seal
@@ -85,33 +86,33 @@ def test_memory_of_budgets_is_bounded(admission: Admission) -> None:
 
 def test_a_late_joiner_is_given_a_whole_shelf_by_one_helper() -> None:
     """Of members it knows by then, and so many of others as its inbox holds."""
-    state = _state()
-    state.see(frozenset({BOB.peer_id}), frozenset())
-    state.trust({ALICE.peer_id})
+    member = _member()
+    member.peers.see(frozenset({BOB.peer_id}), frozenset())
+    member.records.trust({ALICE.peer_id})
     for number in range(1_000):
-        state.mend(BOB.peer_id, _record(ALICE, number), 3.0)
-    assert len(state.shelf) == 1_000
+        member.records.mend(BOB.peer_id, _record(ALICE, number), 3.0)
+    assert len(member.records.shelf) == 1_000
 
 
 def test_sixteen_that_come_at_once_lose_nothing() -> None:
     """The first is heard before the others are connected."""
-    state = _state(NetworkSettings())
+    member = _member(NetworkSettings())
     peers = [Identity.generate() for _ in range(16)]
-    state.trust(())
+    member.records.trust(())
     arrived = 0
     for number in range(100):
-        state.see(frozenset(peer.peer_id for peer in peers[: number + 1]), frozenset())
+        member.peers.see(frozenset(peer.peer_id for peer in peers[: number + 1]), frozenset())
         for peer in peers:
-            state.receive(peer.peer_id, _record(peer, number))
-        arrived += len(state.inbox.drain())
+            member.records.receive(peer.peer_id, _record(peer, number))
+        arrived += len(member.records.inbox.drain())
     assert arrived == 16 * 100
 
 
-def _state(settings: NetworkSettings = SETTINGS) -> NodeState:
+def _member(settings: NetworkSettings = SETTINGS) -> Member:
     """A node for which no time passes, so that no purse fills."""
-    state = NodeState(settings, OWN, Profile(), sealed_manifest(ALICE))
-    state.admission = Admission(settings, Clock())
-    return state
+    member = Member(settings, OWN, Profile(), sealed_manifest(ALICE))
+    member.records.admission = Admission(settings, Clock())
+    return member
 
 
 def _record(identity: Identity, sequence: int = 0, **changes: object) -> bytes:
@@ -120,65 +121,66 @@ def _record(identity: Identity, sequence: int = 0, **changes: object) -> bytes:
 
 
 def test_copies_under_fresh_names_come_to_no_more_than_one_newcomer_s() -> None:
-    state = _state()
-    state.trust(())
-    state.see(frozenset({MALLORY.peer_id}), frozenset())
+    member = _member()
+    member.records.trust(())
+    member.peers.see(frozenset({MALLORY.peer_id}), frozenset())
     taken = 0
     for number in range(300):
         try:
-            state.mend(MALLORY.peer_id, _record(Identity.generate(), number), 3.0)
+            member.records.mend(MALLORY.peer_id, _record(Identity.generate(), number), 3.0)
             taken += 1
         except PeerUnreachable:
             break
-    assert taken == len(state.shelf) == 100
+    assert taken == len(member.records.shelf) == 100
     other = _record(ALICE)
-    state.see(frozenset({MALLORY.peer_id, ALICE.peer_id}), frozenset())
-    state.receive(ALICE.peer_id, other)
-    assert state.shelf.get(record_id(other)) == other, "others come in meanwhile"
+    member.peers.see(frozenset({MALLORY.peer_id, ALICE.peer_id}), frozenset())
+    member.records.receive(ALICE.peer_id, other)
+    assert member.records.shelf.get(record_id(other)) == other, "others come in meanwhile"
 
 
 def test_what_is_malformed_under_a_good_signature_is_not_handed_on_and_speaks_against_the_helper() -> None:
-    state = _state()
-    state.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
+    member = _member()
+    member.peers.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
     noise = seal(MALLORY, RUN_ID, "group", "noise")  # type: ignore[type-var]
     with pytest.raises(PeerUnreachable, match="must be refused"):
-        state.mend(ALICE.peer_id, noise, 3.0)
-    assert state.complaints() == [(ALICE.peer_id, "bad_gift")]
+        member.records.mend(ALICE.peer_id, noise, 3.0)
+    assert member.complaints.take() == [(ALICE.peer_id, "bad_gift")]
     other = seal(MALLORY, RUN_ID, "group", "other noise")  # type: ignore[type-var]
-    state.receive(MALLORY.peer_id, other)
-    (refused,) = state.inbox.drain()
+    member.records.receive(MALLORY.peer_id, other)
+    (refused,) = member.records.inbox.drain()
     assert isinstance(refused, RefusedRecord) and refused == other
     assert (refused.refusal.reason, refused.refusal.peer_id) == ("malformed", MALLORY.peer_id)
     assert refused.refusal.__traceback__ is refused.refusal.__cause__ is None, "nor is anything held that was decoded"
-    assert len(state.shelf) == 0 and state.shelf.knows(record_id(noise)) and state.shelf.knows(record_id(other))
+    held = member.records.shelf
+    assert len(held) == 0 and held.knows(record_id(noise)) and held.knows(record_id(other))
 
 
 def test_what_another_s_settings_allow_is_not_held_against_the_helper() -> None:
-    state = _state(NetworkSettings(max_completion_chars=100))
-    state.see(frozenset({ALICE.peer_id}), frozenset())
-    state.mend(ALICE.peer_id, _record(BOB, completions=(Completion("x" * 101, "stop"),), rewards=(0.0,)), 3.0)
-    assert len(state.shelf) == 0 and state.complaints() == []
+    member = _member(NetworkSettings(max_completion_chars=100))
+    member.peers.see(frozenset({ALICE.peer_id}), frozenset())
+    member.records.mend(ALICE.peer_id, _record(BOB, completions=(Completion("x" * 101, "stop"),), rewards=(0.0,)), 3.0)
+    assert len(member.records.shelf) == 0 and member.complaints.take() == []
 
 
 def test_a_false_name_costs_the_helper_not_the_one_named() -> None:
-    state = _state()
-    state.trust({ALICE.peer_id})
+    member = _member()
+    member.records.trust({ALICE.peer_id})
     for number in range(20):
         forged = _record(ALICE, number)[:-1] + b"?"
         with pytest.raises(PeerUnreachable):
-            state.mend(MALLORY.peer_id, forged, 3.0)
-    state.receive(ALICE.peer_id, _record(ALICE))
-    assert len(state.inbox.drain()) == 1
+            member.records.mend(MALLORY.peer_id, forged, 3.0)
+    member.records.receive(ALICE.peer_id, _record(ALICE))
+    assert len(member.records.inbox.drain()) == 1
 
 
 def test_the_inbox_holds_what_records_become(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = _state(NetworkSettings(inbox_bytes=4 * 2**20))
-    state.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
-    state.receive(ALICE.peer_id, _record(ALICE))
+    member = _member(NetworkSettings(inbox_bytes=4 * 2**20))
+    member.peers.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
+    member.records.receive(ALICE.peer_id, _record(ALICE))
     text = "a" * 60_000 + "\N{GRINNING FACE}"
     for number in range(4):
         bomb = _record(MALLORY, number, completions=(Completion(text, "stop"),) * 10, rewards=(0.0,) * 10)
         assert len(bomb) < 2_000
-        state.receive(MALLORY.peer_id, bomb)
-    kept = state.inbox.drain()
+        member.records.receive(MALLORY.peer_id, bomb)
+    kept = member.records.inbox.drain()
     assert kept[0] == _record(ALICE) and len(kept) < 4

@@ -13,7 +13,8 @@ from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.waits import AsyncioWaits
 from swarm.net.membership import dialling as dialling_module
 from swarm.net.membership.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, UNHEARD_S, Dialling, Unheard
-from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.member import Member
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.types import PeerRecord
 
@@ -44,10 +45,10 @@ class Node:
         self.clock = Clock()
         monkeypatch.setattr(dialling_module, "time", self.clock)
         identity = make_identity(folder, "node")
-        self.state = NodeState(NetworkSettings(bootstrap=bootstrap), identity, Profile(), None, self.clock)
+        self.member = Member(NetworkSettings(bootstrap=bootstrap), identity, Profile(), None, self.clock)
         self.dialled: list[tuple[str, tuple[str, ...]]] = []
         self.problem: str | None = None
-        self.dialling = Dialling(self.state, self.connect, AsyncioWaits())
+        self.dialling = Dialling(self.member, self.connect, AsyncioWaits())
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         self.dialled.append((peer_id, tuple(addresses)))
@@ -61,7 +62,7 @@ class Node:
         return list(due)
 
     def learn(self, *records: PeerRecord) -> None:
-        self.state.learn([(record, b"") for record in records])
+        self.member.peers.learn([(record, b"") for record in records])
 
 
 BOOT = Identity.generate().peer_id
@@ -71,7 +72,7 @@ BOOTSTRAP = f"/ip4/10.0.0.1/tcp/1/p2p/{BOOT}"
 def test_a_peer_is_dialled_wherever_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path, monkeypatch, BOOTSTRAP)
     node.learn(replace(stranger(), peer_id=BOOT, multiaddrs=(f"/ip4/10.0.0.2/tcp/2/p2p/{BOOT}", BOOTSTRAP)))
-    node.state.remembered[BOOT] = ("/ip4/10.0.0.3/tcp/3",)
+    node.member.peers.remembered[BOOT] = ("/ip4/10.0.0.3/tcp/3",)
     node.dial_due()
     assert node.dialled == [(BOOT, ("/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2", "/ip4/10.0.0.3/tcp/3"))]
 
@@ -81,13 +82,13 @@ def test_whom_to_dial_depends_on_who_is_connected(tmp_path: Path, monkeypatch: p
     fresh, expired, banned = stranger(), stranger(500.0), stranger()
     remembered = Identity.generate().peer_id
     node.learn(fresh, expired, banned, replace(stranger(), multiaddrs=("junk",)), replace(stranger(), multiaddrs=()))
-    node.state.remembered[remembered] = ("/ip4/10.0.0.3/tcp/3",)
-    node.state.ban({banned.peer_id})
+    node.member.peers.remembered[remembered] = ("/ip4/10.0.0.3/tcp/3",)
+    node.member.peers.ban({banned.peer_id})
     some, many = (frozenset(Identity.generate().peer_id for _ in range(count)) for count in (1, ENOUGH_PEERS))
     assert set(node.dialling.due(NOBODY)) == {BOOT, fresh.peer_id, expired.peer_id, remembered}
     assert set(node.dialling.due(some)) == {BOOT, fresh.peer_id, remembered}
     assert set(node.dialling.due(some | {BOOT})) == {fresh.peer_id, remembered}
-    node.state.in_run = many
+    node.member.peers.in_run = many
     assert set(node.dialling.due(many)) == {BOOT}
     node.learn(*(stranger() for _ in range(50)))
     assert len(node.dialling.due(NOBODY)) == MAX_DIALS_AT_ONCE
@@ -135,7 +136,7 @@ def test_who_is_to_be_asked_is_dialled_whatever_failed_before(tmp_path: Path, mo
     unknown = Identity.generate().peer_id
     for peer_id in (BOOT, unknown):
         assert asyncio.run(reach(peer_id, frozenset({BOOT}), 3.0)) == 3.0 and len(node.dialled) == 3
-    node.state.ban({BOOT})
+    node.member.peers.ban({BOOT})
     with pytest.raises(PeerUnreachable, match="banned"):
         asyncio.run(reach(BOOT, NOBODY, 3.0))
 
@@ -146,7 +147,7 @@ def test_a_dial_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
     async def hang(peer_id: str, addresses: Sequence[str]) -> None:
         await asyncio.Event().wait()
 
-    dialling = Dialling(node.state, hang, AsyncioWaits())
+    dialling = Dialling(node.member, hang, AsyncioWaits())
     with pytest.raises(PeerUnreachable, match="could not be dialled within 0.05 s"):
         asyncio.run(dialling.reach(BOOT, NOBODY, 0.05))
 
@@ -180,7 +181,7 @@ def test_in_a_public_run_strangers_name_no_machine_of_this_net(tmp_path: Path, m
     inside = told("/ip4/192.168.1.1/tcp/80", "/ip4/127.0.0.1/tcp/22", "/dns4/localhost/tcp/22", "/ip4/10.1.1.1/tcp/9")
     both = told("/ip4/192.168.1.2/tcp/80", "/ip4/8.8.4.4/tcp/4001")
     node.learn(inside, both)
-    node.state.remembered[BOOT] = ("/ip4/10.0.0.3/tcp/3",)
+    node.member.peers.remembered[BOOT] = ("/ip4/10.0.0.3/tcp/3",)
     node.dial_due()
     assert node.dialled == [(BOOT, ("/ip4/8.8.8.8/tcp/1",)), (both.peer_id, ("/ip4/8.8.4.4/tcp/4001",))]
     with pytest.raises(PeerUnreachable, match="public run"):
@@ -191,7 +192,7 @@ def test_in_a_public_run_strangers_name_no_machine_of_this_net(tmp_path: Path, m
 def test_fake_records_make_no_flood_of_dials_at_a_third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path, monkeypatch, PUBLIC_BOOTSTRAP)
     fakes = [told(*(f"/ip4/9.9.9.9/tcp/{1_000 + 16 * i + k}" for k in range(16))) for i in range(200)]
-    node.state.learn([(fake, b"") for fake in fakes], "liar")
+    node.member.peers.learn([(fake, b"") for fake in fakes], "liar")
     node.problem = "nobody there"
     for _ in range(200):
         node.dial_due(frozenset({BOOT}))

@@ -90,7 +90,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
         real = getattr(owner, name)
 
         async def loop(self: Any) -> None:
-            if victim and self._state is victim[0]._state and name not in raised:
+            if victim and self._member is victim[0]._member and name not in raised:
                 raised.append(name)
                 raise ERRORS[len(raised) % 4]("provoked")
             await real(self)
@@ -105,7 +105,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
 
     def deaf_at_first(node: NetworkTransport) -> None:
         victim.append(node)
-        real = node._state.receive
+        real = node._member.records.receive
 
         def receive(sender: str, record: bytes) -> None:
             if "receive" not in raised:
@@ -113,7 +113,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
                 raise OverflowError("provoked")
             real(sender, record)
 
-        monkeypatch.setattr(node._state, "receive", receive)
+        monkeypatch.setattr(node._member.records, "receive", receive)
 
     first = start("founder", before=deaf_at_first)
     assert isinstance(first, HivemindTransport)
@@ -123,7 +123,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
     until(lambda: first.counters().get("loop_errors", 0) >= len(loops), "and was counted")
     until(lambda: first.status().connected and second.status().connected, "they meet nevertheless")
 
-    provoked = {protocol: first._state.handlers[protocol] for protocol in first._state.handlers}
+    provoked = {protocol: first._member.answering.handlers[protocol] for protocol in first._member.answering.handlers}
     for number, protocol in enumerate(provoked):
 
         def handler(remote: str, request: bytes, error: type[Exception] = ERRORS[number % 4]) -> Any:

@@ -150,7 +150,7 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
         monkeypatch.undo()
         raise LookupError("unforeseen")
 
-    monkeypatch.setattr(a._state, "see", fail_once)
+    monkeypatch.setattr(a._member.peers, "see", fail_once)
     until(lambda: a.counters().get("loop_errors") == 1, "the error is counted")
     b = start("b", a.multiaddrs())
     until(b.manifest, "the node works on")
@@ -184,7 +184,7 @@ def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
         records.append(replace(genuine, peer_id=stranger, multiaddrs=(f"{host}/p2p/{stranger}",)))
     for useless in (("junk",), (), genuine.multiaddrs):
         records.append(replace(genuine, peer_id=Identity.generate().peer_id, multiaddrs=useless))
-    a._state.learn([(replace(record, expires_at=time.time() + 60), b"") for record in records])
+    a._member.peers.learn([(replace(record, expires_at=time.time() + 60), b"") for record in records])
     until(lambda: a.counters().get("dial_failures", 0) >= len(hosts), "every stranger was tried")
     exchange(a, b, b"still here")
     assert a.counters().get("daemon_restarts", 0) == 0
@@ -263,7 +263,7 @@ def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch:
     victim = make_identity(tmp_path, "victim")
     # The liar signs a manifest under the victim's run id, and serves it as its own.
     forged = seal_manifest(make_identity(tmp_path, "mallory"), make_manifest(victim))
-    monkeypatch.setattr(liar._state, "sealed", forged)
+    monkeypatch.setattr(liar._member.run, "sealed", forged)
     node = start("node", liar.multiaddrs())
     until(lambda: node.counters().get("refused_manifests"), "the forgery is counted")
     assert node.manifest() is None

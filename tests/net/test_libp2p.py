@@ -93,7 +93,7 @@ def test_a_forged_manifest_is_refused(start: Start, tmp_path: Path, monkeypatch:
     liar = start("liar")
     victim = make_identity(tmp_path, "victim")
     forged = seal_manifest(make_identity(tmp_path, "mallory"), make_manifest(victim))
-    monkeypatch.setattr(liar._state, "sealed", forged)
+    monkeypatch.setattr(liar._member.run, "sealed", forged)
     node = start("node", liar.multiaddrs())
     until(lambda: node.counters().get("refused_manifests"), "the forgery is counted")
     assert node.manifest() is None
@@ -122,7 +122,7 @@ def test_junk_on_the_wire_is_counted_and_ends_nothing(start: Start) -> None:
     a = start("founder")
     b = start("b", a.multiaddrs())
     until(lambda: a.status().connected == (b.peer_id,) and b.status().connected, "both connect")
-    topic = a._state.topic
+    topic = a._member.run.topic
     _, _, host, _, port = a.multiaddrs()[0].split("/")[:5]
 
     # Bytes that are no handshake.
@@ -280,7 +280,7 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
         monkeypatch.undo()
         raise LookupError("unforeseen")
 
-    monkeypatch.setattr(a._state, "see", fail_once)
+    monkeypatch.setattr(a._member.peers, "see", fail_once)
     until(lambda: a.counters().get("loop_errors") == 1, "the error is counted")
     b = start("b", addresses)
     until(b.manifest, "the node works on, where it was")

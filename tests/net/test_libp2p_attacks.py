@@ -107,7 +107,7 @@ def test_gossip_without_end_is_left_out_and_others_are_heard(start: Start) -> No
     a = start("founder")
     b = start("b", a.multiaddrs())
     meets(a, b)
-    topic = a._state.topic
+    topic = a._member.run.topic
     a._session._host._pubsub._rates._at_once = 100.0  # type: ignore[union-attr]
 
     async def flood(host: Any, peer: Any) -> None:
@@ -149,7 +149,7 @@ def test_every_loop_may_raise_and_the_node_goes_on(start: Start, monkeypatch: py
         real: Callable[[Any], Awaitable[None]] = getattr(owner, name)
 
         async def loop(self: Any) -> None:
-            if victim and self._state is victim[0]._state and name not in raised:
+            if victim and self._member is victim[0]._member and name not in raised:
                 raised.append(name)
                 raise (OverflowError, LookupError, RecursionError)[len(raised) % 3]("provoked")
             await real(self)

@@ -40,14 +40,14 @@ LOST_FRACTION = 0.05
 
 def lose_gossip(node: HivemindTransport) -> None:
     """Drop a part of the gossip that reaches a node, as a bad link does."""
-    receive = node._state.receive
+    receive = node._member.records.receive
     chance = random.Random(node.peer_id)
 
     def lossy(sender: str, record: bytes) -> None:
         if chance.random() >= LOST_FRACTION:
             receive(sender, record)
 
-    node._state.receive = lossy  # type: ignore[method-assign]
+    node._member.records.receive = lossy  # type: ignore[method-assign]
 
 
 def meet(nodes: Sequence[HivemindTransport]) -> None:
@@ -132,7 +132,7 @@ def test_a_holder_that_hardly_gives_is_left_for_another(start: Start, monkeypatc
     first._daemon.pace = lambda num_bytes: 3_600.0 if num_bytes > bandwidth_module.SHORT_BYTES else 0.0
     monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 2.0)
     third = start("c", first.multiaddrs())
-    exchange = Exchange(third, third._state.identity)
+    exchange = Exchange(third, third._member.identity)
     until(lambda: exchange.receive()[1] == {"oversized": 1}, "the late comer has it, to the last byte")
     assert exchange.book.stats()[first.peer_id].dropped == {"slow_holder": 1}
 
@@ -168,7 +168,7 @@ def test_a_swarm_outlives_every_bootstrap_and_a_member_finds_back(start: Start, 
 
 
 def make_identity_free(node: HivemindTransport) -> None:
-    node._state.identity.close()
+    node._member.identity.close()
 
 
 def test_a_partner_that_is_named_by_host_is_found(start: Start) -> None:
@@ -236,7 +236,7 @@ def test_a_member_that_lies_costs_its_budget_and_is_asked_less(start: Start) -> 
     gift = record_id(junk) + len(junk).to_bytes(4, "big") + junk
     liar.serve(GIVE_PROTOCOL, lambda remote, request: gift)
     until(lambda: first.counters().get("refused_repairs"), "what is not signed is refused")
-    assert first.drain() == [] and first._state.shelf.get(record_id(junk)) is None
+    assert first.drain() == [] and first._member.records.shelf.get(record_id(junk)) is None
     true = signed(liar, b"true for once")
     liar.publish(true)
     until(lambda: true in first.drain(), "its gossip is still heard")

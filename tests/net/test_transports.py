@@ -17,14 +17,16 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.traffic import OUTBOX_RECORDS
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.shelf import record_id
 from swarm.net.records.wire import seal
 
+from .direct import DirectHub, DirectTransport
 from .records import IDENTITIES, fast_settings, make_group, make_identity, make_manifest, sealed_manifest, signed, until
 
-AnyTransport = MemoryTransport | HivemindTransport | Libp2pTransport
+AnyTransport = MemoryTransport | DirectTransport | HivemindTransport | Libp2pTransport
 
 
 class Network:
@@ -51,12 +53,13 @@ class Network:
 @pytest.fixture(
     params=[
         "memory",
+        "direct",
         pytest.param("hivemind", marks=pytest.mark.network),
         pytest.param("libp2p", marks=[pytest.mark.network, pytest.mark.libp2p]),
     ]
 )
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
-    hub = MemoryHub()
+    hub, direct_hub = MemoryHub(), DirectHub()
 
     def settings() -> NetworkSettings:
         bootstrap = (*network.elsewhere, *(address for node in network.nodes for address in node.multiaddrs()))
@@ -65,16 +68,21 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]
     def memory(identity: Identity, manifest: bytes | None) -> AnyTransport:
         return MemoryTransport(hub, identity.peer_id, manifest)
 
+    def direct(identity: Identity, manifest: bytes | None) -> AnyTransport:
+        return DirectTransport(direct_hub, settings().model_copy(update={"bootstrap": ()}), identity, manifest)
+
     def hivemind(identity: Identity, manifest: bytes | None) -> AnyTransport:
         return HivemindTransport(settings(), identity, manifest)
 
     def libp2p(identity: Identity, manifest: bytes | None) -> AnyTransport:
         return Libp2pTransport(settings(), identity, manifest)
 
-    network = Network({"memory": memory, "hivemind": hivemind, "libp2p": libp2p}[request.param], tmp_path)
+    makes = {"memory": memory, "direct": direct, "hivemind": hivemind, "libp2p": libp2p}
+    network = Network(makes[request.param], tmp_path)
     yield network
     for node in network.nodes:
         node.close()
+    direct_hub.loop.call_soon_threadsafe(direct_hub.loop.stop)
 
 
 @pytest.fixture
@@ -292,7 +300,7 @@ def test_what_is_not_signed_is_not_held_for_others(pair: tuple[AnyTransport, Any
         first.publish(record)
     # They come raw, for the exchange to refuse and count.
     assert set(arrive(second, 4)) == {b"junk", forged, foreign, genuine}
-    shelf = second._shelf if isinstance(second, MemoryTransport) else second._state.shelf
+    shelf = second._shelf if isinstance(second, MemoryTransport) else second._member.records.shelf
     held = [record for record in (b"junk", forged, foreign, genuine) if shelf.get(record_id(record))]
     assert held == [genuine]
 
@@ -321,7 +329,7 @@ def test_a_banned_peer_is_hung_up_on_at_once_not_at_the_next_look(
 ) -> None:
     first, second = pair
     # Long enough that no regular look helps; whatever began before is over in the meantime.
-    for module in ("session", "libp2p_session"):
+    for module in ("hivemind.session", "libp2p.session"):
         if f"swarm.net.{module}" in sys.modules:
             monkeypatch.setattr(f"swarm.net.{module}.OBSERVE_EVERY_S", 3_600.0)
     time.sleep(1.1)
@@ -361,6 +369,22 @@ def test_alone_and_without_a_run_records_are_dropped_and_counted(network: Networ
     assert node.manifest() == make_manifest(founder)
     node.publish(b"y")
     assert node.counters()["no_run"] == 1
+
+
+def test_records_that_nobody_takes_fill_the_room_until_somebody_comes(network: Network) -> None:
+    founder = network.identity("founder")
+    first = network.node(founder, sealed_manifest(founder))
+    first.start()
+    sent = []
+    while first.has_room() and len(sent) < OUTBOX_RECORDS:
+        sent.append(signed(first, b"early %d" % len(sent)))
+        first.publish(sent[-1])
+    assert len(sent) == OUTBOX_RECORDS and first.counters().get("drop_outbox", 0) == 0
+    assert first.has_room() == isinstance(first, MemoryTransport)
+    second = network.node(network.identity("joiner"))
+    second.start()
+    until(first.has_room, "there is room again")
+    assert sorted(arrive(second, len(sent))) == sorted(sent)
 
 
 def test_a_transport_never_started_can_be_closed(network: Network) -> None:

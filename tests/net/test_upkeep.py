@@ -14,7 +14,8 @@ from swarm.errors import PeerUnreachable
 from swarm.net import bandwidth as bandwidth_module
 from swarm.net.hivemind.waits import AsyncioWaits
 from swarm.net.membership import upkeep as upkeep_module
-from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.member import Member
+from swarm.net.membership.own_entry import Profile
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, LargeRequest, announce
@@ -30,8 +31,8 @@ class Swarm:
         monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 0.05)
         monkeypatch.setattr(upkeep_module, "DOWNLOAD_PAUSE_S", 0.01)
         node = make_identity(folder, "node")
-        self.state = NodeState(fast_settings(), node, Profile(), sealed_manifest(node))
-        self.upkeep = Upkeep(self.state, self.ask, AsyncioWaits())
+        self.member = Member(fast_settings(), node, Profile(), sealed_manifest(node))
+        self.upkeep = Upkeep(self.member, self.ask, AsyncioWaits())
         self.records: dict[bytes, bytes] = {}
         self.slow: set[str] = set()
         self.asked: list[str] = []
@@ -58,11 +59,11 @@ class Swarm:
             self.giving.remove(peer_id)
 
     def announce(self, announcer: Identity, count: int) -> list[bytes]:
-        assert self.state.manifest is not None
+        assert self.member.run.manifest is not None
         records = [os.urandom(1_200_000) for _ in range(count)]
         for record in records:
             self.records[record_id(record)] = record
-            self.state.receive(announcer.peer_id, announce(announcer, self.state.manifest.run_id, record))
+            self.member.records.receive(announcer.peer_id, announce(announcer, self.member.run.manifest.run_id, record))
         return records
 
     def arrive(self, count: int) -> list[bytes]:
@@ -74,7 +75,7 @@ class Swarm:
             try:
                 async with asyncio.timeout(30):
                     while len(records) < count:
-                        records += self.state.inbox.drain()
+                        records += self.member.records.inbox.drain()
                         await asyncio.sleep(0.001)
             finally:
                 for slot in slots:
@@ -92,7 +93,7 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swarm:
 
 def test_no_peer_holds_more_than_one_slot(swarm: Swarm) -> None:
     alice, bob = Identity.generate(), Identity.generate()
-    swarm.state.in_run = frozenset({alice.peer_id, bob.peer_id})
+    swarm.member.peers.in_run = frozenset({alice.peer_id, bob.peer_id})
     sent = swarm.announce(alice, MAX_WAITING_PER_PEER) + swarm.announce(bob, MAX_WAITING_PER_PEER)
     assert sorted(swarm.arrive(len(sent))) == sorted(sent)
     assert swarm.most_from_one == 1
@@ -102,11 +103,11 @@ def test_slow_holders_are_given_up_for_others_told_of_and_left_alone(swarm: Swar
     alice, honest = Identity.generate(), Identity.generate().peer_id
     hostile = [Identity.generate() for _ in range(DOWNLOADS_AT_ONCE)]
     swarm.slow = {each.peer_id for each in hostile}
-    swarm.state.in_run = frozenset({alice.peer_id, honest, *swarm.slow})
+    swarm.member.peers.in_run = frozenset({alice.peer_id, honest, *swarm.slow})
     sent = [record for each in hostile for record in swarm.announce(each, MAX_WAITING_PER_PEER)]
     sent += swarm.announce(alice, 2)
     assert sorted(swarm.arrive(len(sent))) == sorted(sent)
     assert all(swarm.asked.count(peer_id) == 1 for peer_id in swarm.slow), "once slow, not asked again for a while"
-    complaints = swarm.state.complaints()
+    complaints = swarm.member.complaints.take()
     assert sorted(complaints) == sorted((peer_id, "slow_holder") for peer_id in swarm.slow)
-    assert swarm.state.complaints() == [] and swarm.state.counters.snapshot()["slow_holder"] == len(swarm.slow)
+    assert swarm.member.complaints.take() == [] and swarm.member.counters.snapshot()["slow_holder"] == len(swarm.slow)

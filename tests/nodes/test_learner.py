@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodes.roles import shell
+from nodes.roles import worker as worker_module
 from nodes.roles.learner import LearnerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.roles.shell import CHECKPOINTS
@@ -23,6 +24,7 @@ from swarm.net.records.identity import Identity
 from swarm.policy.distributed.ranks import Ranks
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
+from swarm.telemetry.sinks import scalars
 from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Completion, VersionSpan
 from tests.net.records import until
@@ -46,6 +48,7 @@ class Run:
         self.out = out
         self.finished = False
         self.hub = MemoryHub()
+        self.network = MemoryTransport
         self.values = {**VALUES, "learner": {"rollouts_per_step": 16, "spot_check": 1.0, **learner}}
         (out / "learner").mkdir(parents=True)
         self.identity = Identity.load_or_create(out / "learner" / IDENTITY_FILE)
@@ -57,7 +60,7 @@ class Run:
         return load_config(None, values).config
 
     def transport(self, peer_id: str) -> MemoryTransport:
-        transport = MemoryTransport(self.hub, peer_id, self.sealed)
+        transport = self.network(self.hub, peer_id, self.sealed)
         transport.start()
         return transport
 
@@ -125,6 +128,8 @@ def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_
     assert [event.learning.version for event in steps] == [1, 2, 3, 4, 5]
     assert all(event.figures["sampling/lag_max"] <= max_staleness for event in steps)
     assert all(event.figures["train/num_sequences"] >= 16 for event in steps)
+    assert all(event.figures["reward/std"] > 0 and event.figures["completions/mean_length"] > 0 for event in steps)
+    assert scalars(steps[-1]).keys() > {"reward/mean", "reward/std", "completions/clipped_ratio", "loss"}, "every sink"
     groups = steps[-1].groups
     assert groups["used_external"] >= 20
     assert not {"wrong_logprobs", "wrong_version", "wrong_tokens"} & groups["dropped"].keys()
@@ -137,6 +142,45 @@ def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_
     worked = [history.latest for history in histories if history.latest is not None]
     assert sum(event.groups["shared"] for event in worked) > 0
     assert worked and all(event.following.installed > 0 for event in worked)
+
+
+class NarrowTransport(MemoryTransport):
+    """One on which nobody takes what is published until the test says so."""
+
+    taken = False
+    num_published = 0
+
+    def publish(self, record: bytes) -> None:
+        self.num_published += 1
+        super().publish(record)
+
+    def has_room(self) -> bool:
+        return self.taken or self.num_published < 2
+
+
+def test_a_worker_whose_groups_nobody_takes_samples_no_more_says_so_once_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "TELL_AFTER_S", 0.2)
+    run = Run(tmp_path)
+    run.network = NarrowTransport
+    with run.learner(rounds=1) as learner, run.workers("one") as (worker,):
+        network = worker._transport
+        assert isinstance(network, NarrowTransport)
+
+        def notes() -> list[str]:
+            return [moment.text for moment in PeerHistory.read(tmp_path / "one" / METRICS_FILE).moments]
+
+        learner.begin()
+        until(lambda: any("outbox is full" in text for text in notes()), "it says so", PATIENCE_S)
+        sampled, paused_s = worker._follower.num_completions, worker._paused_s
+        until(lambda: worker._paused_s > paused_s + 1, "a while", PATIENCE_S)
+        assert worker._follower.num_completions == sampled and network.num_published == 2
+        network.taken = True
+        until(lambda: network.num_published > 8, "it goes on", PATIENCE_S)
+        until(lambda: any("room for groups again" in text for text in notes()), "and says so", PATIENCE_S)
+    assert sum("outbox is full" in text for text in notes()) == 1
+    assert run.events("one")[-1].following.paused_s > 1
 
 
 def test_a_last_evaluation_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from nodes.commands import peers as command
 from nodes.commands.peers import duration, render, show_peers, size, standing
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.state import Profile
+from swarm.net.membership.own_entry import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
 from swarm.reasons import Reason

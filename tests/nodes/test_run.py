@@ -10,7 +10,7 @@ from nodes.roles.home import claim_home
 from nodes.roles.run import best_address, found_run, left_out, manifest_values, remember, remembered
 from swarm.config import load_config
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
-from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
 
@@ -122,11 +122,11 @@ def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
     founder = Identity.generate()
     older = found_run(_config(tmp_path), founder)
     newer = found_run(_config(tmp_path, ("mix.local", "2")), founder, older)
-    state = NodeState(_config(tmp_path).network, Identity.generate(), Profile(), older)
-    state.adopt(newer)
+    run = CurrentRun(None, older)
+    run.adopt(newer)
     with pytest.raises(Refusal, match="stale"):
-        state.adopt(older)
-    assert state.sealed == newer
+        run.adopt(older)
+    assert run.sealed == newer
 
 
 def test_a_run_names_the_tasks_that_only_its_founder_has(tmp_path: Path) -> None:

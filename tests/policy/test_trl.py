@@ -154,9 +154,9 @@ def _backward(policy: Policy, objective: str, beta: float, rows: list[Row]) -> t
     loss = clipped = 0.0
     with batching.attention(policy.model):
         for micro in batching.cut(rows, 50):
-            share = Objective(settings).share(score(micro), micro, len(rows), num_tokens)
-            share.loss.backward()
-            loss, clipped = loss + share.loss.item(), clipped + float(share.figures[CLIPPED].total)
+            share, figures = Objective(settings).share(score(micro), micro, len(rows), num_tokens)
+            share.backward()
+            loss, clipped = loss + share.item(), clipped + float(figures[CLIPPED].total)
     return loss, clipped / num_tokens
 
 

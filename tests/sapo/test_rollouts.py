@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import EngineError, Interrupted
 from swarm.reasons import Reason
-from swarm.sapo.rollouts import Rollouts
+from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.round import SapoNode
 from swarm.stopwatch import Stopwatch
 from swarm.types import (
@@ -21,11 +22,13 @@ from swarm.types import (
     GradedGroup,
     Question,
     Rejection,
+    RolloutGroup,
     Sampling,
     TaskRef,
     UpdateReport,
     VersionSpan,
 )
+from tests.example_groups import rollout_group
 from tests.sapo.test_round import FakeEngine, FakeUpdater, FakeVerifier, Swarm
 
 PATIENCE_S = 60.0
@@ -72,6 +75,18 @@ def running(**parts: object) -> Iterator[SapoNode]:
         node.close()
 
 
+def first_batch(engine: FakeEngine, verifier: FakeVerifier) -> GradedBatch:
+    """Of six questions, at version 7."""
+
+    def make(
+        question: TaskRef, completions: Sequence[Completion], rewards: Sequence[float], version: int
+    ) -> RolloutGroup:
+        group = rollout_group(question=question, completions=tuple(completions), rewards=tuple(rewards))
+        return replace(group, policy=replace(group.policy, version=version))
+
+    return Rollouts(engine, verifier, make, lambda: 7, 1, 6, 4, Sampling(), 0).take(0, Stopwatch())
+
+
 def test_a_group_is_graded_before_the_next_one_is_finished() -> None:
     graded = threading.Event()
 
@@ -95,8 +110,8 @@ def test_a_group_is_graded_before_the_next_one_is_finished() -> None:
                 assert graded.wait(PATIENCE_S), "grading waits for the end of generation"
                 graded.clear()
 
-    batch = Rollouts(Waiting(), Beside(), 1, 6, 4, Sampling(), 0).take(0, Stopwatch())
-    assert [answered.grade.rewards[0] for answered in batch.answered] == [0.0, 1.0] * 3
+    batch = first_batch(Waiting(), Beside())
+    assert [graded.rewards[0] for graded in batch.groups] == [0.0, 1.0] * 3
 
 
 def test_groups_keep_the_order_of_their_questions_and_what_failed_is_counted() -> None:
@@ -108,8 +123,9 @@ def test_groups_keep_the_order_of_their_questions_and_what_failed_is_counted() -
                 yield index, Rejection(Reason.PROMPT_TOO_LONG) if index == 3 else answers
 
     verifier = FakeVerifier(refused=frozenset({1001}))
-    batch = Rollouts(Backwards(), verifier, 1, 6, 4, Sampling(), 0).take(0, Stopwatch())
-    assert [answered.question.index for answered in batch.answered] == [1000, 1002, 1004, 1005]
+    batch = first_batch(Backwards(), verifier)
+    assert [graded.group.question.index for graded in batch.groups] == [1000, 1002, 1004, 1005]
+    assert [graded.group.policy.version for graded in batch.groups] == [7] * 4
     assert batch.failed == {"prompt_too_long": 1, "verifier_timeout": 1}
 
 

@@ -23,7 +23,7 @@ CLIPPED = "clip_ratio/region_mean"
 
 @dataclass(frozen=True)
 class LossBatch:
-    """B completions of at most T tokens."""
+    """B completions of at most T tokens: all that a loss may know, wherever it is written."""
 
     new: Tensor
     """[B, T] log-probabilities under the policy that is trained, with gradient."""
@@ -39,7 +39,7 @@ class LossBatch:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A mean over tokens, which micro-batches add up to exactly."""
+    """A mean over tokens, which micro-batches add up to exactly; not yet taken, for penalties to share its weights."""
 
     losses: Tensor
     """[B, T] or what broadcasts to it."""

@@ -39,7 +39,7 @@ class Room:
 
 @dataclass(eq=False)
 class Draft:
-    """One completion in the making."""
+    """One completion in the making: it changes with every token, and no other part sees it."""
 
     question: int
     """Index of its prompt."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from swarm.errors import DirectoryError, DirectoryLost
 from swarm.net.hivemind.directory import Directory
 from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
-from swarm.net.membership.state import NodeState
+from swarm.net.membership.member import Member
 from swarm.net.waits import Signal
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ STEADY_AFTER_S = 60.0
 class Discovery:
     """Own record -> the DHT -> records of others, for who has few peers."""
 
-    def __init__(self, state: NodeState, control: Path, run_known: Signal, peers_changed: Signal) -> None:
-        """Discover for `state` through the daemon whose control socket is given, once the run is known."""
-        self._state = state
+    def __init__(self, member: Member, control: Path, run_known: Signal, peers_changed: Signal) -> None:
+        """Discover for `member` through the daemon whose control socket is given, once the run is known."""
+        self._member = member
         self._control = control
         self._run_known = run_known
         self._peers_changed = peers_changed
@@ -49,7 +49,7 @@ class Discovery:
             try:
                 await self._live_once()
             except DirectoryError as loss:
-                self._state.counters.add("directory_restarts")
+                self._member.counters.add("directory_restarts")
                 logger.warning("restarting the directory of peers: %s", loss)
             if time.monotonic() - born > STEADY_AFTER_S:
                 pause_s = FIRST_RESTART_PAUSE_S
@@ -60,35 +60,35 @@ class Discovery:
         # Started before there is a run to look in: it is ready by then.
         async with Directory.running() as directory:
             await self._run_known.happens(math.inf)
-            manifest = self._state.manifest
+            manifest = self._member.run.manifest
             assert manifest is not None
-            await directory.open(self._control, manifest.run_id, keeps=self._state.profile.listed)
+            await directory.open(self._control, manifest.run_id, keeps=self._member.own.profile.listed)
             await self._look_for_ever(directory, manifest.run_id)
 
     async def _look_for_ever(self, directory: Directory, run_id: str) -> None:
-        state = self._state
+        member, peers = self._member, self._member.peers
         met: frozenset[str] = frozenset()
         told: tuple[str, ...] = ()
         look_at, renew_at, pause_s = 0.0, 0.0, FIRST_LOOK_PAUSE_S
         while True:
             self._peers_changed.clear()
-            in_run = state.in_run
+            in_run = peers.in_run
             try:
                 alone = not met
                 met = await directory.meet(in_run, first=alone)
                 now = time.monotonic()
-                if met and (alone or told != state.addresses or now >= renew_at):
-                    told = state.addresses
+                if met and (alone or told != member.own.addresses or now >= renew_at):
+                    told = member.own.addresses
                     await self._announce(directory)
-                    renew_at = now + state.settings.announce_every_s * random.uniform(*APART)
+                    renew_at = now + member.settings.announce_every_s * random.uniform(*APART)
                 if met and (alone or now >= look_at):
                     await self._look_up(directory, run_id)
-                    pause_s = FIRST_LOOK_PAUSE_S if alone else min(4 * pause_s, state.settings.announce_every_s)
+                    pause_s = FIRST_LOOK_PAUSE_S if alone else min(4 * pause_s, member.settings.announce_every_s)
                     look_at = now + pause_s * random.uniform(*APART)
             except DirectoryLost:
                 raise
             except DirectoryError as error:
-                state.counters.add("dht_errors")
+                member.counters.add("dht_errors")
                 logger.debug("a discovery round failed: %s", error)
             # A peer's DHT comes up a little after its connection.
             unmet = not met or bool(in_run - met)
@@ -97,13 +97,13 @@ class Discovery:
             await asyncio.sleep(ROUND_PAUSE_S)
 
     async def _look_up(self, directory: Directory, run_id: str) -> None:
-        state = self._state
-        if len(state.in_run) < ENOUGH_PEERS:
+        member, peers = self._member, self._member.peers
+        if len(peers.in_run) < ENOUGH_PEERS:
             # Who has peers is told of others by them.
-            everything = len(state.in_run) < FEW_PEERS or not state.profile.listed
-            state.learn(await directory.read(run_id, state.clock(), everything=everything))
+            everything = len(peers.in_run) < FEW_PEERS or not member.own.profile.listed
+            peers.learn(await directory.read(run_id, member.clock(), everything=everything))
 
     async def _announce(self, directory: Directory) -> None:
-        state = self._state
-        if state.profile.listed and not await directory.announce(state.identity.peer_id, *state.sealed_own_record()):
-            state.counters.add("announcements_refused")
+        member = self._member
+        if member.own.profile.listed and not await directory.announce(member.identity.peer_id, *member.own.sealed()):
+            member.counters.add("announcements_refused")

@@ -2,7 +2,7 @@
 
 dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
 reserve   places at relays, for those who cannot be dialled -> own addresses (renewed every minute)
-observe   the daemon's connections                  -> state, wakes the rest (every second)
+observe   the daemon's connections                  -> peers, wakes the rest (every second)
 hear      gossip on the run's topic                 -> inbox
 discover  own record -> the DHT -> records of others, for who has few peers (every `announce_every_s`)
 
@@ -24,8 +24,8 @@ from swarm.net.hivemind.daemon import Daemon, Outgrown
 from swarm.net.hivemind.discovery import Discovery
 from swarm.net.hivemind.waits import AsyncioWaits
 from swarm.net.membership.dialling import Dialling, Unheard
+from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.membership.state import NodeState
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
 from swarm.net.services.doors import Doors
 
@@ -40,16 +40,16 @@ EPITAPH_S = 1.0
 class Session(MemberSession):
     """One daemon's worth of a node."""
 
-    def __init__(self, state: NodeState, daemon: Daemon) -> None:
-        """Run `state` on a daemon that has just started."""
+    def __init__(self, member: Member, daemon: Daemon) -> None:
+        """Run `member` on a daemon that has just started."""
         waits = AsyncioWaits()
-        dialling = Dialling(state, daemon.connect, waits, relays=state.relays)
-        super().__init__(state, daemon, waits, dialling, RECORDS_PER_S)
+        dialling = Dialling(member, daemon.connect, waits, relays=member.peers.relays)
+        super().__init__(member, daemon, waits, dialling, RECORDS_PER_S)
         self._daemon = daemon
-        self._places = Places(state.relays)
+        self._places = Places(member.peers.relays)
         self._detours = Detours()
         self._unheard = Unheard()
-        self._discovery = Discovery(state, daemon.control, self._run_known, self._peers_changed)
+        self._discovery = Discovery(member, daemon.control, self._run_known, self._peers_changed)
         self._serving: set[str] = set()
 
     async def run(self) -> str:
@@ -85,14 +85,15 @@ class Session(MemberSession):
 
     async def serve(self) -> None:
         """Register handlers added since the last call."""
-        for protocol in self._state.handlers:
+        answering = self._member.answering
+        for protocol in answering.handlers:
             if protocol in self._serving:
                 continue  # also what another call is registering just now
             self._serving.add(protocol)
-            await self._daemon.answer(protocol, partial(self._state.handle, protocol))
+            await self._daemon.answer(protocol, partial(answering.handle, protocol))
 
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
-        connected = self._state.connected
+        connected = self._member.peers.connected
         left_s = await self._dialling.reach(peer_id, connected, timeout_s)
         if peer_id not in connected:
             # Should the daemon have died, the question fails for that.
@@ -109,10 +110,11 @@ class Session(MemberSession):
             await asyncio.sleep(OBSERVE_EVERY_S)
 
     async def _answer(self) -> None:
-        self._daemon.doors = Doors(self._state.complain)
-        self._daemon.admits = self._state.admits
-        self._daemon.pace = self._state.uploads.spend
-        self._state.on_banned = self.look_again
+        self._daemon.doors = Doors(self._member.complaints.add)
+        answering = self._member.answering
+        self._daemon.admits = answering.admits
+        self._daemon.pace = answering.uploads.spend
+        answering.on_banned = self.look_again
         await self.serve()
 
     async def _observe(self) -> None:
@@ -123,20 +125,20 @@ class Session(MemberSession):
 
     async def look(self) -> None:
         """Note who is connected now, and hang up on those who are banned."""
-        state = self._state
-        before = state.in_run
-        topic = state.topic
-        state.observed = await self._daemon.remote_addresses()
-        connected = frozenset(state.observed)
-        for peer_id in connected & state.banned:
-            state.counters.add("banned_connections")
+        member, peers = self._member, self._member.peers
+        before = peers.in_run
+        topic = member.run.topic
+        peers.observed = await self._daemon.remote_addresses()
+        connected = frozenset(peers.observed)
+        for peer_id in connected & peers.banned:
+            member.counters.add("banned_connections")
             # It may have gone by itself meanwhile.
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
-        state.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
-        moved = state.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
-        state.detail = "; ".join(filter(None, (self._dialling.describe(), state.reachability())))
-        if moved or state.in_run - before:
+        peers.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
+        moved = member.own.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
+        member.detail = "; ".join(filter(None, (self._dialling.describe(), member.reachability())))
+        if moved or peers.in_run - before:
             self._changed(before)
         self.wake()
 
@@ -144,36 +146,36 @@ class Session(MemberSession):
         while True:
             await self._shorten()
             await self._renew()
-            due = self._dialling.due(self._state.connected)
+            due = self._dialling.due(self._member.peers.connected)
             results = await asyncio.gather(*map(self._dialling.dial, due, due.values()))
             if any(results):
                 await self.look()
-            await asyncio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
+            await asyncio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
 
     async def _shorten(self) -> None:
-        state = self._state
-        detours = self._detours.due(state.observed, state.addresses, self._dialling.addresses, time.monotonic())
+        observed, own = self._member.peers.observed, self._member.own.addresses
+        detours = self._detours.due(observed, own, self._dialling.addresses, time.monotonic())
         await self._hang_up(detours, "detours_left")
 
     async def _renew(self) -> None:
-        state = self._state
-        if state.manifest is None or not state.profile.listed:
+        member, peers = self._member, self._member.peers
+        if member.run.manifest is None or not member.own.profile.listed:
             return
-        direct = [peer_id for peer_id, ends in state.observed.items() if ends and not all(map(relay_of, ends))]
-        now = state.clock()
-        members = {peer_id for peer_id, (record, _) in state.known.items() if record.expires_at > now}
-        await self._hang_up(self._unheard.due(direct, state.in_run, members, time.monotonic()), "unheard_left")
+        direct = [peer_id for peer_id, ends in peers.observed.items() if ends and not all(map(relay_of, ends))]
+        now = member.clock()
+        members = {peer_id for peer_id, (record, _) in peers.known.items() if record.expires_at > now}
+        await self._hang_up(self._unheard.due(direct, peers.in_run, members, time.monotonic()), "unheard_left")
 
     async def _hang_up(self, peer_ids: Iterable[str], counter: str) -> None:
         for peer_id in peer_ids:
-            self._state.counters.add(counter)
+            self._member.counters.add(counter)
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
                 await self.look()
 
     async def _reserve(self) -> None:
         while self._places.relays:
-            for relay in self._places.due(self._state.connected, time.monotonic()):
+            for relay in self._places.due(self._member.peers.connected, time.monotonic()):
                 try:
                     limits = await self._daemon.circuit_limits(relay)
                 except PeerUnreachable as error:
@@ -187,7 +189,7 @@ class Session(MemberSession):
 
     async def _hear(self) -> None:
         topic = await self._topic()
-        if not self._state.profile.listed:
+        if not self._member.own.profile.listed:
             return
-        await self._daemon.subscribe(topic, self._state.guard.hearing(self._state.receive))
+        await self._daemon.subscribe(topic, self._member.guard.hearing(self._member.records.receive))
         raise TransportError("the daemon ended the subscription")

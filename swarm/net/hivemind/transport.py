@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.state import Profile
-from swarm.net.membership.state_transport import StateTransport
+from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import Identity
 from swarm.protocols import StreamHandler
 
@@ -39,7 +39,7 @@ STEADY_AFTER_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 
-class HivemindTransport(StateTransport):
+class HivemindTransport(MemberTransport):
     """`Transport` over hivemind's daemon, gossip and DHT."""
 
     def __init__(
@@ -51,7 +51,7 @@ class HivemindTransport(StateTransport):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """As `StateTransport`."""
+        """As `MemberTransport`."""
         super().__init__(settings, identity, manifest, profile, clock=clock)
         self._listen: tuple[str, ...] = ()
         self._session: Session | None = None
@@ -79,7 +79,7 @@ class HivemindTransport(StateTransport):
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
         """Answer requests for `protocol` chunk by chunk, on the network thread."""
-        self._state.handlers = {**self._state.handlers, protocol: handler}
+        self._member.answering.handlers = {**self._member.answering.handlers, protocol: handler}
         if self._loop is not None and self._session is not None:
             asyncio.run_coroutine_threadsafe(self._session.serve(), self._loop)
 
@@ -88,7 +88,7 @@ class HivemindTransport(StateTransport):
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
         answer = asyncio.run_coroutine_threadsafe(session.call(peer_id, protocol, payload, timeout_s), loop)
         try:
             return answer.result(timeout_s + CLOSE_TIMEOUT_S)
@@ -103,13 +103,13 @@ class HivemindTransport(StateTransport):
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
         return _taken(chunks, loop, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Drop these peers, and no others; takes effect at once, or when the daemon is next up."""
-        self._state.ban(peer_ids)
+        self._member.peers.ban(peer_ids)
         session, loop = self._session, self._loop
         if session is not None and loop is not None and not loop.is_closed():
             asyncio.run_coroutine_threadsafe(session.look(), loop)
@@ -154,7 +154,7 @@ class HivemindTransport(StateTransport):
 
     def _note_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         # hivemind leaves tasks behind whose errors nobody awaits, mostly when a daemon dies under them.
-        self._state.counters.add("stray_errors")
+        self._member.counters.add("stray_errors")
         logger.debug("stray error on the network thread: %s", context)
 
     async def _live(self) -> None:
@@ -167,13 +167,13 @@ class HivemindTransport(StateTransport):
                 self._failures = 0
             self._failures += 1
             failures = self._failures
-            self._state.see(frozenset(), frozenset())
+            self._member.peers.see(frozenset(), frozenset())
             if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
                 self._failure = f"the network failed {failures} times in a row, last because {reason}"
                 logger.error(self._failure)
                 return
-            self._state.counters.add("daemon_restarts")
-            self._state.detail = f"restarting the network: {reason}"
+            self._member.counters.add("daemon_restarts")
+            self._member.detail = f"restarting the network: {reason}"
             logger.warning("restarting the network daemon: %s", reason)
             await asyncio.sleep(FIRST_RESTART_PAUSE_S * 2 ** (failures - 1))
 
@@ -205,15 +205,15 @@ class HivemindTransport(StateTransport):
         try:
             if self._daemon.peer_id != self.peer_id:
                 return f"the daemon has the peer id {self._daemon.peer_id} instead of {self.peer_id}"
-            self._session = Session(self._state, self._daemon)
-            self._state.addresses = await self._daemon.addresses()
-            self._state.detail = "started"
+            self._session = Session(self._member, self._daemon)
+            self._member.own.addresses = await self._daemon.addresses()
+            self._member.detail = "started"
             self._settled.set()
             return await self._session.run()
         except Outgrown as error:
             # Strangers can bring it about as often as they like: it must never end the node.
             self._failures = 0
-            self._state.counters.add("daemon_outgrown")
+            self._member.counters.add("daemon_outgrown")
             return str(error)
         except TransportError as error:
             return str(error)
@@ -223,7 +223,7 @@ class HivemindTransport(StateTransport):
             return repr(error)
         finally:
             self._session = None
-            self._state.remember()
+            self._member.peers.remember()
             await self._daemon.stop()
             self._daemon = None
 

@@ -280,7 +280,7 @@ def _next_frame(frames: Iterator[bytes], protocol: str) -> bytes | None:
     try:
         return next(frames, None)
     except Exception as error:
-        # Whatever a handler raises is its peer's problem to hear of, and no one else's; `NodeState` has counted it.
+        # Whatever a handler raises is its peer's problem to hear of, and no one else's; `Answering` has counted it.
         logger.debug("the handler for %s failed", protocol, exc_info=True)
         return encode_error(f"the handler failed: {type(error).__name__}")
 

@@ -1,7 +1,7 @@
 """The life of a node on one py-libp2p host: a handful of loops that run until one fails or the node is closed.
 
 dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
-observe   the host's connections                    -> state, wakes the rest (every second)
+observe   the host's connections                    -> peers, wakes the rest (every second)
 hear      gossip on the run's topic                 -> inbox
 
 and those of `MemberSession`, join and tell, and of `upkeep`: repair, download, acquaint. The last takes the place of a
@@ -26,8 +26,8 @@ from swarm.net.addresses.nat import CIRCUIT
 from swarm.net.libp2p.host import Host, interfaces
 from swarm.net.libp2p.waits import TrioWaits
 from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.membership.state import NodeState
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
 from swarm.net.records.large import INLINE_BYTES
 from swarm.net.services.doors import Doors
@@ -46,11 +46,11 @@ MUTE_AFTER_S = 5.0
 class Session(MemberSession):
     """One host's worth of a node."""
 
-    def __init__(self, state: NodeState, host: Host) -> None:
-        """Run `state` on a host that has just started."""
+    def __init__(self, member: Member, host: Host) -> None:
+        """Run `member` on a host that has just started."""
         waits = TrioWaits()
-        dialling = Dialling(state, host.connect, waits, can_dial=_can_dial)
-        super().__init__(state, host, waits, dialling, RECORDS_PER_S)
+        dialling = Dialling(member, host.connect, waits, can_dial=_can_dial)
+        super().__init__(member, host, waits, dialling, RECORDS_PER_S)
         self._host = host
         self._serving: set[str] = set()
         self._mute_since: dict[str, float] = {}
@@ -58,10 +58,11 @@ class Session(MemberSession):
 
     async def run(self, started: Callable[[], None]) -> None:
         """Everything above, until cancelled; calls `started` when others can reach this node."""
-        self._host.doors = Doors(self._state.complain)
-        self._host.admits = self._state.admits
-        self._host.pace = self._state.uploads.spend
-        self._state.on_banned = self.look_again
+        self._host.doors = Doors(self._member.complaints.add)
+        answering = self._member.answering
+        self._host.admits = answering.admits
+        self._host.pace = answering.uploads.spend
+        answering.on_banned = self.look_again
         self.serve()
         self._note_addresses()
         started()
@@ -77,9 +78,10 @@ class Session(MemberSession):
 
     def serve(self) -> None:
         """Register handlers added since the last call; on the network thread, as everything here."""
-        for protocol in self._state.handlers.keys() - self._serving:
+        answering = self._member.answering
+        for protocol in answering.handlers.keys() - self._serving:
             self._serving.add(protocol)
-            self._host.answer(protocol, partial(self._state.handle, protocol))
+            self._host.answer(protocol, partial(answering.handle, protocol))
 
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
         left_s = await self._dialling.reach(peer_id, self._host.connected(), timeout_s)
@@ -108,19 +110,19 @@ class Session(MemberSession):
                 outcome.set_exception(failure) if failure else outcome.set_result(result)  # type: ignore[arg-type]
 
     def _note_addresses(self) -> None:
-        announced = self._state.settings.announce
+        announced = self._member.settings.announce
         listening = [address for wildcard in self._host.listening() for address in interfaces(wildcard)]
-        self._state.locate(announced or tuple(listening))
+        self._member.own.locate(announced or tuple(listening))
 
     async def _observe(self) -> None:
-        state = self._state
+        member = self._member
         while True:
             self._look_again.clear()
-            for peer_id in self._host.connected() & state.banned:
-                state.counters.add("banned_connections")
+            for peer_id in self._host.connected() & member.peers.banned:
+                member.counters.add("banned_connections")
                 await self._host.drop(peer_id)
             for peer_id in self._mute_for(MUTE_AFTER_S):
-                state.counters.add("mute_connections")
+                member.counters.add("mute_connections")
                 # The next connection has as long again.
                 del self._mute_since[peer_id]
                 await self._host.drop(peer_id)
@@ -129,22 +131,23 @@ class Session(MemberSession):
 
     def _mute_for(self, duration_s: float) -> list[str]:
         now = time.monotonic()
-        mute = self._host.mute() | frozenset(filter(self._is_missed, self._state.connected - self._state.in_run))
+        peers = self._member.peers
+        mute = self._host.mute() | frozenset(filter(self._is_missed, peers.connected - peers.in_run))
         self._mute_since = {peer_id: self._mute_since.get(peer_id, now) for peer_id in mute}
         return [peer_id for peer_id, since in self._mute_since.items() if now - since > duration_s]
 
     def _is_missed(self, peer_id: str) -> bool:
         """Whether a peer is a member of the run by its own word, which gossip should hear."""
-        entry = self._state.known.get(peer_id)
-        return entry is not None and entry[0].expires_at > self._state.clock() and entry[0].role != "visitor"
+        entry = self._member.peers.known.get(peer_id)
+        return entry is not None and entry[0].expires_at > self._member.clock() and entry[0].role != "visitor"
 
     def _look(self) -> None:
-        state = self._state
-        before = state.in_run
-        state.observed = self._host.remote_addresses()
-        state.see(self._host.connected(), self._host.subscribers(state.topic) if state.topic else frozenset())
-        state.detail = self._dialling.describe()
-        if state.in_run - before:
+        peers, topic = self._member.peers, self._member.run.topic
+        before = peers.in_run
+        peers.observed = self._host.remote_addresses()
+        peers.see(self._host.connected(), self._host.subscribers(topic) if topic else frozenset())
+        self._member.detail = self._dialling.describe()
+        if peers.in_run - before:
             self._changed(before)
         self.wake()
 
@@ -153,7 +156,7 @@ class Session(MemberSession):
             async with trio.open_nursery() as dials:
                 for peer_id, addresses in self._dialling.due(self._host.connected()).items():
                     dials.start_soon(self._dial_one, peer_id, addresses)
-            await trio.sleep(min(OBSERVE_EVERY_S, self._state.settings.retry_s))
+            await trio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
 
     async def _dial_one(self, peer_id: str, addresses: tuple[str, ...]) -> None:
         await self._dialling.dial(peer_id, addresses)
@@ -161,20 +164,20 @@ class Session(MemberSession):
 
     async def _hear(self) -> None:
         topic = await self._topic()
-        if not self._state.profile.listed:
+        if not self._member.own.profile.listed:
             return
         self._host.admit(topic, self._admissible)
-        await self._host.subscribe(topic, self._state.guard.hearing(self._state.receive))
+        await self._host.subscribe(topic, self._member.guard.hearing(self._member.records.receive))
 
     def _admissible(self, forwarder: str, author: str, record: bytes) -> bool:
         """Whether to pass a message on to others; what is in it is checked when it is opened."""
-        if {forwarder, author} & self._state.banned:
-            self._state.counters.add("banned_gossip")
+        if {forwarder, author} & self._member.peers.banned:
+            self._member.counters.add("banned_gossip")
             return False
-        if len(record) > min(self._state.settings.max_record_bytes, INLINE_BYTES):
-            self._state.counters.add("drop_oversized")
+        if len(record) > min(self._member.settings.max_record_bytes, INLINE_BYTES):
+            self._member.counters.add("drop_oversized")
             return False
-        return self._state.is_its_own(author, record)
+        return self._member.records.is_its_own(author, record)
 
 
 def _can_dial(address: str) -> bool:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.state import Profile
-from swarm.net.membership.state_transport import StateTransport
+from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
 from swarm.protocols import StreamHandler
 
@@ -43,7 +43,7 @@ STEADY_AFTER_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Libp2pTransport(StateTransport):
+class Libp2pTransport(MemberTransport):
     """`Transport` over py-libp2p."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Libp2pTransport(StateTransport):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """As `StateTransport`."""
+        """As `MemberTransport`."""
         super().__init__(settings, identity, manifest, profile, clock=clock)
         self._listen = settings.listen
         self._session: Session | None = None
@@ -77,7 +77,7 @@ class Libp2pTransport(StateTransport):
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
         """Answer requests for `protocol` chunk by chunk, on the network thread."""
-        self._state.handlers = {**self._state.handlers, protocol: handler}
+        self._member.answering.handlers = {**self._member.answering.handlers, protocol: handler}
         if self._session is not None:
             self._soon(self._session.serve)
 
@@ -86,7 +86,7 @@ class Libp2pTransport(StateTransport):
         self._require_running()
         session = self._session
         if session is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
         question = partial(session.call, peer_id, protocol, payload, timeout_s)
         return self._done(session, question, timeout_s + CLOSE_TIMEOUT_S)
 
@@ -97,7 +97,7 @@ class Libp2pTransport(StateTransport):
         self._require_running()
         session = self._session
         if session is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._state.detail}")
+            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
         return self._taken(session, chunks, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
@@ -128,7 +128,7 @@ class Libp2pTransport(StateTransport):
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Drop these peers, and no others: hang up on them, do not dial them, pass on nothing they wrote or forward."""
-        self._state.ban(peer_ids)
+        self._member.peers.ban(peer_ids)
         if self._session is not None:
             self._soon(self._session.look_again)
 
@@ -168,8 +168,8 @@ class Libp2pTransport(StateTransport):
             born = time.monotonic()
             reason = self._live_once()
             self._session = self._token = self._scope = None
-            self._state.remember()
-            self._state.see(frozenset(), frozenset())
+            self._member.peers.remember()
+            self._member.peers.see(frozenset(), frozenset())
             if self._closing.is_set():
                 break
             if not self._settled.is_set():
@@ -180,8 +180,8 @@ class Libp2pTransport(StateTransport):
                 self._failure = f"the network failed {failures} times in a row, last because {reason}"
                 logger.error(self._failure)
                 break
-            self._state.counters.add("network_restarts")
-            self._state.detail = f"restarting the network: {reason}"
+            self._member.counters.add("network_restarts")
+            self._member.detail = f"restarting the network: {reason}"
             logger.warning("restarting the network: %s", reason)
             self._closing.wait(FIRST_RESTART_PAUSE_S * 2 ** (failures - 1))
         self._settled.set()
@@ -210,8 +210,8 @@ class Libp2pTransport(StateTransport):
         from swarm.net.libp2p.session import Session
 
         self._token = trio.lowlevel.current_trio_token()
-        state = self._state
-        async with open_host(self._seed(), self._listen, self._settings.announce, state.counters) as host:
+        member = self._member
+        async with open_host(self._seed(), self._listen, self._settings.announce, member.counters) as host:
             if host.peer_id != self.peer_id:
                 raise TransportError(f"{self._identity_path} has the key of {host.peer_id}, not {self.peer_id}")
             # Ports are kept: after a restart others find this node where it was.
@@ -219,8 +219,8 @@ class Libp2pTransport(StateTransport):
             # The session alone is cancelled: the host then takes leave of its peers.
             with trio.CancelScope() as self._scope:
                 if not self._closing.is_set():
-                    self._session = Session(state, host)
-                    state.detail = "started"
+                    self._session = Session(member, host)
+                    member.detail = "started"
                     await self._session.run(started=self._settled.set)
 
     def _seed(self) -> bytes:

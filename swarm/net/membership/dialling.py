@@ -11,7 +11,7 @@ from types import MappingProxyType
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.addresses.told import Told, is_name, is_private_run, with_ips
-from swarm.net.membership.state import NodeState
+from swarm.net.membership.member import Member
 from swarm.net.waits import Waits
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Dialling:
 
     def __init__(
         self,
-        state: NodeState,
+        member: Member,
         connect: Connect,
         waits: Waits,
         *,
@@ -45,12 +45,13 @@ class Dialling:
         can_dial: Callable[[str], bool] = lambda address: True,
     ) -> None:
         """`relays` are dialled like bootstraps; addresses for which `can_dial` does not hold are passed over."""
-        self._state = state
+        self._member = member
+        self._peers = member.peers
         self._connect = connect
         self._waits = waits
         self._relays = relays
         self._can_dial = can_dial
-        self._backoff = Backoff(state.settings.retry_s)
+        self._backoff = Backoff(member.settings.retry_s)
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
         self._dialled: dict[str, float] = {}
         """When connections were made that have not proved steady yet."""
@@ -65,8 +66,8 @@ class Dialling:
         now = time.monotonic()
         self._private = self._is_private()
         self._judge(connected, now)
-        if not connected and not self._state.bootstrap:
-            self._state.bootstraps.look_again()
+        if not connected and not self._peers.bootstrap:
+            self._peers.bootstraps.look_again()
         found: dict[str, tuple[str, ...]] = {}
         for peer_id in self._wanted(connected):
             wait_s = max(pauses.wait_s(peer_id, now) for pauses in (self._backoff, self._hung_up))
@@ -78,13 +79,13 @@ class Dialling:
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer may be; nothing for a banned one."""
-        state = self._state
-        if peer_id in state.banned or peer_id == state.identity.peer_id:
+        peers = self._peers
+        if peer_id in peers.banned or peer_id == self._member.identity.peer_id:
             return ()
-        given, told = self._given(peer_id), state.remembered.get(peer_id, ())
-        if peer_id in state.known:
+        given, told = self._given(peer_id), peers.remembered.get(peer_id, ())
+        if peer_id in peers.known:
             # A stranger's record may hold anything, also where others are.
-            suffix, named = f"/p2p/{peer_id}", state.known[peer_id][0].multiaddrs
+            suffix, named = f"/p2p/{peer_id}", peers.known[peer_id][0].multiaddrs
             told = (*(each.removesuffix(suffix) for each in named if each.endswith(suffix)), *told)
         if not self._private:
             told = self._told.choose((address for address in told if address not in given), time.monotonic())
@@ -92,17 +93,17 @@ class Dialling:
 
     def _given(self, peer_id: str) -> tuple[str, ...]:
         """Addresses of a peer that the user has named: those are always dialled."""
-        return (*self._relays.get(peer_id, ()), *self._state.bootstrap.get(peer_id, ()))
+        return (*self._relays.get(peer_id, ()), *self._peers.bootstrap.get(peer_id, ()))
 
     def _is_private(self) -> bool:
-        state, settings = self._state, self._state.settings
-        named = [address for group in state.bootstrap.values() for address in group]
-        return is_private_run([*named, *settings.announce, *settings.listen], state.addresses, state.observed)
+        settings, own = self._member.settings, self._member.own
+        named = [address for group in self._peers.bootstrap.values() for address in group]
+        return is_private_run([*named, *settings.announce, *settings.listen], own.addresses, self._peers.observed)
 
     def _may_dial(self, peer_id: str, now: float) -> bool:
         if self._private or self._given(peer_id):
             return True
-        return self._told.may_dial(self._state.told_by.get(peer_id, ""), now)
+        return self._told.may_dial(self._peers.told_by.get(peer_id, ""), now)
 
     async def dial(self, peer_id: str, addresses: Sequence[str]) -> bool:
         """Dial a peer that is due; whether it is connected now."""
@@ -110,10 +111,10 @@ class Dialling:
             await self._dial(peer_id, addresses)
         except PeerUnreachable as error:
             logger.debug("dial failed: %s", error)
-            self._state.counters.add("dial_failures")
-            if peer_id in self._state.bootstrap:
+            self._member.counters.add("dial_failures")
+            if peer_id in self._peers.bootstrap:
                 self._failures[peer_id] = str(error)
-                self._state.bootstraps.look_again()
+                self._peers.bootstraps.look_again()
             self._backoff.failed(peer_id, time.monotonic())
             return False
         self._failures.pop(peer_id, None)
@@ -147,7 +148,7 @@ class Dialling:
 
         Raises `PeerUnreachable`.
         """
-        if peer_id in self._state.banned:
+        if peer_id in self._peers.banned:
             raise PeerUnreachable(f"{peer_id} is banned by this node")
         self._private = self._is_private()
         addresses = () if peer_id in connected else self.addresses(peer_id)
@@ -164,14 +165,14 @@ class Dialling:
 
     def describe(self) -> str:
         """How far this node has come, in words."""
-        state = self._state
-        if state.in_run and state.manifest is not None:
-            return f"connected to {len(state.in_run)} peers"
-        missing = [peer_id for peer_id in state.bootstrap if peer_id in self._failures]
-        if state.connected:
-            return f"connected to {len(state.connected)} peers, none seen in the run yet"
-        if not missing and not state.bootstrap:
-            problems = "; ".join(f"{entry}: {problem}" for entry, problem in state.bootstraps.problems().items())
+        peers = self._peers
+        if peers.in_run and self._member.run.manifest is not None:
+            return f"connected to {len(peers.in_run)} peers"
+        missing = [peer_id for peer_id in peers.bootstrap if peer_id in self._failures]
+        if peers.connected:
+            return f"connected to {len(peers.connected)} peers, none seen in the run yet"
+        if not missing and not peers.bootstrap:
+            problems = "; ".join(f"{entry}: {problem}" for entry, problem in peers.bootstraps.problems().items())
             return f"no bootstrap known: {problems}" if problems else "waiting for peers"
         if not missing:
             return "dialling the bootstraps"
@@ -191,16 +192,16 @@ class Dialling:
             del self._dialled[peer_id]
 
     def _wanted(self, connected: frozenset[str]) -> list[str]:
-        state = self._state
-        now = state.clock()
-        wanted = [*self._relays, *state.bootstrap]
+        peers = self._peers
+        now = self._member.clock()
+        wanted = [*self._relays, *peers.bootstrap]
         if len(connected) < ENOUGH_PEERS:
             # An expired record is better than nothing to a node that lost everyone.
             wanted += (
-                peer_id for peer_id, (record, _) in state.known.items() if record.expires_at > now or not connected
+                peer_id for peer_id, (record, _) in peers.known.items() if record.expires_at > now or not connected
             )
-        if len(state.in_run) < FEW_PEERS:
-            wanted += reversed(state.remembered)
+        if len(peers.in_run) < FEW_PEERS:
+            wanted += reversed(peers.remembered)
         return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import Backoff
-from swarm.net.membership.state import NodeState
+from swarm.net.membership.member import Member
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.waits import Signal
 
@@ -24,36 +24,36 @@ Call = Callable[[str, str, bytes, float], Awaitable[bytes]]
 class Joining:
     """Asks until the run is known. Free of asyncio and trio."""
 
-    def __init__(self, state: NodeState, call: Call, peers_changed: Signal) -> None:
+    def __init__(self, member: Member, call: Call, peers_changed: Signal) -> None:
         """`peers_changed` is set when there may be somebody new to ask."""
-        self._state = state
+        self._member = member
         self._call = call
         self._peers_changed = peers_changed
-        self._asking = Backoff(state.settings.retry_s, longest_s=state.settings.retry_s)
+        self._asking = Backoff(member.settings.retry_s, longest_s=member.settings.retry_s)
 
     async def join(self) -> None:
         """Return once the run is known."""
-        state = self._state
-        while state.manifest is None:
+        run, peers = self._member.run, self._member.peers
+        while run.manifest is None:
             now = time.monotonic()
             # Bootstraps first: they are the ones the user trusts to say which run this is.
-            for peer_id in sorted(state.connected, key=lambda peer_id: peer_id not in state.bootstrap):
-                if state.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
+            for peer_id in sorted(peers.connected, key=lambda peer_id: peer_id not in peers.bootstrap):
+                if run.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
                     await self._ask(peer_id)
-            if state.manifest is None:
+            if run.manifest is None:
                 self._peers_changed.clear()
                 await self._peers_changed.happens(ASK_AGAIN_AFTER_S)
-        logger.info("in the run %s", state.manifest.run_id)
+        logger.info("in the run %s", run.manifest.run_id)
 
     async def _ask(self, peer_id: str) -> None:
         try:
             sealed = await self._call(peer_id, MANIFEST_PROTOCOL, b"", ANSWER_TIMEOUT_S)
             if sealed:
-                self._state.adopt(sealed)
+                self._member.run.adopt(sealed)
                 return
         except PeerUnreachable as error:
             logger.debug("no manifest: %s", error)
         except Refusal as refusal:
-            self._state.counters.add("refused_manifests")
+            self._member.counters.add("refused_manifests")
             logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
         self._asking.failed(peer_id, time.monotonic())

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.joining import Joining
-from swarm.net.membership.state import NodeState
+from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import Upkeep
 from swarm.net.waits import Waits
 
@@ -47,25 +47,25 @@ class MemberSession:
     """One network's worth of a node."""
 
     def __init__(
-        self, state: NodeState, network: Network, waits: Waits, dialling: Dialling, records_per_s: float
+        self, member: Member, network: Network, waits: Waits, dialling: Dialling, records_per_s: float
     ) -> None:
-        """Run `state` on a network that has just started, which carries `records_per_s` of gossip without loss."""
-        self._state = state
+        """Run `member` on a network that has just started, which carries `records_per_s` of gossip without loss."""
+        self._member = member
         self._network = network
         self._waits = waits
         self._dialling = dialling
         self._records_per_s = records_per_s
-        self._upkeep = Upkeep(state, self.stream, waits)
+        self._upkeep = Upkeep(member, self.stream, waits)
         self._run_known = waits.signal()
         self._peers_changed = waits.signal()
         self._look_again = waits.signal()
         self._outgoing = waits.signal()
-        self._joining = Joining(state, network.call, self._peers_changed)
+        self._joining = Joining(member, network.call, self._peers_changed)
 
     def wake(self) -> None:
         """Look again at the outbox and the run; call on the network thread, as everything here."""
         self._outgoing.set()
-        if self._state.manifest is not None:
+        if self._member.run.manifest is not None:
             self._run_known.set()
 
     def look_again(self) -> None:
@@ -91,7 +91,7 @@ class MemberSession:
         raise NotImplementedError
 
     async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
-        await self._state.guard.keep(loop, self._waits)
+        await self._member.guard.keep(loop, self._waits)
 
     async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
         await self._run_known.happens(math.inf)
@@ -104,7 +104,7 @@ class MemberSession:
     async def _topic(self) -> str:
         """The run's, once it is known."""
         await self._run_known.happens(math.inf)
-        topic = self._state.topic
+        topic = self._member.run.topic
         assert topic is not None
         return topic
 
@@ -117,16 +117,16 @@ class MemberSession:
         topic = await self._topic()
         settled = False
         while True:
-            if not self._state.in_run:
+            if not self._member.peers.in_run:
                 settled = False
             elif not settled:
                 await self._waits.sleep(SETTLE_S)
                 settled = True
-            record = self._state.outbox.take() if settled else None
+            record = self._member.records.outbox.take() if settled else None
             if record is None:
                 await self._outgoing.happens(math.inf)
                 self._outgoing.clear()
                 continue
             await self._network.publish(topic, record)
-            self._state.counters.add("published")
+            self._member.counters.add("published")
             await self._waits.sleep(max(1 / self._records_per_s, len(record) / BYTES_PER_S))

@@ -20,7 +20,7 @@ from typing import Protocol
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
-from swarm.net.membership.state import NodeState
+from swarm.net.membership.member import Member
 from swarm.net.records.large import Download, holders
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
 from swarm.net.services.peer_exchange import ask_peers
@@ -55,28 +55,28 @@ class Asks(Protocol):
 class Upkeep:
     """Repair, downloads and acquaintances of a node in one session."""
 
-    def __init__(self, state: NodeState, ask: Asks, waits: Waits) -> None:
-        """Keep `state` whole by asking others."""
-        self._state = state
+    def __init__(self, member: Member, ask: Asks, waits: Waits) -> None:
+        """Keep `member` whole by asking others."""
+        self._member = member
         self._ask = ask
         self._waits = waits
         self._found_first = waits.signal()
         self._found_new = waits.signal()
         self._announced = waits.signal()
         self._repair = Repair(
-            state.shelf,
+            member.records.shelf,
             self._fetch,
-            state.mend,
-            every_s=state.settings.repair_every_s,
-            backfill_s=state.settings.backfill_s,
+            member.records.mend,
+            every_s=member.settings.repair_every_s,
+            backfill_s=member.settings.backfill_s,
         )
-        self._unhelpful = Backoff(state.settings.repair_every_s)
-        self._fetch_paced = paced(self._fetch, TokenBucket(state.settings.download_bytes_per_s), waits)
+        self._unhelpful = Backoff(member.settings.repair_every_s)
+        self._fetch_paced = paced(self._fetch, TokenBucket(member.settings.download_bytes_per_s), waits)
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         self._giving: set[str] = set()
         """Peers that downloads come from now: one each."""
         self._remembered_at = 0.0
-        state.on_announcement = self._announced.set
+        member.records.on_announcement = self._announced.set
 
     def found(self, *, first: bool) -> None:
         """Note that new members of the run are connected; `first`: none were before."""
@@ -89,18 +89,18 @@ class Upkeep:
         while True:
             self._found_first.clear()
             now = time.monotonic()
-            helpful = [peer_id for peer_id in self._state.in_run if self._unhelpful.wait_s(peer_id, now) <= 0]
+            helpful = [peer_id for peer_id in self._member.peers.in_run if self._unhelpful.wait_s(peer_id, now) <= 0]
             if helpful:
                 await self._repair_from(random.choice(helpful))
             # Not in step with others that started together.
-            await self._found_first.happens(self._state.settings.repair_every_s * random.uniform(0.8, 1.2))
+            await self._found_first.happens(self._member.settings.repair_every_s * random.uniform(0.8, 1.2))
 
     async def _repair_from(self, peer_id: str) -> None:
         try:
             async with self._waits.within(ROUND_TIMEOUT_S):
                 await self._repair.round(peer_id)
         except (PeerUnreachable, TimeoutError) as error:
-            self._state.counters.add("repair_failures")
+            self._member.counters.add("repair_failures")
             self._unhelpful.failed(peer_id, time.monotonic())
             logger.debug("repair from %s failed: %s", peer_id, error)
         else:
@@ -108,7 +108,7 @@ class Upkeep:
 
     async def download(self) -> None:
         """Fetch announced records in turn, for ever."""
-        waiting = self._state.large
+        waiting = self._member.records.large
         while True:
             self._announced.clear()
             if (taken := waiting.take()) is None:
@@ -119,7 +119,7 @@ class Upkeep:
             try:
                 settled = await self._download(download)
                 if not settled and time.monotonic() > give_up_at:
-                    self._state.counters.add("fetch_failures")
+                    self._member.counters.add("fetch_failures")
                     settled = True
                 elif not settled:
                     await self._waits.sleep(DOWNLOAD_PAUSE_S)
@@ -132,15 +132,15 @@ class Upkeep:
 
     async def _download(self, download: Download) -> bool:
         """Whether the record is here now, or never will be."""
-        for peer_id in holders(download.announcement, self._state.in_run):
+        for peer_id in holders(download.announcement, self._member.peers.in_run):
             if peer_id in self._giving or self._slow.wait_s(peer_id, time.monotonic()) > 0:
                 continue
             if not await self._get_from(peer_id, download):
                 continue
             try:
-                self._state.complete(download)
+                self._member.records.complete(download)
             except PeerUnreachable as error:
-                self._state.counters.add("fetch_failures")
+                self._member.counters.add("fetch_failures")
                 logger.debug("%s announced what does not exist: %s", download.announcement.peer_id, error)
             return True
         return False
@@ -152,11 +152,11 @@ class Upkeep:
             await download.fetch_from(self._fetch_paced, peer_id)
         except SlowHolder as error:
             self._slow.failed(peer_id, time.monotonic())
-            self._state.complain(peer_id, Reason.SLOW_HOLDER)
+            self._member.complaints.add(peer_id, Reason.SLOW_HOLDER)
             logger.debug("%s", error)
             return False
         except PeerUnreachable as error:
-            self._state.counters.add("holders_failed")
+            self._member.counters.add("holders_failed")
             logger.debug("%s did not give a large record: %s", peer_id, error)
             return False
         finally:
@@ -166,25 +166,25 @@ class Upkeep:
 
     async def acquaint(self) -> None:
         """Learn from members where others are and write it down, for ever."""
-        state = self._state
+        peers = self._member.peers
         while True:
             self._found_new.clear()
-            for peer_id in random.sample(sorted(state.in_run), min(PEERS_ASKED, len(state.in_run))):
+            for peer_id in random.sample(sorted(peers.in_run), min(PEERS_ASKED, len(peers.in_run))):
                 await self._ask_for_peers(peer_id)
-            if time.monotonic() - self._remembered_at > REMEMBER_EVERY_S or state.in_run - state.remembered.keys():
+            if time.monotonic() - self._remembered_at > REMEMBER_EVERY_S or peers.in_run - peers.remembered.keys():
                 self._remembered_at = time.monotonic()
-                state.remember()
-            await self._found_new.happens(state.settings.announce_every_s)
+                peers.remember()
+            await self._found_new.happens(self._member.settings.announce_every_s)
             await self._waits.sleep(PEERS_PAUSE_S)
 
     async def _ask_for_peers(self, peer_id: str) -> None:
-        state = self._state
-        assert state.manifest is not None
+        member, manifest = self._member, self._member.run.manifest
+        assert manifest is not None
         try:
             async with self._waits.within(PEERS_TIMEOUT_S):
-                state.learn(await ask_peers(self._fetch, peer_id, state.manifest.run_id, state.clock()), peer_id)
+                member.peers.learn(await ask_peers(self._fetch, peer_id, manifest.run_id, member.clock()), peer_id)
         except (PeerUnreachable, TimeoutError) as error:
-            state.counters.add("peer_exchange_failures")
+            member.counters.add("peer_exchange_failures")
             logger.debug("%s did not say whom it knows: %s", peer_id, error)
 
     def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:

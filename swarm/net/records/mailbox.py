@@ -65,6 +65,11 @@ class Mailbox:
                 self._drop(lambda pile: pile.num_bytes)
             self._filled.notify_all()
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a record that counts for `num_bytes` would displace no other."""
+        with self._lock:
+            return self._num_records < self._max_records and self._num_bytes + num_bytes <= self._max_bytes
+
     def wait(self, timeout_s: float) -> bool:
         """Block until there is something to take; whether there is."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a transport answers from its node's state alone, whichever network thread keeps that state up to date."""
+"""What a transport answers from what it knows alone, whichever network thread keeps that up to date."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable, Collection
 
 from swarm.errors import Refusal, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.state import NodeState, Profile
+from swarm.net.membership.member import Member
+from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
+from swarm.net.records.large import INLINE_BYTES
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
 from swarm.types import NetworkStatus, PeerRecord, RunManifest
 
 
-class StateTransport(ABC):
+class MemberTransport(ABC):
     """The part of `Transport` that two networks have in common: mailboxes, run, peers and counts."""
 
     def __init__(
@@ -39,7 +41,7 @@ class StateTransport(ABC):
         self._identity_path = identity.path
         self._settings = settings
         try:
-            self._state = NodeState(settings, identity, profile or Profile(), manifest, clock)
+            self._member = Member(settings, identity, profile or Profile(), manifest, clock)
         except Refusal as refusal:
             raise _bad_manifest(refusal) from refusal
         self._thread: threading.Thread | None = None
@@ -49,16 +51,16 @@ class StateTransport(ABC):
 
     def manifest(self) -> RunManifest | None:
         """The run this node is in; None until known."""
-        return self._state.manifest
+        return self._member.run.manifest
 
     def sealed_manifest(self) -> bytes | None:
         """The manifest as its founder signed it."""
-        return self._state.sealed
+        return self._member.run.sealed
 
     def set_manifest(self, sealed: bytes) -> None:
         """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
         try:
-            self._state.adopt(sealed)
+            self._member.run.adopt(sealed)
         except Refusal as refusal:
             raise _bad_manifest(refusal) from refusal
         self._wake()
@@ -66,47 +68,52 @@ class StateTransport(ABC):
     def publish(self, record: bytes) -> None:
         """Queue a record for everyone in the run; the oldest waiting one makes room when nobody is connected."""
         self._require_running()
-        if self._state.manifest is None:
-            self._state.counters.add("no_run")
+        if self._member.run.manifest is None:
+            self._member.counters.add("no_run")
         elif len(record) > self._settings.max_record_bytes:
-            self._state.counters.add("drop_oversized")
+            self._member.counters.add("drop_oversized")
         else:
-            self._state.offer(record)
+            self._member.records.offer(record)
             self._wake()
+
+    def has_room(self) -> bool:
+        """Whether one more record can be published without the oldest that waits making room for it."""
+        # A larger one waits as its announcement.
+        return self._member.records.outbox.has_room(INLINE_BYTES)
 
     def drain(self) -> list[bytes]:
         """Records that arrived since the last call, oldest first."""
         self._require_running()
-        return self._state.inbox.drain()
+        return self._member.records.inbox.drain()
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there is something to drain; whether there is."""
         self._require_running()
-        return self._state.inbox.wait(timeout_s)
+        return self._member.records.inbox.wait(timeout_s)
 
     def status(self) -> NetworkStatus:
         """The network as it was at most a second or so ago."""
-        return self._state.status()
+        return self._member.status()
 
     def peers(self) -> tuple[PeerRecord, ...]:
         """What others have said about themselves; entries may have expired."""
-        return tuple(record for record, _ in self._state.known.values())
+        return tuple(record for record, _ in self._member.peers.known.values())
 
     def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of what peers did to this node's network since the last call."""
-        return self._state.complaints()
+        return self._member.complaints.take()
 
     def trust(self, peer_ids: Collection[str]) -> None:
         """Take in what these peers sign at a member's rate, and others' at a newcomer's."""
-        self._state.trust(peer_ids)
+        self._member.records.trust(peer_ids)
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
-        return self._state.multiaddrs()
+        return self._member.own.multiaddrs()
 
     def observed(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
-        return self._state.observed.get(peer_id, ())
+        return self._member.peers.observed.get(peer_id, ())
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`, on the network thread."""
@@ -118,8 +125,9 @@ class StateTransport(ABC):
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
-        drops = {"drop_inbox": self._state.inbox.num_dropped, "drop_outbox": self._state.outbox.num_dropped}
-        return {**self._state.counters.snapshot(), **drops}
+        records = self._member.records
+        drops = {"drop_inbox": records.inbox.num_dropped, "drop_outbox": records.outbox.num_dropped}
+        return {**self._member.counters.snapshot(), **drops}
 
     @abstractmethod
     def _require_running(self) -> None:
@@ -127,7 +135,7 @@ class StateTransport(ABC):
 
     @abstractmethod
     def _wake(self) -> None:
-        """Have the network thread look at the state again."""
+        """Have the network thread look at the outbox and the run again."""
 
 
 def _bad_manifest(refusal: Refusal) -> TransportError:

@@ -1,0 +1,73 @@
+"""What a node answers when its peers ask, and whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from swarm.net.bandwidth import TokenBucket
+from swarm.net.config import NetworkSettings
+from swarm.net.counters import Counters
+from swarm.net.membership.current_run import CurrentRun
+from swarm.net.membership.known_peers import KnownPeers
+from swarm.net.membership.own_entry import OwnEntry
+from swarm.net.records.large import LARGE_PROTOCOL, answer_large
+from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
+from swarm.net.records.shelf import Shelf
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
+from swarm.net.trust.guard import Guard
+from swarm.protocols import StreamHandler
+
+
+class Answering:
+    """A handler for each protocol: those of every member, and those added by `serve`. For the network thread."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        run: CurrentRun,
+        peers: KnownPeers,
+        own: OwnEntry,
+        shelf: Shelf,
+        guard: Guard,
+        counters: Counters,
+    ) -> None:
+        """Answer from what the node knows and holds."""
+        self._run = run
+        self._peers = peers
+        self._own = own
+        self._guard = guard
+        self._counters = counters
+        self.uploads = TokenBucket(settings.upload_bytes_per_s)
+        """What goes out in answers."""
+        self.on_banned: Callable[[], None] = lambda: None
+        """Called when a peer that is banned turns out to be connected."""
+        self.handlers: dict[str, StreamHandler] = {
+            MANIFEST_PROTOCOL: lambda remote, request: iter([run.sealed or b""]),
+            HAVE_PROTOCOL: lambda remote, request: iter([answer_have(shelf, request)]),
+            GIVE_PROTOCOL: lambda remote, request: answer_give(shelf, request),
+            LARGE_PROTOCOL: lambda remote, request: answer_large(shelf, request),
+            PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self._fresh_peers())]),
+        }
+        """By protocol."""
+
+    def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes | None]:
+        """Answer a peer's request; a failing handler is counted, and the peer told."""
+        try:
+            yield from self.handlers[protocol](remote, request)
+        except Exception as error:
+            self._guard.request_failed(remote, error)
+            raise
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether a peer's streams are to be answered."""
+        if peer_id in self._peers.banned:
+            self._counters.add("banned_streams")
+            self.on_banned()
+            return False
+        return True
+
+    def _fresh_peers(self) -> list[bytes]:
+        """Signed records to hand on, this node's own first."""
+        own = [self._own.sealed()[0]] if self._run.manifest else []
+        return own + self._peers.fresh()

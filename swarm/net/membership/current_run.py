@@ -1,0 +1,46 @@
+"""Which run a node is in: the manifest, as the founder sealed it, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+from swarm.errors import Refusal
+from swarm.net.records.wire import is_outdated, open_manifest
+from swarm.reasons import Reason
+from swarm.types import RunManifest
+
+
+class CurrentRun:
+    """The run of the newest manifest adopted; none at first. Any thread may adopt and read."""
+
+    def __init__(self, run_id: str | None, sealed: bytes | None) -> None:
+        """Only the run `run_id` is joined; None: any. `sealed`, if given, is a manifest that was checked when it came.
+
+        Raises `Refusal` when that is invalid or of another run.
+        """
+        self.sealed: bytes | None = None
+        self.manifest: RunManifest | None = None
+        self.since = time.monotonic()
+        """When this node came to be in the run."""
+        self._wanted = run_id
+        self._adopting = threading.Lock()
+        if sealed is not None:
+            self.adopt(sealed, now=math.inf)
+
+    @property
+    def topic(self) -> str | None:
+        """The gossip topic of the run's groups; None until there is a run."""
+        return f"swarm/{self.manifest.run_id}/groups" if self.manifest else None
+
+    def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
+        """Take a manifest as the run's. Raises `Refusal` when it is invalid, outdated or of another run."""
+        with self._adopting:
+            expected = self.manifest.run_id if self.manifest else self._wanted
+            manifest = open_manifest(sealed, expected, now=now)
+            if self.manifest is not None and is_outdated(manifest, self.manifest, now=now):
+                raise Refusal(Reason.STALE, f"a manifest of {self.manifest.created_at}, got {manifest.created_at}")
+            if self.manifest is None:
+                self.since = time.monotonic()
+            self.sealed, self.manifest = sealed, manifest

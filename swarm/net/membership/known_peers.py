@@ -1,0 +1,129 @@
+"""Who else there is: peers connected now, peers heard of, peers met earlier, and peers banned."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from swarm.errors import ConfigError
+from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addresses
+from swarm.net.addresses.dial import by_peer
+from swarm.net.addresses.nat import candidates
+from swarm.net.config import NetworkSettings
+from swarm.net.counters import Counters
+from swarm.net.membership.current_run import CurrentRun
+from swarm.types import PeerRecord
+
+logger = logging.getLogger(__name__)
+
+MAX_KNOWN_PEERS = 1_024
+MAX_REMEMBERED_PEERS = 64
+
+
+class KnownPeers:
+    """Other nodes, where they are and how this node stands to them. Written on the network thread, read on any."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        own_id: str,
+        run: CurrentRun,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        """Only bootstraps and peers met earlier. Raises `ConfigError` for an address that names no peer."""
+        self._settings = settings
+        self._own_id = own_id
+        self._run = run
+        self._counters = counters
+        self._clock = clock
+        self.bootstraps = Bootstraps(settings.bootstrap)
+        self.bootstraps.look_up()
+        self.remembered = _remembered(settings.remember)
+        """Addresses of peers met earlier, also by an earlier process; the latest met come last."""
+        self.known: dict[str, tuple[PeerRecord, bytes]] = {}
+        """What peers said about themselves, opened and as they signed it; may have expired."""
+        self.told_by: dict[str, str] = {}
+        """By peer of those: who handed its record on first; nobody stands for the directory."""
+        self.banned: frozenset[str] = frozenset()
+        self.relays = candidates(settings, self.bootstrap)
+        """Relays to hold places at."""
+        self.connected: frozenset[str] = frozenset()
+        """Peers with an open connection, in the run or not."""
+        self.in_run: frozenset[str] = frozenset()
+        """Those of them that take part in the run."""
+        self.observed: dict[str, tuple[str, ...]] = {}
+        """By peer: the other ends of its connections, as this machine sees them."""
+        self.alone_since: float | None = clock()
+
+    @property
+    def bootstrap(self) -> dict[str, tuple[str, ...]]:
+        """Addresses of the bootstraps, as they stand now."""
+        found = self.bootstraps.by_peer()
+        found.pop(self._own_id, None)
+        return found
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Have nothing to do with these peers from now on, and with no others."""
+        self.banned = frozenset(peer_ids) - {self._own_id}
+
+    def see(self, connected: frozenset[str], subscribers: frozenset[str]) -> None:
+        """Note who is connected now, and who of them subscribes to the run's groups."""
+        self.connected = connected = connected - self.banned
+        self.in_run = connected & subscribers if self._run.manifest else connected
+        if self.in_run:
+            self.alone_since = None
+        elif self.alone_since is None:
+            self.alone_since = self._clock()
+
+    def learn(self, records: list[tuple[PeerRecord, bytes]], teller: str = "") -> None:
+        """Remember where peers are; of those not connected, the longest expired make room."""
+        known = dict(self.known)
+        for record, sealed in records:
+            if record.peer_id not in known or known[record.peer_id][0].expires_at <= record.expires_at:
+                known[record.peer_id] = (record, sealed)
+        known.pop(self._own_id, None)
+        # Strangers can sign any number of records that live longer than honest ones.
+        worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
+        self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
+        self.told_by = {peer_id: self.told_by.get(peer_id, teller) for peer_id in self.known}
+
+    def fresh(self) -> list[bytes]:
+        """Signed records to hand on: those of connected peers, then others, the freshest first."""
+        now = self._clock()
+        fresh = [entry for entry in self.known.values() if entry[0].expires_at > now]
+        fresh.sort(key=lambda entry: (entry[0].peer_id in self.connected, entry[0].expires_at), reverse=True)
+        return [sealed for record, sealed in fresh if record.peer_id not in self.banned]
+
+    def remember(self) -> None:
+        """Write down where the peers of the run are, if a path for that is set."""
+        for peer_id in self.in_run:
+            entry = self.known.get(peer_id)
+            if entry is not None and entry[0].multiaddrs:
+                self.remembered.pop(peer_id, None)
+                # A record may name other peers too: those are not its to place.
+                suffix = f"/p2p/{peer_id}"
+                own = tuple(address.removesuffix(suffix) for address in entry[0].multiaddrs if address.endswith(suffix))
+                if own and all(address.isprintable() for address in own):
+                    self.remembered[peer_id] = own
+        self.remembered = dict(list(self.remembered.items())[-MAX_REMEMBERED_PEERS:])
+        if self._settings.remember is None or not self.remembered:
+            return
+        addresses = [f"{address}/p2p/{peer_id}" for peer_id, group in self.remembered.items() for address in group]
+        try:
+            write_addresses(self._settings.remember, addresses, "peers met; the latest last")
+        except OSError as error:
+            self._counters.add("remember_failures")
+            logger.warning("the peers met cannot be written to %s: %s", self._settings.remember, error)
+
+
+def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
+    if path is None:
+        return {}
+    try:
+        return by_peer(read_addresses(path))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"the file of peers met, {path}, cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,149 @@
+"""A whole transport whose network is function calls: all nodes of a hub live on one loop, connected to all others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Collection, Generator, Sequence
+from functools import partial
+from typing import Any
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.member import Member
+from swarm.net.membership.session import MemberSession
+from swarm.net.membership.transport import MemberTransport
+from swarm.net.records.framing import MAX_REPLY_BYTES, NOT_YET_S, encode_answer, encode_request, read_answer
+from swarm.protocols import StreamHandler
+
+
+class DirectHub:
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="direct-hub", daemon=True).start()
+
+    def do(self, step: Awaitable[Any], timeout_s: float) -> Any:
+        async def done() -> Any:
+            return await step
+
+        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(timeout_s + 5.0)
+
+    def connected(self, own: Member) -> dict[str, Member]:
+        me, banned = own.identity.peer_id, own.peers.banned
+        present = {name: other for name, other in self.members.items() if name not in {me, *banned}}
+        return {name: other for name, other in present.items() if me not in other.peers.banned}
+
+
+class DirectNetwork:
+    def __init__(self, hub: DirectHub, member: Member) -> None:
+        self._hub = hub
+        self._member = member
+
+    async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        chunks = self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES)
+        return b"".join([chunk async for chunk in chunks])
+
+    async def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        asked = self._hub.connected(self._member).get(peer_id)
+        if asked is None or protocol not in asked.answering.handlers:
+            raise PeerUnreachable(f"no peer {peer_id} answers {protocol} on this hub")
+        frames, unread = encode_answer(asked.answering.handle(protocol, self._member.identity.peer_id, payload)), b""
+
+        async def read(count: int) -> bytes:
+            nonlocal unread
+            async with asyncio.timeout(timeout_s):
+                while len(unread) < count:
+                    frame = next(frames)
+                    await asyncio.sleep(asked.answering.uploads.spend(len(frame)) if frame else NOT_YET_S)
+                    unread += frame
+            block, unread = unread[:count], unread[count:]
+            return block
+
+        try:
+            encode_request(payload)
+            async for chunk in read_answer(read, max_bytes):
+                yield chunk
+        except (TimeoutError, LookupError, ValueError) as error:
+            raise PeerUnreachable(f"{peer_id} did not answer within {timeout_s:g} s: {error}") from error
+
+    async def publish(self, topic: str, record: bytes) -> None:
+        for other in self._hub.connected(self._member).values():
+            if other.run.topic == topic:
+                other.guard.hearing(other.records.receive)(self._member.identity.peer_id, record)
+
+
+class DirectSession(MemberSession):
+    def __init__(self, member: Member, hub: DirectHub) -> None:
+        waits = AsyncioWaits()
+        super().__init__(member, DirectNetwork(hub, member), waits, Dialling(member, self._connect, waits), 10_000.0)
+        self._hub = hub
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as loops:
+            later = [partial(self._in_run, loop) for loop in (self._upkeep.repair, self._upkeep.download)]
+            for loop in (self._observe, self._join, self._tell, *later):
+                loops.create_task(self._keep(loop))
+
+    async def _connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        raise PeerUnreachable(f"{peer_id} is not on this hub")
+
+    async def _reach(self, peer_id: str, timeout_s: float) -> float:
+        return timeout_s
+
+    async def _observe(self) -> None:
+        run, peers = self._member.run, self._member.peers
+        while True:
+            for _ in peers.connected & peers.banned:
+                self._member.counters.add("banned_connections")
+            before, others = peers.in_run, self._hub.connected(self._member)
+            peers.see(frozenset(others), frozenset(n for n, other in others.items() if other.run.topic == run.topic))
+            if peers.in_run - before:
+                self._changed(before)
+            self.wake()
+            await self._waits.sleep(0.02)
+
+
+class DirectTransport(MemberTransport):
+    def __init__(self, hub: DirectHub, *node: Any) -> None:
+        super().__init__(*node)
+        self._hub = hub
+        self._session: DirectSession | None = None
+        self._member.own.locate(("/memory",))
+
+    def start(self) -> None:
+        self._session = DirectSession(self._member, self._hub)
+        self._hub.members[self.peer_id] = self._member
+        self._running = asyncio.run_coroutine_threadsafe(self._session.run(), self._hub.loop)
+
+    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
+        self._member.answering.handlers[protocol] = handler
+
+    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        return self._hub.do(self._require_running().call(peer_id, protocol, payload, timeout_s), timeout_s)
+
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
+        chunks = self._require_running().stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        while (chunk := self._hub.do(anext(chunks, None), timeout_s)) is not None:
+            yield chunk
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        self._member.peers.ban(peer_ids)
+
+    def close(self) -> None:
+        if self._hub.members.pop(self.peer_id, None):
+            self._session = None
+            self._running.cancel()
+
+    def _require_running(self) -> DirectSession:
+        if self._session is None:
+            raise TransportError("the transport must be started before use, and not used after close")
+        return self._session
+
+    def _wake(self) -> None:
+        """The session looks often enough."""

@@ -1,0 +1,70 @@
+"""What a node's network side lets in, without any network."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from swarm.errors import PeerUnreachable
+from swarm.net.config import NetworkSettings
+from swarm.net.membership.member import Member
+from swarm.net.membership.own_entry import Profile
+from swarm.net.records.identity import Identity
+from swarm.net.records.shelf import record_id
+from swarm.net.records.wire import Announcement, make_run_id, seal, seal_announcement
+
+from .records import make_group, sealed_manifest
+
+OWN, ALICE, MALLORY = Identity.generate(), Identity.generate(), Identity.generate()
+RUN_ID = make_run_id("demo", ALICE.peer_id)
+
+
+@pytest.fixture
+def member() -> Member:
+    settings = NetworkSettings(max_record_bytes=10_000, inbox_records=20, inbox_bytes=20_000)
+    return Member(settings, OWN, Profile(), sealed_manifest(ALICE))
+
+
+def _record(identity: Identity, sequence: int = 0) -> bytes:
+    return seal(identity, RUN_ID, "group", make_group(RUN_ID, identity.peer_id, sequence))
+
+
+def test_gossip_carries_what_its_author_signed_and_nothing_else(member: Member) -> None:
+    """Its author is proven by gossip's own signature: another's record is a forgery or a replay, whoever signed it."""
+    record = _record(ALICE)
+    announced = Announcement(RUN_ID, ALICE.peer_id, record_id(record), len(record), (record_id(record),))
+    member.records.receive(MALLORY.peer_id, record)
+    member.records.receive(MALLORY.peer_id, seal_announcement(ALICE, announced))
+    assert member.records.inbox.drain() == [] and len(member.records.large) == 0
+    assert member.counters.snapshot()["drop_not_its_own"] == 2
+    member.records.receive(ALICE.peer_id, record)
+    assert member.records.inbox.drain() == [record], "the replay has not made it known"
+    member.records.mend(MALLORY.peer_id, _record(ALICE, 1), 3.0)
+    assert member.records.inbox.drain() == [_record(ALICE, 1)], "whoever is asked may hand on the records of others"
+
+
+def test_one_that_floods_the_inbox_pushes_nobody_out(member: Member) -> None:
+    member.peers.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
+    honest = _record(ALICE)
+    member.records.receive(ALICE.peer_id, honest)
+    for number in range(50):
+        member.records.receive(MALLORY.peer_id, _record(MALLORY, number))
+    with suppress(PeerUnreachable):
+        for number in range(50):
+            # By way of repair, and in honest names.
+            member.records.mend(MALLORY.peer_id, _record(ALICE, 1 + number), 3.0)
+    waiting = member.records.inbox.drain()
+    assert len(waiting) == 20 and waiting[0] == honest
+
+
+def test_what_is_not_signed_is_refused_but_by_gossip_and_not_held(member: Member) -> None:
+    forged = _record(ALICE)[:-1] + b"?"
+    member.records.receive(ALICE.peer_id, forged)
+    assert member.records.inbox.drain() == [forged], "for the exchange to count by its reason"
+    for junk in (b"junk", forged[:-1] + b"!"):
+        with pytest.raises(PeerUnreachable, match="must be refused"):
+            member.records.mend(MALLORY.peer_id, junk, 3.0)
+        assert member.records.shelf.knows(record_id(junk)), "not asked for again"
+    assert member.records.inbox.drain() == [] and len(member.records.shelf) == 0
+    assert member.counters.snapshot()["refused_repairs"] == 2
