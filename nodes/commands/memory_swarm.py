@@ -1,9 +1,10 @@
-"""All peers of a simulation in one process, taking turns: no network, no waiting, the same result every time."""
+"""All nodes of a simulation in one process, taking turns: no network, no waiting, the same result every time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nodes import exits
@@ -15,6 +16,8 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
 
 
 def simulate_in_memory(
@@ -22,9 +25,11 @@ def simulate_in_memory(
 ) -> int:
     """Run `num_peers` peers round by round, and one alone if `control` configures it. Returns the exit code."""
     stop = StopRequest(supervised)
-    nodes = _swarm(file, [out / f"peer-{k + 1}" for k in range(num_peers)], first_seed, stop)
+    folders = [out / f"peer-{k + 1}" for k in range(num_peers)]
+    turns = Turns(folders)
+    nodes = _swarm(file, folders, first_seed, stop, turns)
     if control is not None:
-        nodes += _swarm(control, [out / control.stem], first_seed, stop)
+        nodes += _swarm(control, [out / control.stem], first_seed, stop, turns)
     try:
         for node in nodes:
             node.begin()
@@ -32,6 +37,7 @@ def simulate_in_memory(
             for node in nodes:
                 if not node.done:
                     node.step()
+            turns.taken += 1
     except Interrupted:
         pass  # `stop` says so too
     for node in nodes:
@@ -39,7 +45,23 @@ def simulate_in_memory(
     return exits.INTERRUPTED if stop() else 0
 
 
-def _swarm(file: Path, folders: Sequence[Path], first_seed: int, stop: StopRequest) -> list[PeerNode]:
+class Turns:
+    """The nodes' clock: each turn takes a second, so that no rate or age depends on how fast the machine is."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """From now on, or from where the nodes in these folders were when they ended, if that is later."""
+        rounds = [max(PeerHistory.read(folder / METRICS_FILE).rounds, default=0) for folder in folders]
+        self._began = int(time.time()) + max(rounds, default=0)
+        self.taken = 0
+
+    def __call__(self) -> float:
+        """Unix seconds."""
+        return float(self._began + self.taken)
+
+
+def _swarm(
+    file: Path, folders: Sequence[Path], first_seed: int, stop: StopRequest, clock: Callable[[], float]
+) -> list[PeerNode]:
     """A run and its peers, the first of which founds it."""
     base = load_config(file, None, os.environ).config
     if base.generation.max_staleness:
@@ -55,9 +77,9 @@ def _swarm(file: Path, folders: Sequence[Path], first_seed: int, stop: StopReque
         config = _for_peer(base, folder, first_seed + k)
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
         sealed = sealed or found_run(config, identity)
-        transport = MemoryTransport(hub, identity.peer_id, sealed)
+        transport = MemoryTransport(hub, identity.peer_id, sealed, clock=clock)
         transport.start()
-        nodes.append(PeerNode(config, identity, transport, verifier, stop))
+        nodes.append(PeerNode(config, identity, transport, verifier, stop, clock=clock))
     return nodes
 
 
