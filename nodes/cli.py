@@ -75,21 +75,44 @@ def demo(
     transport: Annotated[
         str, typer.Option(help="hivemind: real processes and network; memory: one process, repeatable.")
     ] = "hivemind",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="sparse: a policy that is hardly ever right at first; dense: one that often is. "
+            "Default: sparse, with --mode learner dense."
+        ),
+    ] = None,
+    control: Annotated[
+        bool, typer.Option(help="Run one more node, which learns alone: what the others gain over it is the answer.")
+    ] = True,
 ) -> None:
-    """Run a swarm on this machine: a bootstrap node and peers that learn nine arithmetic tasks together."""
+    """Run a swarm on this machine, and one node alone: is it better to learn nine arithmetic tasks together?"""
     if transport not in ("hivemind", "memory"):
         raise ConfigError(f"--transport must be hivemind or memory, got {transport!r}")
     if mode not in ("swarm", "learner"):
         raise ConfigError(f"--mode must be swarm or learner, got {mode!r}")
     if mode == "learner" and (transport == "memory" or peers < 2):
         raise ConfigError("--mode learner needs --peers of at least 2 and --transport hivemind")
+    if start not in (None, "sparse", "dense"):
+        raise ConfigError(f"--start must be sparse or dense, got {start!r}")
     from nodes.commands.demo import DemoOptions
     from nodes.commands.demo import demo as run
 
     chosen: Literal["hivemind", "memory"] = "memory" if transport == "memory" else "hivemind"
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     options = DemoOptions(
-        peers, rounds, local, external, seed, folder, live, chosen, "learner" if mode == "learner" else "swarm", engine
+        peers=peers,
+        rounds=rounds,
+        local=local,
+        external=external,
+        seed=seed,
+        out=folder,
+        live=live,
+        transport=chosen,
+        mode="learner" if mode == "learner" else "swarm",
+        engine=engine,
+        start="dense" if start == "dense" or (start is None and mode == "learner") else "sparse",
+        control=control,
     )
     raise typer.Exit(run(options, _console()))
 
@@ -215,12 +238,17 @@ def bootstrap(
 
 @app.command("simulate-in-memory", hidden=True)
 def simulate_in_memory(
-    config: Path, out: Path, peers: int, first_seed: int, supervised: SupervisedOption = False
+    config: Path,
+    out: Path,
+    peers: int,
+    first_seed: int,
+    control: Annotated[Path | None, typer.Option()] = None,
+    supervised: SupervisedOption = False,
 ) -> None:
-    """Run all peers of a demo in this process."""
+    """Run all nodes of a demo in this process."""
     from nodes.commands.memory_swarm import simulate_in_memory as run
 
-    raise typer.Exit(run(config, out, peers, first_seed, supervised))
+    raise typer.Exit(run(config, out, peers, first_seed, control, supervised))
 
 
 @app.command()

@@ -23,7 +23,7 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.groups.plausibility import PlausibilitySettings
 from swarm.net.config import NetworkSettings
-from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.config import EMBEDDED, TINY, PolicySettings
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import PoolSettings
 from swarm.sapo.round import ShareSettings
@@ -156,10 +156,10 @@ def describe_config(loaded: LoadedConfig) -> list[tuple[str, str, str]]:
 
 
 def _preset(model: str) -> tuple[str, Values]:
-    """Defaults for the embedded policy where they differ from those for real models."""
-    if model != TINY:
+    """Defaults for an embedded policy where they differ from those for real models."""
+    if model not in EMBEDDED:
         return "", {}
-    return "default for tiny", {
+    return f"default for {model}", {
         "generation": {"max_new_tokens": 16, "max_batch_sequences": 1024},
         "update": {"learning_rate": 3e-4},
         "policy": {"threads": 1},

@@ -20,10 +20,11 @@ from swarm.errors import Refusal
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
 from swarm.net.services.diagnosis import DialBackReply
 from swarm.net.trust.roster import PeerRow, Roster
-from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView
 from swarm.telemetry.records import EvaluationEvent, NoteEvent, StartEvent, encode
 from swarm.telemetry.report import page
+from swarm.telemetry.summary import swarm_summary
 from swarm.types import PeerRecord
 
 HOSTILE = (

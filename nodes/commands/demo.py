@@ -2,6 +2,7 @@
 
     demo ──spawns──▶ swarm bootstrap            OUT/bootstrap/
          ──spawns──▶ swarm join (per peer)    OUT/peer-K/metrics.jsonl ──tail──▶ live view, report
+         ──spawns──▶ swarm join (control)     OUT/alone/, a run of its own without other members
     or   ──spawns──▶ swarm learn                OUT/learner/
          ──spawns──▶ swarm work (per worker)  OUT/worker-K/
 
@@ -20,6 +21,7 @@ from typing import Literal
 import yaml
 from msgspec import Struct, structs
 from rich.console import Console
+from rich.text import Text
 
 from nodes import exits
 from nodes.commands.children import Child, stop_all
@@ -29,17 +31,22 @@ from nodes.roles.shell import versions
 from nodes.stop import StopRequest
 from swarm.config import Values, load_config
 from swarm.errors import ConfigError, Interrupted, TransportError
+from swarm.policy.config import TINY, TINY_SPARSE
 from swarm.policy.tiny import ensure_tiny
-from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.benefit import in_words
+from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE
 from swarm.telemetry.report import write_report
+from swarm.telemetry.summary import swarm_summary
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
 MAX_RESTARTS = 5
 PLAIN_EVERY_ROUNDS = 20
 CONFIG_FILE = "demo.yaml"
+CONTROL = "alone"
+CONTROL_FILE = "alone.yaml"
 MAX_PEERS = 1_000
 LEARNER = "learner"
 LEARNER_MODE_QUESTIONS = 16
@@ -60,6 +67,20 @@ class DemoOptions(Struct, frozen=True):
     mode: Literal["swarm", "learner"] = "swarm"
     engine: str | None = None
     """None: as configured by default."""
+    start: Literal["sparse", "dense"] = "sparse"
+    """Which embedded policy all nodes start from."""
+    control: bool = True
+    """Whether a lone node shows what the others gain."""
+
+    @property
+    def model(self) -> str:
+        """The embedded policy."""
+        return TINY_SPARSE if self.start == "sparse" else TINY
+
+    @property
+    def has_control(self) -> bool:
+        """Only who learns from others has something to be compared with."""
+        return self.control and self.mode == "swarm" and self.external > 0 and self.peers > 1
 
 
 def demo(options: DemoOptions, console: Console) -> int:
@@ -68,25 +89,27 @@ def demo(options: DemoOptions, console: Console) -> int:
     _write_config(options)
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
     with policy_progress(console) as progress:
-        ensure_tiny(progress)
+        ensure_tiny(options.model, progress)
     names = _names(options)
-    histories = [PeerHistory(options.out / name / METRICS_FILE, name) for name in names]
+    histories = [_history(options, name) for name in names]
+    control = _history(options, CONTROL) if options.has_control else None
+    shown = [*histories, control] if control else histories
     title = f"swarm demo: {options.peers} peers, {options.local} local + {options.external} external groups"
     if options.mode == "learner":
         title = f"swarm demo: a learner and {options.peers - 1} workers"
-    view = LiveView(histories, title=title)
+    view = LiveView(shown, title=title)
     live = options.live and console.is_terminal
     children: list[Child] = []
     try:
         with view.shown(console) if live else contextlib.nullcontext():
-            watch = _Watch(view, histories, None if live else console)
+            watch = _Watch(view, shown, None if live else console)
             children += _start(options, names, stop, watch)
             watch.until_done(children, stop)
     except Interrupted:
         pass  # `stop` is set as well
     finally:
         stop_all(children)
-    _report(options, histories, console)
+    _report(options, histories, control, console)
     if stop():
         return exits.INTERRUPTED
     return exits.FAILED if any(child.given_up for child in children) else exits.DONE
@@ -99,11 +122,16 @@ def _names(options: DemoOptions) -> list[str]:
     return [f"peer-{k + 1}" for k in range(options.peers)]
 
 
+def _history(options: DemoOptions, name: str) -> PeerHistory:
+    return PeerHistory(options.out / name / METRICS_FILE, name)
+
+
 def _write_config(options: DemoOptions) -> None:
-    """Write the configuration that all peers share; a directory with the same configuration is resumed."""
+    """Write the configuration that all peers share, and the control's; a directory with the same ones is resumed."""
     values: Values = {
         "run_name": "demo",
         "rounds": options.rounds,
+        "policy": {"model": options.model},
         "mix": {"local": options.local, "external": options.external},
         "checkpoint": {"every_rounds": 25},
         "evaluation": {"num_questions": 360},
@@ -123,6 +151,10 @@ def _write_config(options: DemoOptions) -> None:
     load_config(path if path.exists() else None, values)  # report an impossible mix before anything starts
     options.out.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    if options.has_control:
+        # As many groups in an update, all of them its own; nothing is given, as nobody would take it.
+        own = {"mix": {"local": options.local + options.external, "external": 0}, "share": {"groups": "none"}}
+        (options.out / CONTROL_FILE).write_text(yaml.safe_dump({**values, **own}, sort_keys=False))
 
 
 def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch: _Watch) -> list[Child]:
@@ -130,6 +162,8 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
     config = str(options.out / CONFIG_FILE)
     if options.transport == "memory":
         arguments = ["simulate-in-memory", config, str(options.out), str(options.peers), str(options.seed * MAX_PEERS)]
+        if options.has_control:
+            arguments += ["--control", str(options.out / CONTROL_FILE)]
         peers = Child("all peers", arguments, options.out / "process")
         peers.start()
         return [peers]
@@ -164,7 +198,19 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
         )
         peer.start()
         children.append(peer)
+    if options.has_control:
+        children.append(_start_control(options))
     return children
+
+
+def _start_control(options: DemoOptions) -> Child:
+    """A peer without a bootstrap: it founds a run and stays alone in it. It asks what the first peer asks."""
+    out = options.out / CONTROL
+    seed = str(options.seed * MAX_PEERS)
+    config = str(options.out / CONTROL_FILE)
+    control = Child(CONTROL, ["join", config, "--name", CONTROL, "--out", str(out), "--seed", seed, "--no-report"], out)
+    control.start()
+    return control
 
 
 class _Watch:
@@ -222,11 +268,15 @@ class _Watch:
                 console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
 
 
-def _report(options: DemoOptions, histories: Sequence[PeerHistory], console: Console) -> None:
-    for history in histories:
+def _report(
+    options: DemoOptions, histories: Sequence[PeerHistory], control: PeerHistory | None, console: Console
+) -> None:
+    for history in [*histories, control] if control else histories:
         history.tail()
     config = {**structs.asdict(options), "out": str(options.out)}
-    summary = swarm_summary(histories, config, versions())
-    write_report(options.out, histories, summary)
+    summary = swarm_summary(histories, config, versions(), control)
+    write_report(options.out, histories, summary, control)
     console.print(summary_table(summary))
+    if summary["help"] is not None:
+        console.print(Text(in_words(summary["help"]), "bold"), highlight=False)
     console.print(f"results are in {options.out}; open {options.out / 'report.html'}", highlight=False, soft_wrap=True)

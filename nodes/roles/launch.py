@@ -44,10 +44,11 @@ from swarm.policy.config import check_model_path, check_peft, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
 from swarm.protocols import Transport, Verifier
-from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent
 from swarm.telemetry.report import write_report
+from swarm.telemetry.summary import swarm_summary
 from swarm.types import NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000

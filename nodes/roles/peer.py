@@ -212,6 +212,7 @@ class PeerNode:
                 tokens_generated=self._tokens,
                 tokens_per_s=self._speed,
                 figures=finite({**report.figures, **report.update.figures}),
+                tasks=report.tasks,
                 timings=report.timings,
             )
         )

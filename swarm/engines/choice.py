@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
-from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
 if TYPE_CHECKING:
@@ -142,6 +142,6 @@ def _why_not_vllm(model: str, device: str, num_processes: int) -> str:
         return f"the policy is on {device}, but vLLM needs a GPU"
     if num_processes > 1:
         return "several processes share the policy"
-    if model == TINY:
+    if model in EMBEDDED:
         return "the embedded policy is too small for vLLM"
     return ""

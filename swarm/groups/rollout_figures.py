@@ -28,3 +28,12 @@ def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
         "completions/max_length": Figure("max", max(lengths)),
         "completions/clipped_ratio": Figure("sequence_mean", sum(cut_off), len(completions)),
     }
+
+
+def rewards_by_task(groups: Sequence[GradedGroup]) -> dict[str, tuple[float, int]]:
+    """(sum of rewards, completions) of graded groups by task."""
+    found: dict[str, tuple[float, int]] = {}
+    for graded in groups:
+        total, count = found.get(graded.group.question.task, (0.0, 0))
+        found[graded.group.question.task] = (total + sum(graded.rewards), count + len(graded.rewards))
+    return found

@@ -13,6 +13,9 @@ from swarm.errors import ConfigError
 from swarm.settings import Settings
 
 TINY = "tiny"
+TINY_SPARSE = "tiny-sparse"
+"""As `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
+EMBEDDED = (TINY, TINY_SPARSE)
 
 BatchingName = Literal["auto", "packed", "padded"]
 
@@ -38,7 +41,8 @@ class PolicySettings(Settings):
     """Model, tokenizer and device."""
 
     model: str = TINY
-    """A hub id, a local directory in Hugging Face format, or `tiny`: the embedded policy."""
+    """A hub id, a local directory in Hugging Face format, or an embedded policy: `tiny`, or `tiny-sparse`, which starts
+    with hardly any reward."""
     revision: str | None = None
     """Hub revision of the model."""
     device: str = "auto"
@@ -47,7 +51,7 @@ class PolicySettings(Settings):
     """Type of forward passes; trained weights stay float32, because small steps would be rounded away. `auto`: bfloat16
     on GPUs that support it, else float32. `float16` scales the loss, so that gradients do not underflow."""
     system_prompt: str | None = None
-    """Prompt before every question. Default: none for `tiny`; for other models a request for `<answer>` tags."""
+    """Prompt before every question. Default: none for embedded policies; for others a request for `<answer>` tags."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)
@@ -60,7 +64,7 @@ class PolicySettings(Settings):
 
 def public_name(model: str) -> str:
     """The public name of a model: its hub id; for a local model a digest of its `config.json`, never its path."""
-    if model == TINY or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
+    if model in EMBEDDED or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
         return model
     description = Path(model) / "config.json"
     content = description.read_bytes() if description.is_file() else b""

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
-from swarm.policy.config import TINY, PolicySettings
+from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
 from swarm.policy.reading import read_model
@@ -192,7 +192,7 @@ def load_policy(
     if adapters and weights is not None:
         adapters.load(weights)
     ranks.place(model, device)
-    default_prompt = None if settings.model == TINY else SYSTEM_PROMPT
+    default_prompt = None if settings.model in EMBEDDED else SYSTEM_PROMPT
     return Policy(
         name=settings.model if not Path(settings.model).exists() else Path(settings.model).name,
         model=model,
@@ -214,8 +214,8 @@ def _read(
     """Model, in `dtype` and on the CPU, and tokenizer."""
     if weights is not None:
         source, revision = str(weights), None
-    elif settings.model == TINY:
-        source, revision = str(ensure_tiny(progress)), None
+    elif settings.model in EMBEDDED:
+        source, revision = str(ensure_tiny(settings.model, progress)), None
     else:
         source, revision = settings.model, settings.revision
     return read_model(source, revision, settings.trust_remote_code, dtype)

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from swarm.environments.tiny import TINY_TASKS
+from swarm.policy.config import TINY, TINY_SPARSE
 
 TOKENIZER_FILE = Path(__file__).with_name("tiny_tokenizer.json")
 SPECIAL = ("<pad>", "<eos>")
@@ -114,6 +115,9 @@ class WarmStart:
     """Fraction of the examples with the answer to another question of the task."""
 
 
+STARTS = {TINY: WarmStart(), TINY_SPARSE: WarmStart(untagged=0.97)}
+"""By the name of the policy."""
+
 Progress = Callable[[int, int], None]
 """(steps done, total steps)"""
 
@@ -156,14 +160,14 @@ def tiny_config() -> Qwen3Config:
     )
 
 
-def ensure_tiny(progress: Progress | None = None) -> Path:
-    """Directory of the warm-started policy in Hugging Face format; created on first use, then cached by content
-    hash."""
-    directory = _cache_root() / f"tiny-{_recipe_digest()}"
+def ensure_tiny(name: str = TINY, progress: Progress | None = None) -> Path:
+    """Directory of an embedded policy in Hugging Face format; created on first use, then cached by content hash."""
+    start = STARTS[name]
+    directory = _cache_root() / f"tiny-{_recipe_digest(start)}"
     if directory.is_dir():
         return directory
     transformers_logging.disable_progress_bar()
-    model = _warm_start(WarmStart(), progress or (lambda done, total: None))
+    model = _warm_start(start, progress or (lambda done, total: None))
     staging = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
     model.save_pretrained(staging)
     tiny_tokenizer().save_pretrained(staging)
@@ -180,11 +184,11 @@ def _cache_root() -> Path:
     return root
 
 
-def _recipe_digest() -> str:
+def _recipe_digest(start: WarmStart) -> str:
     recipe = {
         "tokenizer": hashlib.sha256(TOKENIZER_FILE.read_bytes()).hexdigest(),
         "model": tiny_config().to_dict(),
-        "warm_start": asdict(WarmStart()),
+        "warm_start": asdict(start),
         "tasks": [task.model_dump(mode="json") for task in TINY_TASKS],
     }
     return hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -35,7 +35,7 @@ from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
-from swarm.groups.rollout_figures import rollout_figures
+from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.protocols import NEWCOMERS, GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
@@ -74,6 +74,8 @@ class RoundReport(Struct, frozen=True):
     """Seconds per stage."""
     figures: dict[str, float] = {}
     """Figures of this round's own groups, by conventional name."""
+    tasks: dict[str, tuple[float, int]] = {}
+    """(sum of rewards, completions) of this round's own groups by task."""
     alarm: Alarm | None = None
     """Others' groups lowered this node's reward: it stops using them for a while, and the caller should roll back its
     policy."""
@@ -173,6 +175,7 @@ class SapoNode:
             update=update,
             timings=stages.seconds,
             figures=values(rollout_figures(local)),
+            tasks=rewards_by_task(local),
             alarm=self._look_back(reward, mixed) if rewards else None,
         )
 

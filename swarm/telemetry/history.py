@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -50,18 +50,6 @@ class PeerSummary(TypedDict):
     """Seconds of training, including rounds that were lost and repeated."""
     state: Phase
     restarts: int
-
-
-class SwarmSummary(TypedDict):
-    """`summary.json`. Means are over the training peers that have the figure."""
-
-    peers: list[PeerSummary]
-    mean_reward_first: float | None
-    mean_reward_last: float | None
-    mean_eval_before: float | None
-    mean_eval_after: float | None
-    config: Mapping[str, object]
-    versions: Mapping[str, str]
 
 
 class Mixture(Struct, frozen=True):
@@ -301,23 +289,6 @@ class PeerHistory:
 
     def _share(self) -> int:
         return max(1, int(len(self.rounds) * REWARD_SHARE))
-
-
-def swarm_summary(
-    histories: Sequence[PeerHistory], config: Mapping[str, object], versions: Mapping[str, str]
-) -> SwarmSummary:
-    """The content of `summary.json`."""
-    peers = [history.peer_summary() for history in histories]
-    trained = [peer for peer in peers if peer["role"] != "worker"]
-    return SwarmSummary(
-        peers=peers,
-        mean_reward_first=mean(peer["reward_first"] for peer in trained),
-        mean_reward_last=mean(peer["reward_last"] for peer in trained),
-        mean_eval_before=mean(peer["eval_before"] for peer in trained),
-        mean_eval_after=mean(peer["eval_after"] for peer in trained),
-        config=config,
-        versions=versions,
-    )
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from swarm.figures import LAG_MAX
 from swarm.foreign import clean
-from swarm.telemetry.history import Moment, PeerHistory, SwarmSummary, drop_reasons, mean, num_dropped
+from swarm.telemetry.history import Moment, PeerHistory, PeerSummary, drop_reasons, mean, num_dropped
 from swarm.telemetry.records import LearningFigures
+from swarm.telemetry.summary import SwarmSummary
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -218,7 +219,6 @@ def summary_table(summary: SwarmSummary) -> Table:
     """`summary.json` as a table: one row per peer and one for all."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title="What the swarm learned", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
@@ -228,18 +228,7 @@ def summary_table(summary: SwarmSummary) -> Table:
     for heading in ("rounds", "reward", "accuracy", "received", "used", "dropped"):
         table.add_column(heading, justify="right", no_wrap=True)
     for peer in summary["peers"]:
-        groups = peer["groups"]
-        # A process without an end event was killed or is still running.
-        ended = "not ended" if peer["state"] == "running" else peer["state"]
-        table.add_row(
-            Text(peer["name"] + ("" if peer["state"] == "done" else f" ({ended})"), no_wrap=True),
-            str(peer["rounds"]),
-            _change(peer["reward_first"], peer["reward_last"]),
-            _change(peer["eval_before"], peer["eval_after"]),
-            str(groups["received"]),
-            f"{groups['used_local']}+{groups['used_external']}",
-            str(num_dropped(groups)),
-        )
+        _add_peer(table, peer)
     if len(summary["peers"]) > 1:
         table.add_section()
         counts = [peer["groups"] for peer in summary["peers"]]
@@ -253,12 +242,32 @@ def summary_table(summary: SwarmSummary) -> Table:
             str(sum(num_dropped(groups) for groups in counts)),
             style="bold",
         )
+    if summary["control"] is not None:
+        table.add_section()
+        _add_peer(table, summary["control"])
     table.caption = (
         "reward: first > last tenth of the rounds; accuracy: held-out questions, before > after; "
         "used: local+external groups; dropped: received, never used"
     )
     table.caption_justify = "left"
     return table
+
+
+def _add_peer(table: Table, peer: PeerSummary) -> None:
+    from rich.text import Text
+
+    groups = peer["groups"]
+    # A process that left no end event was killed, or is still at it.
+    ended = "not ended" if peer["state"] == "running" else peer["state"]
+    table.add_row(
+        Text(peer["name"] + ("" if peer["state"] == "done" else f" ({ended})"), no_wrap=True),
+        str(peer["rounds"]),
+        _change(peer["reward_first"], peer["reward_last"]),
+        _change(peer["eval_before"], peer["eval_after"]),
+        str(groups["received"]),
+        f"{groups['used_local']}+{groups['used_external']}",
+        str(num_dropped(groups)),
+    )
 
 
 def state_text(history: PeerHistory, now: float, short: bool = False) -> str:

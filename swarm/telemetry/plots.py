@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,8 +72,8 @@ def smoothing_window(histories: Sequence[PeerHistory]) -> int:
     return max(1, int(longest * SMOOTHING) // 2 * 2 + 1)
 
 
-def draw_rewards(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
-    """Smoothed mean reward per round of each peer's own completions, and the mean over peers."""
+def draw_rewards(axes: Axes, histories: Sequence[PeerHistory], ink: Ink, control: PeerHistory | None = None) -> None:
+    """Smoothed mean reward per round of each peer's own completions, the mean over peers, and the control's."""
     window = smoothing_window(histories)
     trained = [history for history in histories if history.rounds]
     named = len(trained) <= MAX_NAMED_PEERS
@@ -95,6 +96,11 @@ def draw_rewards(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None
         rounds = sorted(by_round)
         means = [mean(by_round[number]) for number in rounds]
         _line(axes, rounds, means, window, color=ink.text, linewidth=2.6, label="mean")
+    if control is not None and control.rounds:
+        series = control.series()
+        rounds = [event.round for event in series]
+        rewards = [event.reward for event in series]
+        _line(axes, rounds, rewards, window, color=ink.text, linewidth=2.0, label=control.name, dashed=True)
     over = f", averaged over {window} rounds" if window > 1 else ""
     _finish(axes, ink, "Reward", f"mean reward of own completions{over}", empty=not trained)
     _round_axis(axes, ink, histories)
@@ -230,15 +236,15 @@ def as_svg(draw: Draw, histories: Sequence[PeerHistory], height_in: float, label
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{label}"', svg, count=1)
 
 
-def write_png(path: Path, histories: Sequence[PeerHistory]) -> None:
-    """All plots in one PNG."""
+def write_png(path: Path, histories: Sequence[PeerHistory], control: PeerHistory | None = None) -> None:
+    """All plots in one PNG; `control` is a lone node to compare with."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(FONT):
         trained = training(histories)
         pictures: list[tuple[Draw, float, Sequence[PeerHistory]]] = [
-            (draw_rewards, 3.2, trained),
+            (partial(draw_rewards, control=control), 3.2, trained),
             (draw_mix, 2.4, trained),
             (draw_ledger, ledger_height_in(trained), trained),
         ]
@@ -272,6 +278,7 @@ def _line(
     linewidth: float,
     label: str | None,
     alpha: float = 1.0,
+    dashed: bool = False,
 ) -> None:
     curve = smoothed(np.array([np.nan if value is None else value for value in values], dtype=np.float64), window)
     at = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MAX_POINTS)).astype(int))
@@ -282,6 +289,7 @@ def _line(
         linewidth=linewidth,
         alpha=alpha,
         label=label,
+        linestyle="--" if dashed else "-",
         solid_capstyle="round",
         # A line through a single point would be invisible.
         marker="o" if len(at) == 1 else None,

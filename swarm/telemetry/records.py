@@ -128,6 +128,8 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     tokens_per_s: float | None = None
     figures: dict[str, float | None] = {}
     """Figures of the stages, by conventional name (`swarm/figures.py`); None for a value that was not finite."""
+    tasks: dict[str, tuple[float, int]] = {}
+    """(sum of rewards, completions) of this round's own groups by task."""
     counters: dict[str, int] = {}
     """Cumulative counts of network and verifier in this process, e.g. `network/drop_inbox`."""
     timings: dict[str, float] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -16,43 +17,47 @@ from swarm.figures import LAG_MAX
 from swarm.foreign import clean, clean_lines
 from swarm.reasons import sentence
 from swarm.telemetry import plots
+from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import (
     REWARD_SHARE,
     PeerHistory,
     PeerSummary,
-    SwarmSummary,
     drop_reasons,
     mean,
     num_dropped,
 )
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent
+from swarm.telemetry.summary import SwarmSummary
 
 SUMMARY_FILE = "summary.json"
 PAGE_FILE = "report.html"
 PICTURE_FILE = "report.png"
 
 
-def write_report(out_dir: Path, histories: Sequence[PeerHistory], summary: SwarmSummary) -> None:
-    """Write the three files into `out_dir`. Raises `OSError`."""
+def write_report(
+    out_dir: Path, histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerHistory | None = None
+) -> None:
+    """Write the three files into `out_dir`; `control` is a lone node to compare with. Raises `OSError`."""
     out_dir.mkdir(parents=True, exist_ok=True)
     # Write the summary first: it is quick and remains if someone interrupts the drawing.
     text = msgspec.json.format(msgspec.json.encode(summary, enc_hook=str), indent=2) + b"\n"
     _replace(out_dir / SUMMARY_FILE, text)
-    _replace(out_dir / PAGE_FILE, page(histories, summary).encode())
-    plots.write_png(out_dir / PICTURE_FILE, histories)
+    _replace(out_dir / PAGE_FILE, page(histories, summary, control).encode())
+    plots.write_png(out_dir / PICTURE_FILE, histories, control)
 
 
-def page(histories: Sequence[PeerHistory], summary: SwarmSummary) -> str:
+def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerHistory | None = None) -> str:
     """The whole page."""
     peers = summary["peers"]
     trained = plots.training(histories)
     sections = [
-        _incomplete(peers),
+        _answer(summary),
+        _incomplete([*peers, summary["control"]] if summary["control"] else peers),
         _headlines(peers, summary),
-        _picture(plots.draw_rewards, trained, 3.3, "Reward per peer and mean, by round"),
+        _picture(partial(plots.draw_rewards, control=control), trained, 3.3, "Reward per peer and mean, by round"),
         _section("The learner and its workers", _following(histories) if len(trained) < len(histories) else ""),
-        _section("Peers", _peer_table(peers)),
+        _section("Peers", _peer_table([*peers, summary["control"]] if summary["control"] else peers)),
         _section("Held-out questions by task", _task_table(histories)),
         _section(
             "Composition of updates",
@@ -73,6 +78,12 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary) -> str:
         '<meta name="color-scheme" content="light dark"><title>Swarm report</title>'
         f"<style>{STYLE}</style></head><body><main><h1>Swarm report</h1>{''.join(sections)}</main></body></html>\n"
     )
+
+
+def _answer(summary: SwarmSummary) -> str:
+    """Whether it helped, where a control can tell."""
+    found = summary["help"]
+    return f'<p class="answer">{escape(in_words(found))}</p>' if found else ""
 
 
 def _incomplete(peers: Sequence[PeerSummary]) -> str:
@@ -333,9 +344,9 @@ def _duration(seconds: float) -> str:
 
 def _replace(path: Path, content: bytes) -> None:
     """Replace the file atomically: an earlier report stays until the new one is complete."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    unfinished = path.with_name(path.name + ".partial")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
 
 
 STYLE = """
@@ -354,6 +365,7 @@ body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 sy
 main { max-width: 66rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
 h1 { font-size: 1.6rem; margin: 0 0 1rem; }
 h2 { font-size: 1.1rem; margin: 2.4rem 0 .7rem; }
+.answer { font-size: 1.15rem; font-weight: 600; }
 .notice { background: var(--notice); padding: .6rem .9rem; border-radius: 6px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; }
 .cards { margin-bottom: 1.4rem; }

@@ -39,6 +39,11 @@ def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path
     assert len({peer["peer_id"] for peer in peers.values()}) == 3
     assert result["mean_reward_last"] > result["mean_reward_first"]
     assert result["mean_eval_after"] > result["mean_eval_before"]
+    control = result["control"]
+    assert control["name"] == "alone" and control["rounds"] == 60 and balanced(control)
+    assert control["groups"]["received"] == control["groups"]["used_external"] == 0 < control["groups"]["used_local"]
+    assert result["help"]["low"] <= result["help"]["cumulative_ratio"] <= result["help"]["high"]
+    assert result["help"]["rounds"] == 60 and "With others" in demo.text()
     assert "peer-2 died (exit code -9)" in demo.text()
     page = (out / "report.html").read_text()
     assert "<svg" in page or "data:image/png" in page
@@ -49,7 +54,7 @@ def test_ctrl_c_stops_everything_soon_and_reports(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     began = time.monotonic()
     with swarm(tmp_path, "demo", "--peers", "2", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
-        until(lambda: all(_peer_round(out / f"peer-{k}") > 0 for k in (1, 2)), demo, "rounds")
+        until(lambda: all(_peer_round(out / name) > 0 for name in ("peer-1", "peer-2", "alone")), demo, "rounds")
         everything = demo.tree()
         assert any("p2pd" in " ".join(p.cmdline()) for p in everything)
         started_s = time.monotonic() - began
@@ -67,8 +72,8 @@ def test_ctrl_c_stops_everything_soon_and_reports(tmp_path: Path) -> None:
 
 def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    with swarm(tmp_path, "demo", "--peers", "1", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
-        until(lambda: _peer_round(out / "peer-1") > 0, demo, "a round")
+    with swarm(tmp_path, "demo", "--peers", "2", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
+        until(lambda: _peer_round(out / "peer-1") > 0 and _peer_round(out / "alone") > 0, demo, "a round")
         everything = demo.tree()
         demo.kill()
         assert gone(everything)

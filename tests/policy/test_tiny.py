@@ -50,8 +50,8 @@ def test_the_policy_is_made_once_and_loads_as_any_other(tmp_path: Path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tiny.WarmStart.__init__, "__defaults__", (1, 20, 3, 8, 5e-3, 2, 0.1, 0.6, 0.25))
     seen: list[tuple[int, int]] = []
-    first = tiny.ensure_tiny(lambda done, total: seen.append((done, total)))
+    first = tiny.ensure_tiny(progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (3, 3)
-    assert tiny.ensure_tiny(lambda done, total: pytest.fail("made twice")) == first
+    assert tiny.ensure_tiny(progress=lambda done, total: pytest.fail("made twice")) == first
     AutoModelForCausalLM.from_pretrained(first)
     assert load_policy(PolicySettings(model=str(first))).encode_prompt("Calculate 1 + 2.")

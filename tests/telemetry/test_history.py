@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.telemetry.history import Mixture, PeerHistory, mean, swarm_summary
+from swarm.telemetry.history import Mixture, PeerHistory, mean
 from swarm.telemetry.records import (
     EndEvent,
     Event,
@@ -19,6 +19,7 @@ from swarm.telemetry.records import (
     StartEvent,
     encode,
 )
+from swarm.telemetry.summary import swarm_summary
 
 from . import synthetic
 

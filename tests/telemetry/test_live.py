@@ -9,9 +9,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from swarm.telemetry.history import PeerHistory, swarm_summary
+from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text, summary_table
 from swarm.telemetry.records import NoteEvent, StartEvent, encode
+from swarm.telemetry.summary import swarm_summary
 
 from . import synthetic
 

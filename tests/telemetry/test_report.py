@@ -12,7 +12,7 @@ import pytest
 
 from swarm.reasons import Reason, sentence
 from swarm.telemetry import plots
-from swarm.telemetry.history import PeerHistory, SwarmSummary, swarm_summary
+from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.live import plain_line
 from swarm.telemetry.records import (
@@ -27,6 +27,7 @@ from swarm.telemetry.records import (
     encode,
 )
 from swarm.telemetry.report import page, write_report
+from swarm.telemetry.summary import SwarmSummary, swarm_summary
 
 from . import synthetic
 

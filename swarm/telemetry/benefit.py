@@ -1,0 +1,126 @@
+"""Whether sharing helped: the rewards of nodes that learned together, over those of a lone node that is their control.
+
+Nodes and control have the same policy, questions and completions a round, and as many groups in an update; the
+control's are all its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from swarm.telemetry.history import REWARD_SHARE, PeerHistory, mean
+
+Curve = npt.NDArray[np.float64]
+
+NUM_RESAMPLES = 4_000
+CONFIDENCE = 0.95
+SMOOTHING = 0.1
+"""`rounds_to_match` compares means over this share of the rounds."""
+
+
+class Benefit(TypedDict):
+    """`help` of `summary.json`, over the rounds that every node has finished."""
+
+    rounds: int
+    together: float
+    """Mean reward of the nodes over the last tenth of the rounds."""
+    alone: float
+    """That of the control."""
+    cumulative_ratio: float
+    """Rewards of all rounds, the nodes' mean over the control's; each task weighs alike."""
+    low: float
+    high: float
+    """95% interval of the ratio, over nodes and tasks: a percentile bootstrap of both."""
+    rounds_to_match: int | None
+    """Rounds after which the nodes reach `alone`, by moving averages; None when they do not."""
+
+
+def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | None:
+    """What the nodes have gained over the control; None when there is nothing to compare yet."""
+    rounds = min((max(history.rounds, default=0) for history in (*nodes, control)), default=0)
+    if not nodes or rounds == 0:
+        return None
+    by_task = [_by_task(history, rounds) for history in nodes]
+    alone_by_task = _by_task(control, rounds)
+    tasks = sorted(set(alone_by_task).intersection(*by_task))
+    together = np.array([[found[task] for task in tasks] for found in by_task])  # [nodes, tasks]
+    alone = np.array([alone_by_task[task] for task in tasks])  # [tasks]
+    if alone.sum() <= 0:
+        return None
+    low, high = _interval(together, alone)
+    curve, lone_curve = _mean_curve(nodes, rounds), _curve(control, rounds)
+    last = max(1, int(rounds * REWARD_SHARE))
+    return Benefit(
+        rounds=rounds,
+        together=float(np.nanmean(curve[-last:])),
+        alone=float(np.nanmean(lone_curve[-last:])),
+        cumulative_ratio=float(together.mean(axis=0).sum() / alone.sum()),
+        low=low,
+        high=high,
+        rounds_to_match=_rounds_to_match(curve, lone_curve),
+    )
+
+
+def in_words(found: Benefit) -> str:
+    """The answer to "did the swarm help?", in a sentence or two."""
+    gain, low, high = (100 * (found[key] - 1) for key in ("cumulative_ratio", "low", "high"))
+    matched = found["rounds_to_match"]
+    reached = (
+        f"With others a reward of {found['alone']:.2f} came after {matched} rounds instead of {found['rounds']}."
+        if matched is not None
+        else f"With others {found['alone']:.2f} was not reached in {found['rounds']} rounds."
+    )
+    return (
+        f"With others {found['together']:.2f}, alone {found['alone']:.2f} after {found['rounds']} rounds; "
+        f"rewards of all rounds {gain:+.0f}% (95% interval {low:+.0f}% to {high:+.0f}%). {reached}"
+    )
+
+
+def _by_task(history: PeerHistory, rounds: int) -> dict[str, float]:
+    """Mean reward by task over the first `rounds` rounds."""
+    totals: dict[str, tuple[float, int]] = {}
+    for event in history.series()[:rounds]:
+        for task, (reward, count) in event.tasks.items():
+            total, asked = totals.get(task, (0.0, 0))
+            totals[task] = (total + reward, asked + count)
+    return {task: total / asked for task, (total, asked) in totals.items() if asked}
+
+
+def _interval(together: Curve, alone: Curve) -> tuple[float, float]:
+    """Percentile bootstrap of the ratio, nodes and tasks drawn with replacement; always the same draws."""
+    rng = np.random.default_rng(0)
+    num_nodes, num_tasks = together.shape
+    nodes = rng.integers(num_nodes, size=(NUM_RESAMPLES, num_nodes))
+    tasks = rng.integers(num_tasks, size=(NUM_RESAMPLES, num_tasks))
+    drawn = together[nodes[:, :, None], tasks[:, None, :]].mean(axis=1).sum(axis=1)  # [resamples]
+    lone = alone[tasks].sum(axis=1)
+    ratios = drawn[lone > 0] / lone[lone > 0]
+    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+def _curve(history: PeerHistory, rounds: int) -> Curve:
+    """Mean reward by round, [rounds]; NaN where it is not known."""
+    known: Mapping[int, float | None] = {number: event.reward for number, event in history.rounds.items()}
+    values = [known.get(number) for number in range(1, rounds + 1)]
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _mean_curve(nodes: Sequence[PeerHistory], rounds: int) -> Curve:
+    columns = zip(*(_curve(history, rounds) for history in nodes), strict=True)
+    means = [mean(value for value in column if not np.isnan(value)) for column in columns]
+    return np.array([np.nan if value is None else value for value in means])
+
+
+def _rounds_to_match(curve: Curve, lone_curve: Curve) -> int | None:
+    """First round whose moving average, over the rounds up to it, reaches the control's last one."""
+    window = max(1, int(len(curve) * SMOOTHING))
+    target = np.nanmean(lone_curve[-window:])
+    for end in range(window, len(curve) + 1):
+        if np.nanmean(curve[end - window : end]) >= target:
+            return end
+    return None
