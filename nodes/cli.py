@@ -380,7 +380,7 @@ def reasons() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name, such as network; add --help for its options.")],
+    name: Annotated[str | None, typer.Argument(help="Name, such as network; default: list them.")] = None,
 ) -> None:
     """Run a benchmark from a source checkout, e.g. `swarm bench network --quick`."""
     from nodes.commands.bench import bench as run

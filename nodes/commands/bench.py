@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -15,13 +16,19 @@ FOLDER = ROOT / "benchmarks"
 BENCHMARKS = ("broadcast", "engine", "network", "overlap", "poison", "resilience", "scale", "staleness", "updater")
 
 
-def bench(name: str, arguments: Sequence[str]) -> int:
-    """Run a benchmark with its own options; returns its exit code. Raises `ConfigError` for an unknown name."""
+def bench(name: str | None, arguments: Sequence[str]) -> int:
+    """Run a benchmark with its own options, or list all without a name; returns the exit code.
+
+    Raises `ConfigError` for an unknown name.
+    """
     if not FOLDER.is_dir():
         raise ConfigError(
             "the benchmarks are in the repository, not in the installed package: clone it, `pip install -e .` there, "
             "and run this again"
         )
+    if name in (None, "--help", "-h"):
+        print(_listed())
+        return 0
     if name not in BENCHMARKS:
         raise ConfigError(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -33,3 +40,13 @@ def bench(name: str, arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             # The terminal's signal reaches it, too; it stops its nodes and exits.
             continue
+
+
+def _listed() -> str:
+    """The benchmarks, each with the first paragraph of its module's docstring."""
+    lines = ["usage: swarm bench NAME [--help] [--quick] [OPTION ...]", ""]
+    for name in BENCHMARKS:
+        text = ast.get_docstring(ast.parse((FOLDER / name / "__main__.py").read_text())) or ""
+        paragraph = text.partition("\n\n")[0]
+        lines.append(f"  {name:<12}{' '.join(paragraph.split())}")
+    return "\n".join(lines)

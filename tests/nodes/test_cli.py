@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
-from nodes.cli import main, split_fields
+from nodes.cli import app, main, split_fields
+from nodes.commands.bench import BENCHMARKS
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.losses import LOSSES
 from swarm.algorithms.names import ImportanceName, KlEstimatorName
@@ -136,3 +138,11 @@ def test_fields_are_found_wherever_they_stand() -> None:
     assert fields == [("mix.local", "3"), ("network.listen", "/ip4/1.2.3.4/tcp/1")]
     with pytest.raises(ConfigError, match="needs a value"):
         split_fields(["--mix.local"])
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_benchmarks_are_listed_with_what_they_measure(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.output.splitlines()[2:]] == list(BENCHMARKS)
+    assert all(len(line.split()) > 5 for line in result.output.splitlines()[2:])
