@@ -32,6 +32,6 @@ def test_rows_compare_each_seed_with_its_control() -> None:
     attacked = [Outcome([0.1] * 5 + [0.3] * 5, [0.0] * 8 + [0.01] * 2, 0.02, 0)] * 2
     left_alone = [Outcome([0.3] * 10, [0.0] * 10, 0.0, 0)] * 2
     found = {row.what: row for row in rows("marker", attacked, left_alone)}
-    assert found["marker: reward, part of the control's"].value == pytest.approx(1.0)
-    assert found["marker: reward, part of the control's"].met
+    assert found["marker: reward, fraction of the control's"].value == pytest.approx(1.0)
+    assert found["marker: reward, fraction of the control's"].met
     assert found["marker: completions with the marker at the end"].value == pytest.approx(0.01)

@@ -91,7 +91,7 @@ def test_new_weights_enter_between_two_tokens(engine: ProcessEngine, trained: Po
 def test_weights_of_another_model_are_refused_and_change_nothing(engine: ProcessEngine) -> None:
     sampling = Sampling(max_new_tokens=8)
     before = engine.generate(PROMPTS, 2, sampling, 0)
-    with pytest.raises(WeightsRefused, match="of another model"):
+    with pytest.raises(WeightsRefused, match="belong to another model"):
         engine.swap(make("gpt2").weights, version=9)
     assert engine.generate(PROMPTS, 2, sampling, 0) == before
 
@@ -120,7 +120,7 @@ def test_the_end_of_the_process_is_an_error_that_says_so(engine: ProcessEngine, 
     stream = engine.stream(PROMPTS * 50, 8, Sampling(max_new_tokens=400), 0)
     next(stream)
     psutil.Process(engine.pid).kill()
-    with pytest.raises(EngineError, match="ended with -9"):
+    with pytest.raises(EngineError, match="exited with -9"):
         list(stream)
-    with pytest.raises(EngineError, match="ended with -9"):
+    with pytest.raises(EngineError, match="exited with -9"):
         engine.swap(trained.weights, version=1)

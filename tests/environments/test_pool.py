@@ -355,7 +355,9 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("doing", ["idle", "hangs"])
 def test_workers_end_with_a_parent_that_was_killed(doing: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, doing], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+    # Workers do not import from the current directory, but from where their parent does.
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", PARENT, doing], env=env, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
         assert psutil.Process(worker).cmdline()[-2] == "tests.environments.plain_worker"

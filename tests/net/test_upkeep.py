@@ -84,7 +84,7 @@ class Swarm:
             return arrived
 
         assert asyncio.run(run()) == len(records)
-        assert all(self.state.shelf.knows(record_id(record)) for record in records)
+        assert all(self.member.records.shelf.knows(record_id(record)) for record in records)
 
 
 @pytest.fixture

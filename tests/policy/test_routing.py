@@ -184,7 +184,7 @@ def test_the_record_stays_at_home() -> None:
 
 def test_a_model_without_experts_is_refused() -> None:
     dense = make("qwen2")
-    with pytest.raises(PolicyError, match="no routers"):
+    with pytest.raises(PolicyError, match="no known routers"):
         Policy("dense", dense.model, dense.tokenizer, None, routing_replay=True)
 
 

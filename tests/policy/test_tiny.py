@@ -7,9 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
+from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.evaluation import evaluate
 from swarm.policy import tiny
-from swarm.policy.config import PolicySettings
+from swarm.policy.config import TINY, TINY_SPARSE, PolicySettings
 from swarm.policy.loading import load_policy
+from swarm.types import HELD_OUT_STREAMS, Sampling
 
 
 def test_the_shipped_tokenizer_is_what_the_code_builds() -> None:
@@ -48,10 +54,23 @@ def test_the_model_has_the_promised_size() -> None:
 @pytest.mark.slow
 def test_the_policy_is_made_once_and_loads_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tiny.WarmStart.__init__, "__defaults__", (1, 20, 3, 8, 5e-3, 2, 0.1, 0.6, 0.25))
+    quick = tiny.WarmStart(seed=1, questions_per_task=20, steps=3, batch_size=8, warmup_steps=2)
+    monkeypatch.setitem(tiny.STARTS, TINY, quick)
     seen: list[tuple[int, int]] = []
     first = tiny.ensure_tiny(progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (3, 3)
     assert tiny.ensure_tiny(progress=lambda done, total: pytest.fail("made twice")) == first
     AutoModelForCausalLM.from_pretrained(first)
     assert load_policy(PolicySettings(model=str(first))).encode_prompt("Calculate 1 + 2.")
+
+
+@pytest.mark.slow
+def test_the_sparse_start_is_another_policy_and_hardly_ever_right() -> None:
+    dense, sparse = (load_policy(PolicySettings(model=name)) for name in (TINY, TINY_SPARSE))
+    assert dense.name != sparse.name and dense.tokenizer_hash == sparse.tokenizer_hash
+    verifier = InlineVerifier(TINY_TASKS)
+    found = []
+    for policy in (dense, sparse):
+        engine = TransformersEngine(policy, GenerationSettings(max_batch_sequences=1024))
+        found.append(evaluate(engine, verifier, Sampling(max_new_tokens=16), 360, HELD_OUT_STREAMS).accuracy or 0.0)
+    assert found[0] > 0.05 > 0.03 > found[1]
