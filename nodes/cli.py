@@ -288,10 +288,10 @@ def plan(
 
     Exits with 1 when they cannot keep the learner busy.
     """
-    from nodes.commands.plan import Plan, demand_of, parse_workers, show_plan
+    from nodes.commands.plan import CapacityPlan, demand_of, parse_workers, show_plan
 
     demand = demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
-    chosen = Plan(demand, headroom, learner_price, parse_workers(worker))
+    chosen = CapacityPlan(demand, headroom, learner_price, parse_workers(worker))
     raise typer.Exit(show_plan(chosen, as_json, _console()))
 
 

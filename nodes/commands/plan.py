@@ -33,7 +33,7 @@ WORKER = re.compile(r"(?:(\d+)x)?([0-9.eE+-]+)(?:@([0-9.eE+-]+))?(?:\*([0-9.eE+-
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapacityPlan:
     """A learner's demand, the available workers and the chosen ones."""
 
     demand: Demand
@@ -91,7 +91,7 @@ def parse_workers(texts: Sequence[str]) -> tuple[Worker, ...]:
     return tuple(workers)
 
 
-def show_plan(plan: Plan, as_json: bool, console: Console) -> int:
+def show_plan(plan: CapacityPlan, as_json: bool, console: Console) -> int:
     """Print the requirement, the cheapest set and its expected behaviour; returns 1 when the learner must wait."""
     if as_json:
         console.print_json(json.dumps(_figures(plan)))
@@ -102,7 +102,7 @@ def show_plan(plan: Plan, as_json: bool, console: Console) -> int:
     return exits.DONE if plan.feasible else exits.FAILED
 
 
-def _figures(plan: Plan) -> dict[str, object]:
+def _figures(plan: CapacityPlan) -> dict[str, object]:
     demand, rate = plan.demand, pool_rate(plan.active)
     return {
         "publish_every": demand.publish_every,
@@ -120,7 +120,7 @@ def _figures(plan: Plan) -> dict[str, object]:
     }
 
 
-def _table(plan: Plan) -> Table:
+def _table(plan: CapacityPlan) -> Table:
     demand, rate = plan.demand, pool_rate(plan.active)
     table = Table(box=None, show_header=False, pad_edge=False)
     needed = "impossible" if plan.required is None else f"{plan.required:.4g} rollouts/s"
@@ -138,7 +138,7 @@ def _table(plan: Plan) -> Table:
     return table
 
 
-def _advice(plan: Plan) -> list[str]:
+def _advice(plan: CapacityPlan) -> list[str]:
     """Changes that would keep the learner busy; empty when it already is."""
     if plan.feasible:
         return []

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nodes.commands.plan import Plan, demand_of, parse_workers
+from nodes.commands.plan import CapacityPlan, demand_of, parse_workers
 from swarm.central.capacity import Worker
 from swarm.errors import ConfigError
 
@@ -37,7 +37,7 @@ def test_an_infeasible_plan_says_what_would_have_to_change_and_exits_with_1() ->
 def test_what_is_advised_is_feasible() -> None:
     workers = parse_workers(["2x1.25"])
     for rollouts, train_s, period in ((120, 60.0, 4), (120, 68.0, 2), (100, 60.0, 2)):
-        assert Plan(demand_of(rollouts, train_s, 40.0, period, None), 1.0, 0.0, workers).feasible
+        assert CapacityPlan(demand_of(rollouts, train_s, 40.0, period, None), 1.0, 0.0, workers).feasible
 
 
 def test_workers_are_read_and_bad_ones_refused() -> None:

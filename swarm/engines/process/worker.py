@@ -19,7 +19,7 @@ from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 
 
-class Worker:
+class EngineWorker:
     """An engine with its own policy, at the other end of two sockets."""
 
     def __init__(self, work: Connection, control: Connection, weights: int) -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work, control, weights = (int(argument) for argument in sys.argv[1:])
     try:
-        Worker(Connection(work), Connection(control), weights).serve()
+        EngineWorker(Connection(work), Connection(control), weights).serve()
     except (EOFError, ConnectionError):
         return
 

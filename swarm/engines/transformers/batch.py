@@ -14,7 +14,7 @@ import torch
 from swarm.engines.sampling import sample, uniforms
 from swarm.engines.stopping import Stops
 from swarm.engines.transformers.decoder import READ_TOKENS, Decoder
-from swarm.engines.transformers.scheduler import Draft, Plan, Room, Scheduler
+from swarm.engines.transformers.scheduler import Draft, Room, Scheduler, StepPlan
 from swarm.engines.transformers.slots import Prefix
 from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
@@ -93,7 +93,7 @@ class Batch:
                 row.routing.append(experts)
         return [row for row in rows if row.finish_reason is not None]
 
-    def _fill(self, plan: Plan) -> None:
+    def _fill(self, plan: StepPlan) -> None:
         """Fill the cache of new rows: with their prompt, or with their own tokens if they had a slot before."""
         begun = [row for row in plan.admitted if row.ids]
         fresh = [row for row in plan.admitted if not row.ids]

@@ -87,7 +87,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """Changes of the rows before the next step."""
 
     moves: list[tuple[int, int]]
@@ -120,14 +120,14 @@ class Scheduler:
         """The next drafts to be admitted, in order."""
         return iter(self._waiting)
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """Remove finished rows, preempt those that no longer fit, and admit new ones."""
         staying = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
         staying = self._within_budget(staying)
         moves = self._compact(staying)
         admitted = self._admit()
         num_kept = len(self.rows) - len(admitted)
-        return Plan(moves, admitted, num_kept, self._width(), len(self._waiting) + len(self.rows))
+        return StepPlan(moves, admitted, num_kept, self._width(), len(self._waiting) + len(self.rows))
 
     def requeue(self) -> None:
         """Preempt every row: the content of the cache is invalid."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from swarm.engines.transformers.scheduler import Plan, Room, blocks
+from swarm.engines.transformers.scheduler import Room, StepPlan, blocks
 from swarm.policy.routing import Routing
 
 
@@ -122,7 +122,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._num_slots = 0
         self._capacity = 0
 
-    def arrange(self, plan: Plan) -> None:
+    def arrange(self, plan: StepPlan) -> None:
         """Move rows, then resize for all rows of the plan."""
         if plan.moves:
             sources, targets = torch.tensor(plan.moves, device=self._device).unbind(dim=1)
@@ -144,7 +144,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.step = step
         return self
 
-    def _resize(self, plan: Plan) -> None:
+    def _resize(self, plan: StepPlan) -> None:
         num_rows = plan.num_kept + len(plan.admitted)
         roomy = blocks(plan.width + plan.width // 4)
         self._capacity = roomy if num_rows * roomy <= self._room.tokens else blocks(plan.width)
