@@ -21,8 +21,7 @@ Peers = Mapping[str, tuple[str, ...]]
 
 
 def fetch(peers: Peers, timeout_s: float, run_id: str | None) -> tuple[RunManifest, bytes]:
-    """The manifest of the first of `peers` that has it, decoded and as its founder sealed it. Raises `PeerUnreachable`.
-    """
+    """The first manifest that a peer has, decoded and as its founder sealed it. Raises `PeerUnreachable`."""
     return asyncio.run(_fetch(peers, timeout_s, run_id))
 
 

@@ -20,8 +20,7 @@ from swarm.types import RunManifest
 
 
 def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> tuple[RunManifest, bytes]:
-    """The manifest of the first of `peers` that has it, decoded and as its founder sealed it. Raises `PeerUnreachable`.
-    """
+    """The first manifest that a peer has, decoded and as its founder sealed it. Raises `PeerUnreachable`."""
     found: list[tuple[RunManifest, bytes]] = []
     failures: list[str] = []
     refusals: list[Refusal] = []
