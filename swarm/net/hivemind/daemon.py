@@ -483,7 +483,7 @@ class Daemon:
                     await _send(writer, frame)
                     stream.works()
                 elif reader.at_eof():
-                    return  # nobody waits for it any more
+                    return  # the asker has closed the stream
                 else:
                     await asyncio.sleep(NOT_YET_S)
         except (OSError, TimeoutError):

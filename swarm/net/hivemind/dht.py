@@ -1,6 +1,6 @@
 """The run's peer directory: one signed, short-lived record per peer in hivemind's DHT.
 
-The directory is split into parts with separate keys, and so on separate nodes, because a store request returns all
+It is split into parts with separate keys, and so on separate nodes, because a node that stores a record receives all
 records under its key. Importing this imports hivemind's DHT; nodes run it in a separate process, see `directory`.
 """
 

@@ -66,12 +66,12 @@ class Directory:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,  # what strangers bring about is no text for a terminal
+                stderr=asyncio.subprocess.DEVNULL,  # errors that strangers cause do not belong on the terminal
                 env={
                     **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 },
-                process_group=0,  # a terminal's Ctrl-C is for the node, which then ends this process
+                process_group=0,  # Ctrl-C in a terminal reaches only the node, which then stops this process
             )
         except OSError as error:
             ours.close()

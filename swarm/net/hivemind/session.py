@@ -4,7 +4,7 @@ dial      bootstraps and known unconnected peers    -> connections           (ba
 reserve   relay reservations, if not dialable       -> own addresses         (renewed every minute)
 observe   the daemon's connections                  -> peers, wakes the rest (every second)
 hear      gossip on the run's topic                 -> inbox
-discover  own record -> DHT; with few peers, DHT    -> others' records       (every `announce_every_s`)
+discover  own record -> DHT; DHT -> others' records, while there are few peers (every `announce_every_s`)
 
 The other loops are those of `MemberSession` (join, tell) and of `upkeep` (repair, download, acquaint).
 """

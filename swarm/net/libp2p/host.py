@@ -184,7 +184,7 @@ class Host:
 
         self._pubsub.set_topic_validator(topic, validate, False)
         async for _ in await self._pubsub.subscribe(topic):
-            pass  # the validator has seen it
+            pass  # the validator has handled it
 
     async def publish(self, topic: str, message: bytes) -> None:
         """Publish a message by gossip."""

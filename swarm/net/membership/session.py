@@ -1,7 +1,7 @@
 """The part of a node's session that both network libraries share: joining, publishing, requests.
 
 join      manifest from a connected peer  -> the run     (until there is one)
-tell      outbox                          -> gossip      (paced; waits while nobody hears)
+tell      outbox                          -> gossip      (paced; waits while no member is connected)
 
 Independent of asyncio and trio: a subclass provides the waits, and adds dialling, observation and subscription.
 """

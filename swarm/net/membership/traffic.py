@@ -2,7 +2,7 @@
 
 offer                         -> shelf, outbox       (a large record: its announcement)
 receive   gossip              -> shelf, inbox
-mend      others' shelves     -> shelf, inbox        (what gossip did not bring)
+mend      others' shelves     -> shelf, inbox        (records that gossip missed)
 complete  fetched downloads   -> shelf, inbox        (announced large records)
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account

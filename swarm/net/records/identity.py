@@ -141,7 +141,7 @@ def in_use(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False  # no lock file: never used; or another user's, and then nobody can tell
+        return False  # no lock file: never used; or that of another user, and then the answer is unknown
     return False
 
 

@@ -2,7 +2,7 @@
 
     a stream ──▶ rate of its peer and address ──▶ a place ──▶ served
                         │ too high                  │ none free, none to evict
-                        └───────────▶ told "busy" ◀─┘     (limited to as many; beyond that reset without an answer)
+                        └───────────▶ told "busy" ◀─┘     (as many places; beyond that reset without an answer)
 
 Protocols that keep peers in the run have their own places, which no other request can take. When all places are taken,
 a stream is evicted if its peer keeps this node waiting, or if its peer or address holds far more places than the

@@ -46,7 +46,7 @@ class Publisher:
         self._identity = identity
         self._settings = settings.snapshots
         self._serving = Serving(transport, identity.peer_id, folder, settings)
-        self._serving.uploads.reach = 0  # nobody has heard of a version before the learner
+        self._serving.uploads.reach = 0  # no peer knows a version before its learner
         limits = Limits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._placement = Placement(identity.peer_id, limits, settings.snapshots, self._serving.counters)
         self._lock = threading.Lock()

@@ -206,7 +206,7 @@ class SnapshotStore:
         shutil.rmtree(self._path(version), ignore_errors=True)
 
     def collect(self, keep: int | None = None) -> None:
-        """Remove everything older than the newest complete versions, except the `keep` newest complete ones."""
+        """Remove all versions older than the newest complete one, except the `keep` newest complete ones."""
         complete = [version for version in self.versions() if (stored := self.get(version)) and stored.complete]
         kept = complete[-(keep or self._keep) :]
         for version in self.versions():

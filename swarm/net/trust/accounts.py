@@ -89,8 +89,8 @@ class SafetySettings(Settings):
     bytes_per_min: float = Field(128e6, gt=0)
     """Largest sustained rate of one peer's records."""
     newcomer_groups_per_min: float = Field(600.0, gt=0)
-    """The same for a peer that has not been useful yet, and for all such peers behind one connection; the burst is the
-    size of the inbox."""
+    """Largest sustained rate of the groups of a peer that has not been useful yet, and of all such peers behind one
+    connection together; the burst is the size of the inbox."""
     newcomer_bytes_per_min: float = Field(16e6, gt=0)
     """Largest sustained rate of such a peer's records, by decompressed size."""
     verify_s_per_min: float = Field(20.0, gt=0)

@@ -30,8 +30,8 @@ class Exchange:
     """`GroupExchange` over any `RecordTransport`.
 
     Refusals are counted by reason: those that the transport found on arrival, those of `wire.check_age` and
-    `PeerBook.admit`, and `duplicate` for a repeated group. Those that a signature attributes to a peer reduce its
-    reputation.
+    `PeerBook.admit`, and `duplicate` for a repeated group. Refusals that a signature attributes to a
+    peer count against it.
     """
 
     def __init__(
