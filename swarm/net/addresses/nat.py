@@ -1,4 +1,4 @@
-"""NAT traversal: the daemon's arguments, reservations at relays, and what a node's addresses say of its reachability.
+"""NAT traversal: the daemon's arguments, reservations at relays, and reachability as judged by addresses.
 
 The daemon asks the router for a port (UPnP), tells other nodes whether they can be dialled (AutoNAT), and carries and
 accepts relayed connections. This module makes the relay reservations instead of the daemon's autorelay, which waits up
@@ -145,7 +145,7 @@ def is_public(address: str) -> bool:
 
 
 def is_here(address: str) -> bool:
-    """Whether the IP of a direct `address` belongs to this machine, and not to its router."""
+    """Whether the IP of a direct `address` is this machine's; own addresses include the router's if peers saw it."""
     version, host = address.split("/")[1:3]
     with socket.socket(socket.AF_INET6 if version == "ip6" else socket.AF_INET, socket.SOCK_DGRAM) as trial:
         try:

@@ -72,7 +72,7 @@ class PeerDirectory:
     async def meet(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
         """Add connected peers to the DHT; returns those that answered. The `first` ones are asked for other nodes.
 
-        A peer that has failed to answer since then is asked again.
+        A peer that has stopped answering is asked again.
         """
         targets = {peer_id: PeerID.from_base58(peer_id) for peer_id in peer_ids}
         strangers = [peer for peer in targets.values() if peer not in self._node.protocol.routing_table]
