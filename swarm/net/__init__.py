@@ -1,5 +1,5 @@
-"""The network: signed records by gossip, requests between peers, discovery, snapshots.
+"""The network: signed records over gossip, requests between peers, discovery, snapshots.
 
-Rooms, each importing only those before it: records, addresses, trust, snapshots, services, membership; then one folder
-a library, `hivemind/` and `libp2p/`. `backends.py` picks one. No torch, no policy, no tasks.
+Folders, each importing only those before it: records, addresses, trust, snapshots, services, membership; then one per
+library, `hivemind/` and `libp2p/`. `backends.py` selects one. No torch, no policy, no tasks.
 """

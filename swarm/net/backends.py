@@ -1,4 +1,4 @@
-"""The network that the settings name; the library behind it is imported when it is needed."""
+"""The network backend that the settings select; its library is imported on demand."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def fetch_manifest(
     run_id: str | None = None,
     transport: Literal["hivemind", "libp2p"] = "hivemind",
 ) -> tuple[RunManifest, bytes]:
-    """A run's manifest, and as its founder sealed it, from the first of `multiaddrs` that has it.
+    """A run's manifest, decoded and as its founder sealed it, from the first of `multiaddrs` that has it.
 
-    Starts and stops a network of its own. Raises `PeerUnreachable` with every address and how it failed, `ConfigError`
-    for an address that names no peer, `TransportError` when the network cannot be started.
+    Starts and stops its own network. Raises `PeerUnreachable` with every address and its failure, `ConfigError` for an
+    address without a valid peer id, `TransportError` if the network cannot be started.
     """
     peers = by_peer(multiaddrs)
-    # A process can import one of the two libraries.
+    # A process can import only one of the two libraries.
     if transport == "libp2p":
         from swarm.net.libp2p.manifest import fetch
     else:

@@ -1,4 +1,4 @@
-"""How fast bytes go in and out: token buckets for what this node takes and gives, and a floor for who gives to it."""
+"""Rate limits: token buckets for this node's downloads and uploads, and a minimum rate for its sources."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from swarm.net.records.large import Fetch
 from swarm.net.waits import Waits
 
 BURST_S = 0.25
-"""So much of a second's bytes may go at once."""
+"""Burst: the seconds' worth of bytes that may be sent at once."""
 WITH_HEADERS = 1.06
-"""Bytes on the link for one of ours: what TCP, IP and encryption add, and a little room. A limit that is what the link
-carries must not fill its queue: that ends in lost packets and seconds of silence.
+"""Bytes on the link per payload byte: the overhead of TCP, IP and encryption, and a margin. A limit equal to the link's
+capacity must not fill its queue, which causes packet loss and seconds of silence.
 """
 SHORT_BYTES = 16_384
-"""Answers up to here do not queue behind the long ones: who is asked for the run or for peers answers at once."""
+"""Shorter answers do not wait behind long ones: answers about the run and its peers go out at once."""
 MIN_RATE_BYTES_PER_S = 2**18
 PATIENCE_S = 10.0
-"""Waiting uses patience up, and what comes restores it at the rate above, up to this."""
+"""Waiting uses patience up; received bytes restore it at `MIN_RATE_BYTES_PER_S`, up to this value."""
 
 MAX_COUNTED = 4_096
-"""Names are strangers': the one heard of longest ago is forgotten for one more."""
+"""Names come from strangers, so their number is bounded; the least recently used is forgotten first."""
 
 
 class SlowHolder(PeerUnreachable):
-    """A peer gives so slowly that another may have the turn."""
+    """A peer sends too slowly; another one may get its turn."""
 
 
 class TokenBucket:
-    """Bytes a second in one direction. Pure but for the clock."""
+    """Rate limit in bytes/s for one direction. Pure but for the clock."""
 
     def __init__(
         self, bytes_per_s: float | None, clock: Callable[[], float] = time.monotonic, burst_s: float = BURST_S
     ) -> None:
-        """Without `bytes_per_s` nothing ever waits; `burst_s` of a second's bytes may go at once."""
+        """None for `bytes_per_s`: no limit. `burst_s` seconds' worth of bytes may go at once."""
         self._rate = bytes_per_s
         self._clock = clock
         self._burst_s = burst_s
         self._settled_at = clock()
-        """When all bytes booked so far are paid for; in the past by no more than a burst."""
+        """When all booked bytes are paid for; at most a burst in the past."""
 
     def spend(self, num_bytes: int) -> float:
-        """Book bytes that are about to go; seconds to wait before they may."""
+        """Book bytes about to be sent; returns the seconds to wait before sending."""
         if self._rate is None:
             return 0.0
         now = self._clock()
@@ -55,17 +55,17 @@ class TokenBucket:
 
 
 class Rates:
-    """So many a second by name, and some at once."""
+    """Rate limit by name, with a burst."""
 
     def __init__(self, per_s: float, at_once: float) -> None:
-        """The same for every name."""
+        """The same limits for every name."""
         self._per_s = per_s
         self._at_once = at_once
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """(what is left, when that was)."""
+        """(tokens left, time)."""
 
     def take(self, name: str, now: float) -> bool:
-        """Whether one more is within the rate; then it is counted."""
+        """Whether one more is within the rate; if so, it is counted."""
         left, then = self._left.pop(name, (self._at_once, now))
         left = min(self._at_once, left + (now - then) * self._per_s)
         self._left[name] = (left - 1 if left >= 1 else left, now)
@@ -75,9 +75,9 @@ class Rates:
 
 
 def paced(fetch: Fetch, bucket: TokenBucket, waits: Waits, clock: Callable[[], float] = time.monotonic) -> Fetch:
-    """`fetch`, no faster than `bucket`. Raises `SlowHolder` when the peer is slower than it must be.
+    """`fetch`, limited by `bucket`. Raises `SlowHolder` if the peer is slower than the minimum rate.
 
-    Time that this node itself keeps the peer waiting does not count.
+    Time during which this node itself delays the peer does not count.
     """
 
     async def fetch_in_time(peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:

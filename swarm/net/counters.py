@@ -1,4 +1,4 @@
-"""Cumulative counts, written from the network thread and the round's."""
+"""Cumulative counters, written from the network thread and the round's thread."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ class Counters:
     """A thread-safe counter by name."""
 
     def __init__(self) -> None:
-        """Everything at zero."""
+        """All counts are zero."""
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str, count: int = 1) -> None:
-        """`count` more of `name`."""
+        """Add `count` to `name`."""
         with self._lock:
             self._counts[name] += count
 
     def snapshot(self) -> dict[str, int]:
-        """Every count so far."""
+        """A copy of all counts."""
         with self._lock:
             return dict(self._counts)

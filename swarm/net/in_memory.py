@@ -1,4 +1,4 @@
-"""Peers of one process: a transport with no network, delivering at once and in order."""
+"""A transport without a network, for peers in one process; delivers at once and in order."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from swarm.types import Arrival, NetworkStatus, PeerRecord, RefusedRecord, RunMa
 
 MAX_ANSWER_BYTES = 2 * 2**20
 Read = SignedRecord | RefusedRecord
-"""A record of which the envelope was looked at."""
+"""A record after its envelope was checked."""
 
 
 class MemoryHub:
-    """What the peers of one process have instead of a network: a room where each sees the others."""
+    """Connects the peers of one process in place of a network."""
 
     def __init__(self) -> None:
-        """An empty room."""
+        """No peers yet."""
         self._lock = threading.RLock()
         self._members: dict[str, MemoryTransport] = {}
 
     def enter(self, member: MemoryTransport) -> None:
-        """Add a peer. Raises `TransportError` when its peer id is taken."""
+        """Add a peer. Raises `TransportError` if its peer id is taken."""
         with self._lock:
             if member.peer_id in self._members:
                 raise TransportError(f"the peer id {member.peer_id} is already in use on this hub")
             self._members[member.peer_id] = member
 
     def leave(self, peer_id: str) -> None:
-        """Remove a peer; unknown ones are ignored."""
+        """Remove a peer; an unknown one is ignored."""
         with self._lock:
             self._members.pop(peer_id, None)
 
     def others(self, peer_id: str) -> list[MemoryTransport]:
-        """Everyone but `peer_id`, in the order they entered."""
+        """All peers but `peer_id`, in order of entry."""
         with self._lock:
             return [member for member in self._members.values() if member.peer_id != peer_id]
 
@@ -65,9 +65,9 @@ class MemoryTransport:
         backfill_s: float = 120.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A peer of `hub`; with `manifest` (sealed) it brings the run, without it takes that of the others.
+        """A peer of `hub`. With `manifest` (sealed) it is in that run; otherwise it takes the run of the others.
 
-        What others publish beyond `limits` is refused.
+        Records that exceed `limits` are refused.
         """
         self.peer_id = peer_id
         self._hub = hub
@@ -94,7 +94,7 @@ class MemoryTransport:
         self._alone_since = self._clock()
 
     def manifest(self) -> RunManifest | None:
-        """The run this node is in; None until known."""
+        """The run that this node is in; None until known."""
         if self._manifest is None and self._open:
             for member in self._hub.others(self.peer_id):
                 if member._sealed is not None:
@@ -107,7 +107,7 @@ class MemoryTransport:
         return self._sealed
 
     def set_manifest(self, sealed: bytes) -> None:
-        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
+        """Join the run of a sealed manifest. Raises `TransportError` if it is invalid or of another run."""
         try:
             manifest = open_manifest(sealed, self._manifest.run_id if self._manifest else None)
         except Refusal as refusal:
@@ -122,7 +122,7 @@ class MemoryTransport:
             self._counts["no_run"] += 1
             return
         self._counts["published"] += 1
-        # In one process one look at the envelope is enough: all who receive it see what was found.
+        # The envelope is checked once, for all receivers.
         read = self._read(record, run.run_id)
         self._keep(record, read)
         for member in self._in_run(run):
@@ -151,11 +151,11 @@ class MemoryTransport:
             self._inbox.put(read, len(record))
 
     def _keep(self, record: bytes, read: Read) -> bool:
-        """Whether a record is news; only one that is signed is held for others."""
+        """Whether a record is new; only a signed one is held for others."""
         return self._shelf.add(record) if isinstance(read, SignedRecord) else self._shelf.note(record_id(record))
 
     def _backfill(self, run: RunManifest) -> None:
-        """What was published before this peer came."""
+        """Deliver what was published before this peer entered."""
         for member in self._in_run(run):
             for held in reversed(member._shelf.listing(self._backfill_s, 0.0, MAX_LISTED)):
                 record = member._shelf.get(held.record_id)
@@ -163,11 +163,11 @@ class MemoryTransport:
                     self._deliver(member.peer_id, record, self._read(record, run.run_id), "backfilled")
 
     def has_room(self) -> bool:
-        """Always: what is published is there at once."""
+        """Always true: records are delivered at once."""
         return True
 
     def drain(self) -> list[Arrival]:
-        """What arrived since the last call, oldest first; opened here, on the thread of whoever asks."""
+        """Arrivals since the last call, oldest first; decoded on the caller's thread."""
         self._require_open()
         self._backfill_once()
         return [self._opened(read) for read in self._waiting()]
@@ -184,7 +184,7 @@ class MemoryTransport:
             return refused(refusal)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there is something to drain; whether there is."""
+        """Block until there are arrivals or the timeout expires; whether there are any."""
         self._require_open()
         self._backfill_once()
         return self._inbox.wait(timeout_s)
@@ -196,7 +196,7 @@ class MemoryTransport:
             self._backfill(run)
 
     def status(self) -> NetworkStatus:
-        """The other peers in the run, or all others while there is none."""
+        """The other peers in the run; all others before the run is known."""
         run = self.manifest()
         others = [member for member in self._hub.others(self.peer_id) if self._meets(member)] if self._open else []
         connected = tuple(
@@ -209,19 +209,19 @@ class MemoryTransport:
         return NetworkStatus(run.run_id if run else None, connected, self._alone_since, "in one process")
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """A name for this peer; nothing outside the process can dial it."""
+        """A pseudo-address for this peer; nothing outside the process can dial it."""
         return (f"/memory/{self.peer_id}/p2p/{self.peer_id}",)
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
-        """Answer requests for `protocol`, on the thread of whoever asks."""
+        """Answer requests for `protocol`, on the asker's thread."""
         self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
-        """Answer requests for `protocol`, on the thread of whoever asks."""
+        """Answer requests for `protocol`, on the asker's thread."""
         self._handlers[protocol] = handler
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Call another peer's handler. Raises `PeerUnreachable` when the peer or handler is missing or fails."""
+        """Call another peer's handler. Raises `PeerUnreachable` if the peer or handler is missing or fails."""
         return b"".join(self.stream(peer_id, protocol, payload, timeout_s, MAX_ANSWER_BYTES))
 
     def stream(
@@ -270,18 +270,18 @@ class MemoryTransport:
             raise PeerUnreachable(f"an answer must have at most {max_bytes} bytes, got more")
 
     def peers(self) -> tuple[PeerRecord, ...]:
-        """Nobody: peers of one process need not be found."""
+        """Empty: peers of one process need no discovery."""
         return ()
 
     def complaints(self) -> list[tuple[str, Reason]]:
-        """None: within one process nothing is slow."""
+        """Empty: within one process no peer is slow."""
         return []
 
     def trust(self, peer_ids: Collection[str]) -> None:
-        """Nothing to do: within one process nobody has to be kept out."""
+        """Does nothing: within one process there is no admission."""
 
     def ban(self, peer_ids: Collection[str]) -> None:
-        """Have nothing to do with these peers, and with no others."""
+        """Ban exactly these peers."""
         present = {member.peer_id for member in self._hub.others(self.peer_id)}
         self._counts["banned_connections"] += len(present & (frozenset(peer_ids) - self._banned))
         self._banned = frozenset(peer_ids) - {self.peer_id}

@@ -1,4 +1,4 @@
-"""How a loop waits, whichever library runs it: what is written against this runs under asyncio and under trio."""
+"""Waiting, independent of the library: code written against this runs under asyncio and trio."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Protocol
 
 
 class Signal(Protocol):
-    """Something to wake a waiting loop with, again and again."""
+    """A reusable event that wakes a waiting loop."""
 
     def set(self) -> None:
-        """Wake whoever waits, or keep them from waiting when they next would."""
+        """Wake the waiters; later waits return at once until `clear`."""
         ...
 
     def clear(self) -> None:
-        """Have the next to wait wait for another `set`."""
+        """Reset: the next wait blocks until another `set`."""
         ...
 
     async def happens(self, timeout_s: float) -> bool:
-        """Wait for it; whether it came in time."""
+        """Wait for `set`; whether it happened in time."""
         ...
 
 
 class Waits(Protocol):
-    """How the session's library waits."""
+    """The waits of the session's library."""
 
     def signal(self) -> Signal:
-        """A new signal, not set."""
+        """A new signal, cleared."""
         ...
 
     def within(self, timeout_s: float) -> AbstractAsyncContextManager[object]:
@@ -34,9 +34,9 @@ class Waits(Protocol):
         ...
 
     async def sleep(self, duration_s: float) -> None:
-        """Do nothing for a while."""
+        """Sleep."""
         ...
 
     async def look_up(self, host: str) -> list[str]:
-        """The IPs that a name stands for; none when that cannot be told."""
+        """The IPs of a host name; empty if it cannot be resolved."""
         ...

@@ -1,4 +1,4 @@
-"""Where peers are: multiaddrs, bootstrap lists, DNS, NAT, and what strangers say of others' addresses.
+"""Peer addresses: multiaddrs, bootstrap lists, DNS, NAT, and addresses that other peers report.
 
-Nothing here knows a run or its members.
+This package knows nothing of runs and members.
 """

@@ -1,4 +1,4 @@
-"""Where the first addresses come from: the configuration's list of multiaddrs, files, variables and names."""
+"""Bootstrap addresses from the configuration: multiaddrs, files, environment variables and DNS names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES = 2**18
 MAX_ADDRESSES = 256
 LOOK_UP_EVERY_S = 60.0
-"""Names are looked up again no sooner than this."""
+"""Minimum interval between two look-ups of a name."""
 _KINDS = (
     "a multiaddr /ip4/HOST/tcp/PORT/p2p/PEER_ID, /dnsaddr/NAME, file:PATH, env:NAME or hosts:HOST:PORT/p2p/PEER_ID,..."
 )
@@ -28,11 +28,11 @@ _KINDS = (
 class Bootstraps:
     """The addresses behind the entries of `network.bootstrap`.
 
-    Files are read again when they change, and names are looked up when `look_up` or `look_again` is called.
+    The files are reread when they change; the names are resolved by `look_up` and `look_again`.
     """
 
     def __init__(self, entries: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Raises `ConfigError` for an entry that is none of the kinds, or a variable that is unset or names no peer.
+        """Raises `ConfigError` for an entry of no known kind, and a variable that is unset or has a bad address.
 
         A file need not exist yet.
         """
@@ -56,7 +56,7 @@ class Bootstraps:
                 raise ConfigError(f"a bootstrap must be {_KINDS}; got {entry!r}")
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """Every address as it stands now, in the order of the entries."""
+        """All current addresses, in the order of the entries."""
         found = [
             address
             for source in self._sources
@@ -65,26 +65,26 @@ class Bootstraps:
         return tuple(dict.fromkeys(found))[:MAX_ADDRESSES]
 
     def look_up(self) -> dict[str, str]:
-        """Look names up that nothing is known of yet, which may take seconds; what is wrong with each that failed."""
+        """Resolve names without addresses; may take seconds. Returns the problem of each failed name."""
         for source in self._names():
             if not source.multiaddrs():
                 source.look_up()
         return self.problems()
 
     def look_again(self) -> None:
-        """Look names up on a thread of their own, unless that was done a moment ago."""
+        """Resolve the names again on a background thread, at most every `LOOK_UP_EVERY_S`."""
         for source in self._names():
             source.look_again()
 
     def problems(self) -> dict[str, str]:
-        """By entry, why a name gave no addresses."""
+        """Why a name gave no addresses, by entry."""
         return {source.entry: source.problem for source in self._names() if source.problem is not None}
 
     def _names(self) -> list[_Name]:
         return [source for source in self._sources if isinstance(source, _Name)]
 
     def by_peer(self) -> dict[str, tuple[str, ...]]:
-        """Addresses of each peer that is named."""
+        """Addresses by peer id."""
         multiaddrs = self.multiaddrs()
         if multiaddrs != self._grouped[0]:
             self._grouped = (multiaddrs, by_peer(multiaddrs))
@@ -98,7 +98,7 @@ class _File:
         self._multiaddrs: tuple[str, ...] = ()
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """The file's addresses; those read last when it cannot be read now."""
+        """The file's addresses; the last ones read if it cannot be read now."""
         try:
             stat = self._path.stat()
             if (stat.st_mtime_ns, stat.st_size) != self._read_at:
@@ -120,7 +120,7 @@ class _Name:
         self._looked_at: float | None = None
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """What was found last."""
+        """The result of the last successful look-up."""
         return self._multiaddrs
 
     def look_up(self) -> None:
@@ -141,7 +141,7 @@ class _Name:
 
 
 def read_addresses(path: Path) -> tuple[str, ...]:
-    """The multiaddrs in a file, one a line, `#` starts a comment; lines that name no peer are left out with a warning.
+    """The multiaddrs in a file: one per line, `#` starts a comment. Invalid lines are skipped with a warning.
 
     Raises `OSError`.
     """
@@ -162,7 +162,7 @@ def read_addresses(path: Path) -> tuple[str, ...]:
 
 
 def write_addresses(path: Path, multiaddrs: Iterable[str], comment: str) -> None:
-    """Replace a file that `read_addresses` reads, at once or not at all. Raises `OSError`."""
+    """Replace the file atomically, in the format of `read_addresses`. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.partial")
     draft.write_text("\n".join([f"# {comment}", *multiaddrs, ""]))

@@ -1,4 +1,4 @@
-"""Whom to dial and when: multiaddrs, a cheap probe before the daemon dials, and backoff."""
+"""Dialling: multiaddrs, a cheap TCP probe before the daemon dials, and back-off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.net.records.identity import public_key_of
 PROBE_TIMEOUT_S = 5.0
 MAX_PAUSE_S = 60.0
 MAX_PAUSES = 4_096
-"""Names may be strangers' inventions: the pause that began first is forgotten for one more."""
+"""Names may be invented by strangers, so the number of pauses is bounded; the oldest is forgotten first."""
 TCP_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
@@ -31,7 +31,7 @@ def split_multiaddr(multiaddr: str) -> tuple[str, str]:
 
 
 def by_peer(multiaddrs: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Addresses of each peer that is named, in order. Raises `ConfigError`."""
+    """Addresses by peer id, in order. Raises `ConfigError`."""
     addresses: dict[str, tuple[str, ...]] = {}
     for multiaddr in multiaddrs:
         address, peer_id = split_multiaddr(multiaddr)
@@ -40,7 +40,7 @@ def by_peer(multiaddrs: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def host_of(address: str) -> str:
-    """What of a multiaddr stands for one machine or network: its IP, the /64 of an IPv6 one, or its name."""
+    """The part of a multiaddr that identifies a machine or network: the IPv4 address, the IPv6 /64, or the name."""
     parts = address.split("/")
     host = parts[2] if len(parts) > 2 else ""
     try:
@@ -51,9 +51,9 @@ def host_of(address: str) -> str:
 
 
 async def probe(address: str) -> str | None:
-    """Why nothing can be reached at `address`; None when something listens there, or only a dial can tell.
+    """The reason why `address` cannot be reached; None if a port is open there, or if only a dial can tell.
 
-    The daemon answers for minutes from memory after a dial failed, and says less about why.
+    Used because the daemon caches a failed dial for minutes and reports less detail.
     """
     parts = address.split("/")
     if len(parts) != 5 or parts[1] not in TCP_HOSTS or parts[3] != "tcp" or not parts[4].isdecimal():
@@ -68,16 +68,16 @@ async def probe(address: str) -> str | None:
     except OSError as error:
         return os.strerror(error.errno).lower() if error.errno else str(error)
     except (ValueError, OverflowError) as error:
-        # A stranger's record may name a host or port that no look-up even accepts.
+        # A stranger's record may contain a host or port that the resolver rejects.
         return f"not an address ({error})"
     writer.close()
     return None
 
 
 def unreachable(multiaddrs: Iterable[str]) -> dict[str, str]:
-    """What `probe` says against each of some peers' addresses; those with nothing against them are left out.
+    """Probe the addresses of several peers. Returns the problem of each multiaddr that failed.
 
-    Takes seconds, and a thread without a running loop. Raises `ConfigError`.
+    Takes seconds; call it on a thread without a running event loop. Raises `ConfigError`.
     """
 
     async def ask(addresses: list[str]) -> list[str | None]:
@@ -89,16 +89,16 @@ def unreachable(multiaddrs: Iterable[str]) -> dict[str, str]:
 
 
 class Backoff:
-    """When to try again what has failed: first after `first_s`, then twice as long each time, up to `longest_s`."""
+    """Exponential back-off by name: the first pause is `first_s`, then it doubles up to `longest_s`."""
 
     def __init__(self, first_s: float, longest_s: float = MAX_PAUSE_S) -> None:
-        """`first_s` is the pause after the first failure, whatever `longest_s` says."""
+        """The first pause is `first_s` even if `longest_s` is shorter."""
         self._first_s = first_s
         self._longest_s = max(first_s, longest_s)
         self._pauses: dict[str, tuple[float, float]] = {}
 
     def failed(self, name: str, now: float) -> None:
-        """Note a failure."""
+        """Record a failure."""
         pause_s, _ = self._pauses.get(name, (self._first_s / 2, 0.0))
         pause_s = min(2 * pause_s, self._longest_s)
         self._pauses.pop(name, None)
@@ -107,9 +107,9 @@ class Backoff:
             del self._pauses[next(iter(self._pauses))]
 
     def succeeded(self, name: str) -> None:
-        """Forget earlier failures."""
+        """Reset the back-off."""
         self._pauses.pop(name, None)
 
     def wait_s(self, name: str, now: float) -> float:
-        """Seconds until `name` may be tried; 0 when it may be now."""
+        """Seconds until `name` may be tried again; 0 if it may be tried now."""
         return max(0.0, self._pauses.get(name, (0.0, now))[1] - now)

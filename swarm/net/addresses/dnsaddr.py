@@ -1,7 +1,7 @@
-"""`/dnsaddr/NAME`: multiaddrs that the owner of a domain keeps in its DNS, one TXT record `dnsaddr=MULTIADDR` each.
+"""`/dnsaddr/NAME`: multiaddrs in the DNS of a domain, one TXT record `dnsaddr=MULTIADDR` each.
 
-They stand under `_dnsaddr.NAME`, and may name further `/dnsaddr/` to look up. With `/p2p/PEER_ID` at its end an entry
-means that peer only.
+The records are those of `_dnsaddr.NAME`; they may refer to further `/dnsaddr/` names. An entry that ends in
+`/p2p/PEER_ID` selects that peer only.
 
 Source: the dnsaddr protocol of the multiaddr specification.
 """
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 DNSADDR = "/dnsaddr/"
 TIMEOUT_S = 5.0
 MAX_LOOK_UPS = 16
-"""For one entry, with all that its records name in turn."""
+"""Per entry, including the names that its records refer to."""
 MAX_NAME_CHARS = 253
 
 
 def check_name(entry: str) -> None:
-    """Raises `ConfigError` when `entry` is no `/dnsaddr/NAME` or `/dnsaddr/NAME/p2p/PEER_ID`."""
+    """Raises `ConfigError` unless `entry` is `/dnsaddr/NAME` or `/dnsaddr/NAME/p2p/PEER_ID`."""
     name, peer_id = _parts(entry)
     if not 0 < len(name) <= MAX_NAME_CHARS or any(not 0 < len(label) < 64 for label in name.split(".")) or "/" in name:
         raise ConfigError(f"a name to look up must look like /dnsaddr/NAME or /dnsaddr/NAME/p2p/PEER_ID, got {entry!r}")
@@ -33,9 +33,9 @@ def check_name(entry: str) -> None:
 
 
 def look_up(entry: str) -> tuple[str, ...]:
-    """The multiaddrs behind a `/dnsaddr/` entry, each ending in `/p2p/PEER_ID`. Takes seconds where DNS does.
+    """The multiaddrs of a `/dnsaddr/` entry, each ending in `/p2p/PEER_ID`. May take seconds.
 
-    Raises `PeerUnreachable`, in one line, when the name cannot be looked up or names no peer.
+    Raises `PeerUnreachable`, with a one-line message, if the look-up fails or yields no peer.
     """
     _, peer_id = _parts(entry)
     found: list[str] = []
@@ -74,12 +74,12 @@ def _named(name: str) -> Iterator[str]:
 
 
 def _texts(name: str) -> list[str]:
-    # Imported here because only who names a domain needs it.
+    # Imported lazily: only users of DNS names need it.
     import dns.exception
     import dns.resolver
 
     try:
-        # A new one each time: a machine may have moved to another network.
+        # A new resolver each time: the machine may have moved to another network.
         answer = dns.resolver.Resolver().resolve(name, "TXT", lifetime=TIMEOUT_S, search=False)
     except dns.resolver.NXDOMAIN as error:
         raise PeerUnreachable(f"{name} does not exist") from error

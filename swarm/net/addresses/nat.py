@@ -1,8 +1,8 @@
-"""Being reached behind a router: what the daemon is told, where places at relays are held, and what addresses say.
+"""NAT traversal: the daemon's arguments, reservations at relays, and reachability as judged by addresses.
 
-The daemon asks the router for a port (UPnP), tells others whether they can be dialled (AutoNAT), and carries and
-accepts relayed connections. Places at relays are reserved by us, not by its own autorelay, which waits up to three
-minutes before it asks, and after a relay's restart asks again only an hour later.
+The daemon asks the router for a port (UPnP), tells other nodes whether they can be dialled (AutoNAT), and carries and
+accepts relayed connections. This module makes the relay reservations instead of the daemon's autorelay, which waits up
+to three minutes before the first request, and an hour after a relay's restart.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from swarm.net.config import NetworkSettings
 CIRCUIT = "/p2p-circuit"
 MAX_PLACES = 3
 RENEW_EVERY_S = 60.0
-"""A relay forgets a place when the connection breaks, and after an hour."""
+"""A relay drops a reservation when the connection breaks, and after an hour."""
 REFUSED_PAUSE_S = 15.0
 DETOUR_S = 10.0
-"""A connection through a relay is left alone for this time: until it is in use, and outer addresses are known."""
+"""Minimum age of a relayed connection before it is replaced: by then it is in use and public addresses are known."""
 RETRY_DETOUR_S = 60.0
 MAX_RETRY_DETOUR_S = 3_600.0
-"""Not all routers can be opened: each further try comes twice as late."""
+"""Some routers cannot be traversed, so the pause between attempts doubles."""
 
 
 def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
-    """The daemon's arguments for reachability."""
-    # Without -relay the daemon cannot dial through relays either.
+    """The daemon's arguments for NAT traversal."""
+    # Without -relay the daemon cannot dial through relays.
     arguments = (f"-natPortMap={int(settings.nat_port_map)}", "-autonat=1", "-relay=1")
     if not settings.serve_relay:
         return (*arguments, "-relayService=0")
     return (
         *arguments,
-        # A relay serves, and answers AutoNAT, once it believes to be public: the first one has nobody to ask.
+        # A relay serves, and answers AutoNAT, only if it believes that it is public; the first one cannot ask anybody.
         "-forceReachabilityPublic=1",
         "-relayService=1",
         f"-relayMaxReservations={settings.relay_reservations}",
@@ -45,29 +45,29 @@ def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
 
 
 def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Relays at which this node should hold places, and their addresses: those trusted as such, else the bootstraps."""
+    """Relays for this node's reservations, with their addresses: the trusted relays, or else the bootstraps."""
     named = by_peer(settings.trusted_relays) if settings.trusted_relays else dict(bootstraps)
     if settings.relay == "off" or settings.serve_relay:
         return {}
     if settings.relay == "auto":
         if settings.announce:
             return {}
-        # A bootstrap on this machine or net is no sign of a NAT, and its circuits would lead nowhere from elsewhere.
+        # A local bootstrap does not indicate a NAT, and nobody outside could use a circuit through it.
         return {peer_id: each for peer_id, each in named.items() if any(map(_may_be_outside, each))}
     return named
 
 
 class Places:
-    """The places that a node holds at relays. Pure: the session asks the relays."""
+    """This node's reservations at relays. Pure: the session sends the requests."""
 
     def __init__(self, relays: dict[str, tuple[str, ...]]) -> None:
-        """Hold places at up to `MAX_PLACES` of `relays`, given with their addresses."""
+        """Hold up to `MAX_PLACES` reservations at `relays`, given with their addresses."""
         self.relays = relays
         self._held: dict[str, float] = {}
         self._refused = Backoff(REFUSED_PAUSE_S)
 
     def due(self, connected: frozenset[str], now: float) -> list[str]:
-        """The relays to ask for a place now, new or again."""
+        """Relays to ask now, for a new reservation or a renewal."""
         self._held = {peer_id: since for peer_id, since in self._held.items() if peer_id in connected}
         old = [peer_id for peer_id, since in self._held.items() if now - since >= RENEW_EVERY_S]
         new = [
@@ -78,28 +78,28 @@ class Places:
         return old + new[: MAX_PLACES - len(self._held)]
 
     def granted(self, relay: str, now: float) -> None:
-        """Note that a relay has given this node a place, for now."""
+        """Record that a relay granted a reservation."""
         self._held[relay] = now
         self._refused.succeeded(relay)
 
     def refused(self, relay: str, now: float) -> None:
-        """Note that it has not."""
+        """Record that a relay refused."""
         self._held.pop(relay, None)
         self._refused.failed(relay, now)
 
     def addresses(self, connected: frozenset[str]) -> tuple[str, ...]:
-        """One address through each relay that has a place for this node."""
+        """One relayed address for each relay that holds a reservation."""
         held = [peer_id for peer_id in self._held if peer_id in connected]
         return tuple(f"{_best(self.relays[peer_id])}/p2p/{peer_id}{CIRCUIT}" for peer_id in held)
 
 
 class Detours:
-    """Connections through relays that are worth making anew: where both ends know an outer address for UDP, dialling
-    each other at the same time opens both routers. Pure: the session hangs up, and both ends dial.
+    """Relayed connections to replace by direct ones. If both ends know a public UDP address, they can dial each other
+    at the same time, which opens both routers. Pure: the session disconnects, and both ends dial.
     """
 
     def __init__(self) -> None:
-        """None known yet."""
+        """No relayed connections yet."""
         self._since: dict[str, float] = {}
         self._tried = Backoff(RETRY_DETOUR_S, MAX_RETRY_DETOUR_S)
 
@@ -110,7 +110,7 @@ class Detours:
         addresses_of: Callable[[str], Sequence[str]],
         now: float,
     ) -> list[str]:
-        """Peers to hang up on now, given the other ends of all connections and where everybody says to be."""
+        """Peers to disconnect now, given the remote ends of all connections and the peers' known addresses."""
         relayed = [peer_id for peer_id, ends in observed.items() if ends and all(map(relay_of, ends))]
         self._since = {peer_id: self._since.get(peer_id, now) for peer_id in relayed}
         if not any(map(_is_outer_udp, own)):
@@ -129,12 +129,12 @@ def _is_outer_udp(address: str) -> bool:
 
 
 def relay_of(address: str) -> str | None:
-    """Peer id of the relay that `address` leads through; None for a direct address."""
+    """Peer id of the relay in `address`; None for a direct address."""
     return address.partition(CIRCUIT)[0].rpartition("/p2p/")[2] if CIRCUIT in address else None
 
 
 def is_public(address: str) -> bool:
-    """Whether `address` is a direct one with an IP of the whole internet."""
+    """Whether `address` is direct and has a globally routable IP."""
     parts = address.split("/")
     if CIRCUIT in address or len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
         return False
@@ -145,7 +145,7 @@ def is_public(address: str) -> bool:
 
 
 def is_here(address: str) -> bool:
-    """Whether the IP of a direct `address` is this machine's: a router's, too, is told when peers have seen it."""
+    """Whether the IP of a direct `address` is this machine's; own addresses include the router's if peers saw it."""
     version, host = address.split("/")[1:3]
     with socket.socket(socket.AF_INET6 if version == "ip6" else socket.AF_INET, socket.SOCK_DGRAM) as trial:
         try:
@@ -156,7 +156,7 @@ def is_here(address: str) -> bool:
 
 
 def to_tell(multiaddrs: Iterable[str]) -> tuple[str, ...]:
-    """In the order of their use to others: public, through relays, perhaps forwarded by the router, of a local net."""
+    """Sorted by usefulness to others: public, relayed, perhaps forwarded by the router, local."""
 
     def rank(address: str) -> int:
         if relay_of(address):
@@ -172,7 +172,7 @@ def reachability(
     addresses: Sequence[str],
     connected: frozenset[str],
 ) -> str | None:
-    """In words, whether strangers can reach a node with these own addresses; None when nothing tells."""
+    """A description of this node's reachability for strangers; None if unknown."""
     public = [address for address in addresses if is_public(address)]
     if settings.serve_relay or settings.announce or any(map(is_here, public)):
         return "public"
@@ -180,7 +180,7 @@ def reachability(
         return f"behind NAT, reachable through relay {' and '.join(relays)}"
     if public:
         return "behind NAT, reachable only if the router forwards a port"
-    # In a local network without any NAT all addresses are private too.
+    # Without NAT, addresses in a local network are private too.
     outside = {peer_id for peer_id, each in bootstraps.items() if any(map(is_public, each))}
     return "behind NAT, not reachable" if outside & connected else None
 

@@ -1,7 +1,7 @@
-"""Where strangers say that peers are: what of it is dialled, and how often.
+"""Filter and rate limit for addresses that strangers report.
 
-A record costs its author nothing and may name anybody's machine: this node must be no means to reach others with. In a
-private run, one that its user has placed on this machine or net, all is as the peers say. Pure but for the clock.
+A record costs its author nothing and may name any machine, so a node must not become a tool for attacking others. In a
+private run, on this machine or local network, all reported addresses are used. Pure but for the clock.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from swarm.net.addresses.dial import Backoff, host_of
 from swarm.net.bandwidth import MAX_COUNTED, Rates
 
 MAX_NAMED, MAX_ADDRESSES, MAX_OF_ONE_HOST = 24, 8, 2
-"""Of one peer: by TCP and by QUIC, at a few interfaces."""
+"""Per peer: TCP and QUIC at a few interfaces."""
 DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0
-"""Of peers that only strangers have told of; and a quarter of that of those that one peer has told of."""
+"""For all peers that only strangers report; a single reporter gets a quarter."""
 FREE_FAILURES = 4
 HOST_PAUSE_S, MAX_HOST_PAUSE_S = 5.0, 600.0
-"""A host at which more dials than these have failed in a row is left alone for this time, twice as long each time."""
+"""After more than `FREE_FAILURES` failed dials in a row a host is paused; each further pause is twice as long."""
 WILDCARDS = ("0.0.0.0", "::")
-# Gateways take what is inside for an IPv4 address, of whatever net they are in.
+# NAT64 gateways map these to any IPv4 address, including private ones.
 TRANSLATED = ip_network("64:ff9b::/96")
 
 
 class Told:
-    """What strangers tell of where peers are."""
+    """Decides which reported addresses may be dialled, and how often."""
 
     def __init__(self) -> None:
-        """Nothing has been dialled yet."""
+        """No dials yet."""
         self._all = Rates(DIALS_PER_S, DIALS_AT_ONCE)
         self._tellers = Rates(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
         self._failures: Counter[str] = Counter()
         self._pauses = Backoff(HOST_PAUSE_S, MAX_HOST_PAUSE_S)
 
     def choose(self, addresses: Iterable[str], now: float) -> tuple[str, ...]:
-        """Those of a peer's addresses that may be dialled now in a public run."""
+        """The addresses of one peer that may be dialled now in a public run."""
         found: list[str] = []
         hosts: Counter[str] = Counter()
         for address in islice(addresses, MAX_NAMED):
@@ -48,11 +48,11 @@ class Told:
         return tuple(found[:MAX_ADDRESSES])
 
     def may_dial(self, teller: str, now: float) -> bool:
-        """Whether one more peer may be dialled that `teller` has told of; then it is counted."""
+        """Whether one more peer reported by `teller` may be dialled; if so, the dial is counted."""
         return self._tellers.take(teller, now) and self._all.take("", now)
 
     def failed(self, addresses: Iterable[str], now: float) -> None:
-        """None of these led to the peer."""
+        """Record that no address led to the peer."""
         for host in set(map(host_of, addresses)):
             self._failures[host] += 1
             if self._failures[host] > FREE_FAILURES:
@@ -61,14 +61,14 @@ class Told:
             self._failures.clear()
 
     def succeeded(self, addresses: Iterable[str]) -> None:
-        """One of these did."""
+        """Record that one of the addresses led to the peer."""
         for host in map(host_of, addresses):
             self._failures.pop(host, None)
             self._pauses.succeeded(host)
 
 
 def may_be_outside(address: str) -> bool:
-    """Whether the first hop of an address is an IP of the whole internet, or a name that may stand for one."""
+    """Whether the first hop of an address is a globally routable IP, or a name that may resolve to one."""
     parts = address.split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
         return is_name(address)
@@ -76,13 +76,13 @@ def may_be_outside(address: str) -> bool:
 
 
 def is_name(address: str) -> bool:
-    """Whether a multiaddr begins with a name that a dial has to look up."""
+    """Whether a multiaddr begins with a DNS name."""
     parts = address.split("/")
     return len(parts) > 2 and parts[1] in ("dns", "dns4", "dns6") and parts[2] != ""
 
 
 def with_ips(address: str, ips: Iterable[str]) -> list[str]:
-    """A multiaddr that begins with a name, for each public IP that the name stands for."""
+    """A multiaddr that begins with a name, rewritten for each of its public `ips`."""
     kind, rest = address.split("/")[1], address.split("/")[3:]
     allowed = {"dns4": (4,), "dns6": (6,)}.get(kind, (4, 6))
     public = [ip_address(ip) for ip in ips if _is_global(ip)]
@@ -90,10 +90,10 @@ def with_ips(address: str, ips: Iterable[str]) -> list[str]:
 
 
 def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a run is within this machine or its net, as far as can be told.
+    """Whether the run appears to be confined to this machine or local network.
 
-    `given` are the addresses that the user has named, which decide if they are IPs. Otherwise it is for no address that
-    this node has, and no other end of a connection, is of the whole internet.
+    If the user's addresses `given` contain IPs, these decide. Otherwise the run is private if no own address and no
+    remote end of a connection has a globally routable IP.
     """
     ips = [parts[2] for address in given if (parts := address.split("/"))[1:2] in (["ip4"], ["ip6"])]
     named = [ip for ip in ips if ip not in WILDCARDS]

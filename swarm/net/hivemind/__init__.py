@@ -1,4 +1,4 @@
-"""The network by hivemind's Go daemon: transport, session, relay, and the directory of peers in its DHT.
+"""The hivemind network, on its Go daemon: transport, session, relay, and the peer directory in its DHT.
 
-The DHT runs in a process of its own (`directory_process.py`); nothing else imports hivemind.
+The DHT runs in a separate process (`directory_process.py`). Only this folder imports hivemind.
 """

@@ -1,4 +1,4 @@
-"""Two messages of libp2p's circuit relay protocol: asking a relay for a place, and reading what it allows."""
+"""Two messages of libp2p's circuit relay protocol: a reservation request, and the relay's answer with its limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DURATION_FIELD, DATA_FIELD = 1, 2
 
 
 class CircuitLimits(NamedTuple):
-    """What a relay carries of one connection before it ends it; 0 means without end."""
+    """A relay's limits per connection; 0 means unlimited."""
 
     seconds: int
     num_bytes: int
 
 
 def read_limits(reply: bytes) -> CircuitLimits:
-    """The limits in a relay's answer to RESERVE. Raises `ValueError` for a refusal or for what is no answer."""
+    """The limits in a relay's answer to RESERVE. Raises `ValueError` for a refusal or an invalid answer."""
     message = _fields(reply)
     if message.get(STATUS_FIELD) != OK:
         raise ValueError(f"the relay refused, with status {message.get(STATUS_FIELD)!r}")
@@ -34,7 +34,7 @@ def read_limits(reply: bytes) -> CircuitLimits:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """The fields of a protobuf message by number; numbers and byte strings only."""
+    """The fields of a protobuf message by number; integers and byte strings only."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):

@@ -1,9 +1,10 @@
-"""One go daemon: its process, its control protocol, and every use of what hivemind does not make public.
+"""The go daemon: its process, its control protocol, and all uses of hivemind's private interfaces.
 
-Importing this imports hivemind, which takes seconds and loads torch: only do so when a network is started.
+Importing this imports hivemind, which takes seconds and loads torch: import it only to start a network.
 
-The daemon is a process of its own session: Ctrl-C in a terminal reaches only the node, which then stops it. It watches
-the connection made by `P2P.replicate` and goes when that closes, so a node killed with -9 leaves none behind.
+The daemon runs in its own session, so Ctrl-C in a terminal reaches only the node, which then stops the daemon. The
+daemon watches the connection made by `P2P.replicate` and exits when it closes, so a node killed with -9 leaves none
+behind.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
 STREAM_BUFFER_BYTES = 2**19
 GARBAGE_PERCENT = "200"
-"""How much the daemon's heap may grow between collections: gossip makes short-lived copies of every record. In a flood
-that keeps 40 MB in use 400 takes 270 MB, this 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
+"""GOGC: heap growth between collections in percent; gossip makes short-lived copies of every record. In a flood that
+keeps 40 MB in use, 400 takes 270 MB, 200 takes 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
 FOLDER_PREFIX = "swarm-p2pd-"
 STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0
@@ -82,15 +83,15 @@ def binary_path() -> Path:
 
 
 def quiet_hivemind() -> None:
-    """Send hivemind's log to ours, errors only: losing a peer is ordinary and is counted."""
+    """Send hivemind's log to ours, errors only: a lost peer is no error, and is counted."""
     use_hivemind_log_handler("nowhere")
     logging.getLogger("hivemind").setLevel(logging.ERROR)
-    # hivemind renames this level for the whole process.
+    # hivemind renames this level for the whole process; undo that.
     logging.addLevelName(logging.WARNING, "WARNING")
 
 
 def trial_start(timeout_s: float = 15.0) -> float:
-    """Seconds in which a daemon, that listens on loopback only, starts and answers. Raises `TransportError`."""
+    """Seconds until a daemon that listens on loopback only starts and answers. Raises `TransportError`."""
 
     async def start() -> float:
         began = time.monotonic()
@@ -106,14 +107,14 @@ def trial_start(timeout_s: float = 15.0) -> float:
 
 
 class Outgrown(TransportError):
-    """The daemon holds more memory than it may, and has to be started anew."""
+    """The daemon exceeds its memory limit and must be restarted."""
 
 
 class Daemon:
-    """A running daemon and the connections to it; make one with `start`."""
+    """A running daemon and the connections to it; create it with `start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path, max_bytes: int) -> None:
-        """Wrap a process whose control socket is in `folder`; use `start` instead."""
+        """Wrap a process with a control socket in `folder`; use `start` instead."""
         self._process = process
         self._max_bytes = max_bytes
         self._folder = folder
@@ -125,11 +126,11 @@ class Daemon:
         self._server: asyncio.Server | None = None
         self._streams: set[asyncio.Task[object]] = set()
         self.doors = Doors()
-        """Decides whose streams are served."""
+        """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether a peer's streams are answered at all."""
+        """Whether a peer's requests are answered at all."""
         self.pace: Callable[[int], float] = lambda num_bytes: 0.0
-        """Seconds to wait before this many bytes of an answer go out."""
+        """Seconds to wait before this many bytes of an answer are sent."""
 
     @classmethod
     async def start(
@@ -145,11 +146,11 @@ class Daemon:
     ) -> Daemon:
         """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`.
 
-        `nat` are the arguments that `nat_arguments` makes of the settings. On one of the `processors` at a time the
-        daemon takes a quarter less time for the same gossip than on two. From half of `max_bytes` of memory on it
-        collects garbage harder; `check_size` says when it has more.
+        `nat`: arguments from `nat_arguments`. `processors`: used at a time; with one, the daemon takes a quarter less
+        time for the same gossip than with two. Above half of `max_bytes` of memory it collects garbage harder;
+        `check_size` checks the limit.
         """
-        # The control socket gives full use of the identity: its folder is readable by this user only.
+        # The control socket gives full use of the identity, so its folder is readable by this user only.
         _sweep_folders()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         arguments = [
@@ -215,12 +216,12 @@ class Daemon:
             logger.debug("daemon: %s", self._output[-1])
 
     def last_output(self) -> str:
-        """What the daemon said last, for error messages."""
+        """The daemon's last output line, for error messages."""
         return f"its last words: {self._output[-1]}" if self._output else "it said nothing"
 
     @property
     def control(self) -> Path:
-        """The control socket, for a second client: it gives full use of the identity."""
+        """The control socket, for a second client; it gives full use of the identity."""
         return self._folder / "control.sock"
 
     @property
@@ -240,9 +241,9 @@ class Daemon:
         return self._process.pid
 
     def check_size(self) -> None:
-        """Raises `Outgrown` when the daemon holds too much memory.
+        """Raises `Outgrown` if the daemon exceeds its memory limit.
 
-        It limits neither streams nor what peers make it keep, and it has no switch that would.
+        The daemon limits neither streams nor peers' state, and has no option to do so.
         """
         with suppress(psutil.Error):
             num_bytes = psutil.Process(self.pid).memory_info().rss
@@ -250,13 +251,13 @@ class Daemon:
                 raise Outgrown(f"the network daemon must have at most {self._max_bytes} bytes, got {num_bytes}")
 
     async def wait_closed(self) -> str:
-        """Wait until the daemon is gone or has hung up on us; says which."""
-        # hivemind's own `is_alive` stays true in both cases.
+        """Wait until the daemon exits or closes its control connection; returns which."""
+        # hivemind's own `is_alive` stays true in both cases, so it cannot be used.
         hung_up: asyncio.Task[None] = self.p2p._client.control._read_task
         exited = asyncio.create_task(self._process.wait())
         try:
             await asyncio.wait({hung_up, exited}, return_when=asyncio.FIRST_COMPLETED)
-            # A dying daemon hangs up first.
+            # A dying daemon closes the connection before it exits.
             await asyncio.wait({exited}, timeout=HANG_UP_GRACE_S)
         finally:
             exited.cancel()
@@ -265,7 +266,7 @@ class Daemon:
         return f"the daemon exited with {self._process.returncode}; {self.last_output()}"
 
     async def stop(self) -> None:
-        """End the process and wait for it."""
+        """Stop the process and wait for it."""
         if self._publisher is not None:
             self._publisher[1].close()
         if self._server is not None:
@@ -276,7 +277,7 @@ class Daemon:
             await self._p2p.shutdown()
         for end in (signal.SIGTERM, signal.SIGKILL):
             if self._process.returncode is None:
-                # Not `send_signal`: it reaps a dead process under asyncio's nose, which then makes an exit code up.
+                # Not `send_signal`: it reaps a dead process before asyncio does, which then invents an exit code.
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid, end)
             with suppress(TimeoutError):
@@ -288,7 +289,7 @@ class Daemon:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Dial a peer under any of its addresses. Raises `PeerUnreachable` with the reason for each."""
+        """Dial a peer at any of its addresses. Raises `PeerUnreachable` with the reason for each."""
         problems = dict(zip(addresses, await asyncio.gather(*map(probe, addresses)), strict=True))
         reachable = [address for address, problem in problems.items() if problem is None]
         try:
@@ -309,7 +310,7 @@ class Daemon:
         return frozenset(await self.remote_addresses())
 
     async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
-        """The other end of every open connection, as the kernel sees it, by peer id."""
+        """Remote ends of all open connections, as the kernel sees them, by peer id."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
         found: dict[str, tuple[str, ...]] = {}
         for peer in response.peers:
@@ -318,7 +319,7 @@ class Daemon:
         return found
 
     async def addresses(self) -> tuple[str, ...]:
-        """Addresses the daemon listens on or announces, without the peer id."""
+        """Addresses that the daemon listens on or announces, without the peer id."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         readable = (_readable(address) for address in response.identify.addrs)
         return tuple(address for address in readable if address is not None)
@@ -330,7 +331,7 @@ class Daemon:
         return frozenset(_base58(peer) for peer in response.pubsub.peerIDs)
 
     async def subscribe(self, topic: str, deliver: Callable[[str, bytes], object]) -> None:
-        """Call `deliver(sender, message)` for every message on `topic`, until the daemon hangs up."""
+        """Call `deliver(sender, message)` for every message on `topic`, until the daemon closes the connection."""
         reader, writer = await self._open()
         try:
             question = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic)
@@ -339,13 +340,13 @@ class Daemon:
                 while True:
                     message = p2pd_pb2.PSMessage()
                     await read_pbmsg_safe(reader, message)
-                    # `from` is a word of Python's, not a name.
+                    # `from` is a Python keyword, hence `getattr`.
                     deliver(_base58(getattr(message, "from")), message.data)
         finally:
             writer.close()
 
     async def publish(self, topic: str, message: bytes) -> None:
-        """Hand a message of at most 1 MiB to gossip. Raises `TransportError`."""
+        """Publish a message of at most 1 MiB by gossip. Raises `TransportError`."""
         if self._publisher is None:
             self._publisher = await self._open()
         reader, writer = self._publisher
@@ -358,7 +359,7 @@ class Daemon:
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=target))
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """A peer's whole answer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
+        """The whole answer of a peer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
         answer = bytearray()
         try:
             async with (
@@ -374,7 +375,7 @@ class Daemon:
     async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Chunks of a peer's answer; `timeout_s` is the longest silence. Raises `PeerUnreachable`."""
+        """Chunks of a peer's answer; `timeout_s` limits each silence. Raises `PeerUnreachable`."""
         writer: asyncio.StreamWriter | None = None
 
         async def read(count: int) -> bytes:
@@ -460,7 +461,7 @@ class Daemon:
             stream.waits(count)
             return await reader.readexactly(count)
 
-        # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+        # Read the request even to refuse it: a close with unread bytes would lose the refusal.
         async with asyncio.timeout(REQUEST_TIMEOUT_S if stream.served else REFUSAL_TIMEOUT_S):
             request = await read_request(read)
         stream.works()
@@ -482,18 +483,18 @@ class Daemon:
                     await _send(writer, frame)
                     stream.works()
                 elif reader.at_eof():
-                    return  # nobody waits for it any more
+                    return  # the asker has closed the stream
                 else:
                     await asyncio.sleep(NOT_YET_S)
         except (OSError, TimeoutError):
             raise
         except Exception as error:
-            # Whatever a handler raises is its peer's problem to hear of, and no one else's.
+            # A handler's error is reported to its peer only.
             logger.debug("the handler for %s failed", protocol, exc_info=True)
             await _send(writer, encode_error(f"the handler failed: {type(error).__name__}"))
 
     async def circuit_limits(self, relay_id: str) -> CircuitLimits:
-        """Reserve a place at a connected relay, for what it then says it allows. Raises `PeerUnreachable`."""
+        """Make a reservation at a connected relay; returns the relay's limits. Raises `PeerUnreachable`."""
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 _, reader, writer = await self.p2p._client.stream_open(PeerID.from_base58(relay_id), [HOP_PROTOCOL])
@@ -541,8 +542,8 @@ async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 async def _hung_up(reader: asyncio.StreamReader) -> None:
-    """Wait until who asked hangs up, having read its answer: when this end does first, the daemon resets the stream,
-    and over QUIC what is still on its way is lost with it.
+    """Wait until the asker has read its answer and closed the stream. If this end closes first, the daemon resets the
+    stream, which over QUIC loses all bytes in flight.
     """
     async with asyncio.timeout(STALL_TIMEOUT_S):
         await reader.read(1)
@@ -557,7 +558,7 @@ async def _read_response(reader: asyncio.StreamReader) -> p2pd_pb2.Response:
 
 
 def _sweep_folders() -> None:
-    # A daemon removes its socket when its node was killed, but not the folder. An old and empty one is nobody's.
+    # When a node was killed, its daemon removes the socket but not the folder. An old empty folder has no owner.
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > STALE_AFTER_S:
@@ -571,7 +572,7 @@ def _base58(peer_id: bytes) -> str:
 
 @lru_cache(4_096)
 def _readable(address: bytes) -> str | None:
-    # The daemon knows kinds of addresses that hivemind's parser does not.
+    # The daemon supports address types that hivemind's parser does not.
     try:
         return str(Multiaddr(address))
     except (ValueError, LookupError):
@@ -580,7 +581,7 @@ def _readable(address: bytes) -> str | None:
 
 
 def _packed(address: str) -> bytes:
-    # hivemind writes the relay's id inside an address as a CID, and the daemon reads only the older multihash.
+    # hivemind encodes the relay's id in an address as a CID, but the daemon reads only the older multihash.
     direct, separator, relay = address.partition("/p2p/")
     relay_id, _, rest = relay.partition("/")
     if not separator or rest != "p2p-circuit":
@@ -590,5 +591,5 @@ def _packed(address: str) -> bytes:
 
 
 def _last_line(message: str) -> str:
-    # The daemon lists one dial a line, after a line that only counts them.
+    # The message has one line per dial, after a line with their number.
     return message.strip().splitlines()[-1].strip(" *") if message.strip() else "no reason given"

@@ -1,7 +1,7 @@
-"""The run's directory of peers: one signed, short-lived record a peer in hivemind's DHT.
+"""The run's peer directory: one signed, short-lived record per peer in hivemind's DHT.
 
-It is kept in parts, each under a key of its own and so with other nodes: whoever stores a record is sent all that are
-under its key. Importing this imports hivemind's DHT: nodes have it in a process of its own, see `directory`.
+It is split into parts with separate keys, and so on separate nodes, because a node that stores a record receives all
+records under its key. Importing this imports hivemind's DHT; nodes run it in a separate process, see `directory`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from swarm.net.records.wire import open_peer_record
 from swarm.types import PeerRecord
 
 BEAM = 8
-"""Nodes asked for a part; its entries are at the five nearest to its key, as far as all know each other."""
+"""Nodes asked for a part. Its entries are on the five nodes nearest to its key, if all nodes know each other."""
 
 
 class PeerDirectory:
-    """Reads and writes the records of a run."""
+    """Reads and writes a run's peer records."""
 
     def __init__(self, node: DHTNode, run_id: str, clock: Callable[[], float], entries: Entries) -> None:
         """Wrap a DHT node that stores `entries`; use `create` instead."""
@@ -47,7 +47,7 @@ class PeerDirectory:
     async def create(
         cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time, *, keeps: bool = True
     ) -> PeerDirectory:
-        """A directory that knows no other node yet; `meet` some. It holds others' records unless not `keeps`."""
+        """A directory without other nodes; call `meet`. It stores others' records if `keeps`."""
         keys = [DHTID.generate(source=key_of(run_id, part)) for part in range(PARTS)]
         gate = Gate(run_id, {key.to_bytes(): part for part, key in enumerate(keys)}, clock)
         entries = Entries(clock)
@@ -66,13 +66,13 @@ class PeerDirectory:
         return cls(node, run_id, clock, entries)
 
     def favour(self, peer_ids: Collection[str]) -> None:
-        """Who is connected and in the run: should there be too many entries, theirs are the last to go."""
+        """Set the connected members of the run; their entries are dropped last."""
         self._entries.friends = frozenset(peer_ids)
 
     async def meet(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
-        """Make connected peers part of the DHT; those that are. The `first` ones are asked whom they know.
+        """Add connected peers to the DHT; returns those that answered. The `first` ones are asked for other nodes.
 
-        One that has failed to answer since it was met is asked again.
+        A peer that has stopped answering is asked again.
         """
         targets = {peer_id: PeerID.from_base58(peer_id) for peer_id in peer_ids}
         strangers = [peer for peer in targets.values() if peer not in self._node.protocol.routing_table]
@@ -84,12 +84,12 @@ class PeerDirectory:
         return met
 
     async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
-        """Store our own signed record; whether some node took it."""
+        """Store this node's signed record; whether some node accepted it."""
         key = key_of(self._run_id, part_of(peer_id))
         return bool(await self._node.store(key, sealed, expires_at, subkey=peer_id, beam_size=BEAM))
 
     async def read(self, *, everything: bool) -> list[tuple[PeerRecord, bytes]]:
-        """Valid records in one part or in all of them: opened, and as their peers signed them."""
+        """Valid records in one random part or in all parts, decoded and as signed."""
         parts = range(PARTS) if everything else [random.randrange(PARTS)]
         keys = [key_of(self._run_id, part) for part in parts]
         found = await self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=BEAM)
@@ -105,5 +105,5 @@ class PeerDirectory:
 
 
 def key_of(run_id: str, part: int) -> str:
-    """The key of a part of a run's directory."""
+    """The key of one part of a run's directory."""
     return f"{run_id}/peers/{part}"

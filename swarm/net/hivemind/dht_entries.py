@@ -1,7 +1,7 @@
-"""What a node stores of the directory: signed peer records of one run, bounded in every way.
+"""A node's part of the directory: signed peer records of one run, bounded in every respect.
 
-hivemind decodes before it validates, and stores without bound. Here a stranger's bytes are decoded by their type, which
-bounds depth, and nothing is kept but what its owner signed, in the part where it belongs.
+hivemind decodes before it validates, and stores without limits. Here untrusted bytes are decoded by type, which bounds
+their depth, and only records signed by their owner are stored, in the part that they belong to.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from swarm.reasons import Reason
 
 PARTS = 16
 MAX_ENTRIES = 128
-"""In one part: 2,048 peers in all, of at most 3 MB."""
+"""Per part: 2,048 peers in total, with at most 3 MB."""
 EXPIRY_GRACE_S = 60.0
-"""A record just expired, or so by another clock, is no offence."""
+"""A recently expired record is accepted, since clocks differ."""
 DICTIONARY_CODE = 0x50
-"""hivemind's extension type of a part."""
+"""hivemind's msgpack extension type for a part."""
 HEADER_BYTES = 5
-"""At most, of a text or bytes in msgpack."""
+"""Longest msgpack header of a string or bytes."""
 
 PeerIdText = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 Sealed = Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]
@@ -40,7 +40,7 @@ _decode_dictionary = msgspec.msgpack.Decoder(_Dictionary).decode
 
 
 class Entry(Struct, frozen=True):
-    """One peer's record, opened as far as the directory is concerned."""
+    """One peer's record, with the fields that the directory needs."""
 
     part: int
     peer_id: str
@@ -49,30 +49,30 @@ class Entry(Struct, frozen=True):
 
     @property
     def packed(self) -> bytes:
-        """The record as hivemind's DHT stores and sends it."""
+        """The record in the encoding of hivemind's DHT."""
         return msgspec.msgpack.encode(self.sealed)
 
 
 class Gate:
-    """Opens what claims to be an entry of a run's directory; everything else raises `Refusal`."""
+    """Opens and checks entries of a run's directory; anything else raises `Refusal`."""
 
     def __init__(self, run_id: str, part_of_key: dict[bytes, int], clock: Callable[[], float]) -> None:
-        """`part_of_key` holds the run's own keys, the only ones there are."""
+        """`part_of_key` maps the run's keys to parts; no other keys are valid."""
         self._run_id = run_id
         self._part_of_key = part_of_key
         self._clock = clock
 
     def part(self, key: bytes) -> int:
-        """The part that a key stands for."""
+        """The part with this key."""
         part = self._part_of_key.get(key)
         if part is None:
             raise Refusal(Reason.MALFORMED, "no key of this directory")
         return part
 
     def open(self, key: bytes, subkey: bytes, value: bytes, expires_at: float) -> Entry:
-        """An entry as hivemind sends one alone: text and bytes in msgpack.
+        """A single entry in hivemind's encoding: string and bytes in msgpack.
 
-        The expiry is inside the signature: an entry cannot be kept alive, or pushed out, by anyone but its owner.
+        The expiry is signed, so only the owner can extend or shorten an entry's life.
         """
         part = self.part(key)
         if len(subkey) > MAX_PEER_ID_CHARS + HEADER_BYTES or len(value) > MAX_PEER_RECORD_BYTES + HEADER_BYTES:
@@ -84,7 +84,7 @@ class Gate:
         return self._check(part, peer_id, sealed, expires_at)
 
     def open_part(self, key: bytes, dictionary: bytes, max_bytes: int) -> list[Entry]:
-        """The good entries among those of a part, as hivemind sends a whole one."""
+        """The valid entries of a whole part in hivemind's encoding."""
         part = self.part(key)
         if len(dictionary) > max_bytes:
             raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes a part, got {len(dictionary)}")
@@ -111,19 +111,19 @@ class Gate:
 
 
 class Entries:
-    """The entries that a node holds for others."""
+    """The entries that a node stores for others."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """None yet."""
+        """No entries yet."""
         self._clock = clock
         self._parts: list[dict[str, tuple[Entry, bool]]] = [{} for _ in range(PARTS)]
         self.friends: frozenset[str] = frozenset()
-        """Peers connected and in the run: their entries are the last to go."""
+        """Connected members of the run; their entries are dropped last."""
 
     def put(self, entry: Entry, *, by_owner: bool) -> bool:
-        """Keep an entry, unless a fresher one is here; in a full part one that is worth least makes room.
+        """Store an entry unless a fresher one is here; in a full part the least valuable one is dropped.
 
-        An identity costs nothing, a connection does: what its owner brought itself stays before what others brought.
+        Identities are free but connections are not, so entries sent by their owners are kept over those sent by others.
         """
         part = self._parts[entry.part]
         held, brought = part.get(entry.peer_id, (entry, by_owner))
@@ -133,12 +133,12 @@ class Entries:
         if len(part) > MAX_ENTRIES:
             self._drop_expired(part)
         if len(part) > MAX_ENTRIES:
-            # Among equals by chance: whoever signs records by the thousand cannot tell which they push out.
+            # Random among equals: an attacker who signs thousands of records cannot choose which ones are dropped.
             del part[min(part, key=lambda peer_id: (*self._worth(part[peer_id]), random.random()))]
         return entry.peer_id in part
 
     def of(self, part: int, max_bytes: int | None = None) -> list[Entry]:
-        """Entries of one part; if they are more than `max_bytes`, those worth most, by chance among equals."""
+        """Entries of one part; if they exceed `max_bytes`, the most valuable ones, random among equals."""
         held = self._parts[part]
         self._drop_expired(held)
         entries = [entry for entry, _ in held.values()]
@@ -148,7 +148,7 @@ class Entries:
         return _first((entry for entry, _ in ranked), max_bytes)
 
     def __len__(self) -> int:
-        """Entries held, some of them perhaps expired."""
+        """Number of entries, including expired ones that are not yet dropped."""
         return sum(map(len, self._parts))
 
     def _worth(self, kept: tuple[Entry, bool]) -> tuple[bool, bool]:
@@ -162,12 +162,12 @@ class Entries:
 
 
 def part_of(peer_id: str) -> int:
-    """Where a peer's record belongs, in [0, PARTS)."""
+    """The part of a peer's record, in [0, PARTS)."""
     return hashlib.blake2b(peer_id.encode(), digest_size=1).digest()[0] % PARTS
 
 
 def _num_bytes(entry: Entry) -> int:
-    """Of an entry in a reply, at most."""
+    """Largest size of an entry in a reply."""
     return len(entry.sealed) + len(entry.peer_id) + 32
 
 

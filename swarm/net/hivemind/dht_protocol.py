@@ -1,8 +1,8 @@
-"""hivemind's DHT protocol behind limits: everything of hivemind's that is not public, for the directory.
+"""hivemind's DHT protocol with limits; all uses of its private interfaces for the directory.
 
-Strangers' requests are looked at by size, and charged to who sent them, before protobuf sees them; what they ask and
-what they answer is bounded in number before anything is done with it. hivemind's own handlers do neither: one request
-could name a key twenty thousand times, or nest extensions until the decoder's stack overflows.
+Requests are limited in size and charged to their sender before protobuf decodes them. The number of items in requests
+and answers is checked before they are processed. hivemind's own handlers do neither: one request could name a key
+twenty thousand times, or nest extensions until the decoder's stack overflows.
 
 Importing this imports hivemind's DHT.
 """
@@ -31,45 +31,45 @@ from swarm.errors import Refusal
 from swarm.net.hivemind.dht_entries import MAX_ENTRIES, PARTS, Entries, Entry, Gate
 
 MAX_MESSAGE_BYTES = 2**18
-"""Of a request, or of an answer."""
+"""Limit of a request or an answer."""
 MAX_REPLY_BYTES = 3 * 2**16
-"""Of entries in one answer, leaving room for neighbours."""
+"""Limit of the entries in one answer; leaves room for neighbours."""
 MAX_KEYS = PARTS
 MAX_NEIGHBOURS = 20
 MAX_PEER_ID_BYTES = 64
-"""hivemind writes each down in base 58, which takes time by the square of this."""
+"""hivemind encodes each in base 58, which takes quadratic time."""
 MAX_ROUTES = 512
 MAX_IN_BACKGROUND = 32
 REQUEST_COST_BYTES = 4_096
-"""What a request counts for beside its bytes and those of its answer."""
+"""Charge per request, in addition to its bytes and those of its answer."""
 ALLOWANCE_BYTES = 4 * 2**20
 ALLOWANCE_BYTES_PER_S = 2**18
-"""Of one sender: a newcomer reads all of a large directory at once."""
+"""Per sender; lets a newcomer read all of a large directory at once."""
 MAX_SENDERS = 1_024
 RPC_TIMEOUT_S = 3.0
 PARALLEL_RPC = 16
 
 
 class Refused(Exception):
-    """A request or an answer beyond the limits."""
+    """A request or an answer exceeds the limits."""
 
 
 class Allowances:
-    """How much each sender may ask for. Pure but for the clock."""
+    """Rate limit per sender. Pure but for the clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Everybody's is full."""
+        """All allowances are full."""
         self._clock = clock
         self._settled_at: OrderedDict[PeerID, float] = OrderedDict()
-        """When all that a sender had is paid for; the latest to ask come last."""
+        """When everything that a sender received is paid for; the most recent askers come last."""
 
     def admit(self, sender: PeerID) -> None:
-        """Raises `Refused` for a sender who has had too much."""
+        """Raises `Refused` for a sender that has used up its allowance."""
         if self._settled_at.get(sender, 0.0) > self._clock():
             raise Refused("too much was asked for, ask later")
 
     def charge(self, sender: PeerID, num_bytes: int) -> None:
-        """Book what a sender has had."""
+        """Charge a sender."""
         began = max(self._settled_at.pop(sender, 0.0), self._clock() - ALLOWANCE_BYTES / ALLOWANCE_BYTES_PER_S)
         self._settled_at[sender] = began + num_bytes / ALLOWANCE_BYTES_PER_S
         if len(self._settled_at) > MAX_SENDERS:
@@ -77,7 +77,7 @@ class Allowances:
 
 
 class BoundedP2P(P2P):  # type: ignore[misc]
-    """hivemind's handle on the daemon, which parses no message above the limit."""
+    """hivemind's client of the daemon; it rejects messages above the size limit before parsing."""
 
     def __init__(self) -> None:
         """Use `replicate` instead."""
@@ -110,20 +110,20 @@ class BoundedP2P(P2P):  # type: ignore[misc]
         return output_protobuf_type.FromString(reply)
 
     async def wait_closed(self) -> None:
-        """Wait until either half of the connection to the daemon has ended, whatever the reason."""
+        """Wait until either direction of the connection to the daemon has ended, for any reason."""
         control = self._client.control
         await asyncio.wait({control._read_task, control._write_task}, return_when=asyncio.FIRST_COMPLETED)
 
 
 class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
-    """`Gate` as hivemind asks for it, before it stores our own entry."""
+    """`Gate` as a hivemind validator, applied before this node's own entry is stored."""
 
     def __init__(self, gate: Gate) -> None:
         """A validator for the directory of one run."""
         self._gate = gate
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether the record is its owner's, in the part where it belongs."""
+        """Whether the record is signed by its owner and in the right part."""
         try:
             self._gate.open(record.key, record.subkey, record.value, record.expiration_time)
         except Refusal:
@@ -132,21 +132,21 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 class EntryStorage:
-    """`Entries` as hivemind's node reads and writes its own storage."""
+    """`Entries` as the local storage of hivemind's node."""
 
     def __init__(self, entries: Entries, gate: Gate, keys: list[DHTID], own_id: str) -> None:
-        """`keys` are those of the parts, in order."""
+        """`keys`: the keys of the parts, in order."""
         self.entries = entries
         self.keys = keys
         self._gate = gate
         self._own_id = own_id
 
     def get(self, key: DHTID) -> ValueWithExpiration[DictionaryDHTValue] | None:
-        """All that is stored under a key."""
+        """All entries under a key."""
         return as_value(self.entries.of(self.keys.index(key))) if key in self.keys else None
 
     def store(self, key: DHTID, value: bytes, expiration_time: float, subkey: str | None = None) -> bool:
-        """Keep this node's own entry; that of others comes by `BoundedProtocol`."""
+        """Store this node's own entry; other entries arrive through `BoundedProtocol`."""
         packed = DHTProtocol.serializer.dumps(subkey)
         try:
             entry = self._gate.open(key.to_bytes(), packed, value, expiration_time)
@@ -156,7 +156,7 @@ class EntryStorage:
 
 
 class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
-    """hivemind's protocol for a node that stores entries of one run's directory and nothing else."""
+    """hivemind's protocol for a node that stores only entries of one run's directory."""
 
     gate: Gate
     storage: EntryStorage
@@ -164,7 +164,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
 
     @classmethod
     async def join(cls, node: DHTNode, storage: EntryStorage, gate: Gate, *, keeps: bool) -> None:
-        """Take the place of a node's protocol, which was made in client mode; answer others if it `keeps` entries."""
+        """Replace a node's protocol, which was created in client mode; answer others if the node `keeps` entries."""
         made = node.protocol
         self = await cls.create(
             made.p2p,
@@ -190,19 +190,19 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         return f"{DHTProtocol.__name__}.{method_name}"
 
     async def call_ping(self, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
-        """A peer's node id; None if it does not answer, or with anything else."""
+        """A peer's node id; None without a valid answer."""
         try:
             return await super().call_ping(peer, validate, strict)
         except (AssertionError, ValueError, OverflowError):
-            # What the peer says is parsed outside of hivemind's own net.
+            # hivemind parses the answer outside of its own error handling.
             return None
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
-        """Some node wants to be known here, and perhaps called back."""
+        """Handle a ping: the sender wants to be known here, and may want to be called back."""
         _require(len(request.peer.node_id) in (0, DHTID.HASH_NBYTES), "a node id has a wrong length")
         if not (request.validate and self._has_room()):
             return await super().rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
-        # The sender is called back before it is answered.
+        # The callback happens before the answer.
         task = asyncio.current_task()
         assert task is not None
         self._background.add(task)
@@ -212,7 +212,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
             self._background.discard(task)
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
-        """Some node wants entries to be stored here."""
+        """Handle a store request."""
         columns = (request.keys, request.subkeys, request.values, request.expiration_time)
         _require(len(set(map(len, columns))) == 1 and len(request.keys) <= MAX_KEYS, "not 1 to 16 whole entries")
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
@@ -223,7 +223,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         return dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        """Some node wants entries, or to know who may have them."""
+        """Handle a search for entries or for nodes near a key."""
         keys = list(request.keys)
         _require(len(keys) == len(set(keys)) <= MAX_KEYS, "at most 16 distinct keys")
         _require(all(len(key) == DHTID.HASH_NBYTES for key in keys), "a key has a wrong length")
@@ -235,7 +235,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     async def call_find(
         self, peer: PeerID, keys: Collection[DHTID]
     ) -> dict[DHTID, tuple[ValueWithExpiration[DictionaryDHTValue] | None, dict[DHTID, PeerID]]] | None:
-        """Entries and neighbours by key, as a peer has them; None if it does not answer, or nonsense."""
+        """A peer's entries and neighbours by key; None without a valid answer."""
         keys = list(keys)
         request = dht_pb2.FindRequest(keys=[key.to_bytes() for key in keys], peer=self.node_info)
         try:
@@ -245,7 +245,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
             found = {key: self._read(key, result) for key, result in zip(keys, response.results, strict=True)}
             node_id = DHTID.from_bytes(response.peer.node_id) if response.peer.node_id else None
         except Exception:
-            # Whatever a stranger's answer brings about in hivemind or protobuf: it has not answered.
+            # hivemind or protobuf may raise anything for a stranger's answer; it counts as no answer.
             await self.update_routing_table(self.routing_table.get(peer_id=peer), peer, responded=False)
             return None
         if node_id is not None:
@@ -253,13 +253,13 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         return found
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        """Note who is where: one node id a peer, one peer a node id, and no more of them than there is room for."""
+        """Update the routing table: one node id per peer, one peer per node id, bounded in size."""
         table = self.routing_table
         former = table.get(peer_id=peer_id)
         node_id = former if node_id is None else node_id
         if node_id is None or table.get(node_id=node_id) not in (None, peer_id):
             return
-        # hivemind's table fails on a node id that lies on the edge of a bucket.
+        # hivemind's table raises KeyError for a node id on the edge of a bucket.
         with suppress(KeyError):
             if former is not None and (not responded or former != node_id):
                 del table[former]
@@ -274,7 +274,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
                 self._start(self.call_ping(idle[1]))
 
     def _hand_over(self, node_id: DHTID, peer_id: PeerID) -> None:
-        """Give a node just met what it should hold too, if this is the nearest of the nodes that do."""
+        """Send a new node the entries that it should store too, if this node is the nearest that stores them."""
         due = {key: part for part, key in enumerate(self.storage.keys) if self._is_due(key, node_id)}
         held = {key: as_value(self.storage.entries.of(part, MAX_REPLY_BYTES // PARTS)) for key, part in due.items()}
         values = {key: value for key, value in held.items() if value is not None}
@@ -297,7 +297,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
                 entries = [self.gate.open(key, subkey, value, expires_at)]
         except Refusal:
             return False
-        # Every one is put, even if another was refused.
+        # A list, not a generator: every entry is stored even if an earlier one was refused.
         return all([self.storage.entries.put(entry, by_owner=entry.peer_id == sender) for entry in entries])
 
     def _find(self, key: DHTID, asker: DHTID | None, max_bytes: int) -> dht_pb2.FindResult:
@@ -341,7 +341,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         return len(self._background) < MAX_IN_BACKGROUND
 
     def _start(self, call: Coroutine[object, object, object]) -> None:
-        """Do something nobody waits for, unless too much of that goes on already."""
+        """Start a background call, unless too many are running."""
         if not self._has_room():
             call.close()
             return
@@ -351,9 +351,9 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
 
 
 def as_value(entries: list[Entry]) -> ValueWithExpiration[DictionaryDHTValue] | None:
-    """Entries of one part as hivemind holds them; None if there is none.
+    """Entries of one part in hivemind's type; None if there are none.
 
-    A search adds what others have to the first of these: more than a part may hold is bounded by `maxsize`.
+    A search merges other nodes' entries into the first value, so `maxsize` allows more than one part's limit.
     """
     if not entries:
         return None

@@ -1,7 +1,7 @@
-"""The run's directory of peers, which a process of its own reads and writes: see `directory_process`.
+"""The run's peer directory, run by a separate process; see `directory_process`.
 
-It is attached to the node's daemon as a second client. When it dies the daemon forgets its handlers and nothing else:
-connections, gossip and requests go on, and a new one takes its place.
+The process is a second client of the node's daemon. If it dies, the daemon forgets its handlers only: connections,
+gossip and requests continue, and a new process replaces it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL")
 
 
 class Directory:
-    """A running process and the socket to it; make one with `running`."""
+    """A running process and the socket to it; create it with `running`."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -58,7 +58,7 @@ class Directory:
     @classmethod
     @asynccontextmanager
     async def running(cls) -> AsyncGenerator[Directory]:
-        """A process that is gone afterwards; `open` it before use. Raises `DirectoryLost`."""
+        """Start a process and stop it afterwards; call `open` before use. Raises `DirectoryLost`."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -66,12 +66,12 @@ class Directory:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,  # what strangers bring about is no text for a terminal
+                stderr=asyncio.subprocess.DEVNULL,  # errors that strangers cause do not belong on the terminal
                 env={
                     **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 },
-                process_group=0,  # a terminal's Ctrl-C is for the node, which then ends this process
+                process_group=0,  # Ctrl-C in a terminal reaches only the node, which then stops this process
             )
         except OSError as error:
             ours.close()
@@ -79,7 +79,7 @@ class Directory:
         finally:
             theirs.close()
         try:
-            # Within, for a cancellation may come while it waits.
+            # Inside the try block, because the wait may be cancelled.
             reader, writer = await asyncio.open_connection(sock=ours)
             with closing(writer):
                 yield cls(process, reader, writer)
@@ -94,27 +94,27 @@ class Directory:
         return self._process.pid
 
     async def open(self, control: Path, run_id: str, *, keeps: bool) -> None:
-        """Attach to the daemon with this control socket; others' records are held if it `keeps` them.
+        """Attach to the daemon with this control socket; store others' records if `keeps`.
 
-        This and all below raise `DirectoryLost` when the process is gone, or of no use any more, and `DirectoryError`
-        when it could not do what was asked.
+        This method and all below raise `DirectoryLost` if the process is gone or unusable, and `DirectoryError` if it
+        could not do what was asked.
         """
         await self._ask(Setup(str(control), run_id, keeps), Ready)
 
     async def meet(self, peer_ids: Collection[str], *, first: bool) -> frozenset[str]:
-        """Make all who are connected and in the run part of the DHT; those that are. See `PeerDirectory.meet`."""
+        """Add all connected members to the DHT; returns those that answered. See `PeerDirectory.meet`."""
         met = await self._ask(Meet(tuple(peer_ids), first), Met)
         return frozenset(met.peer_ids) & frozenset(peer_ids)
 
     async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
-        """Store our own signed record; whether some node took it."""
+        """Store this node's signed record; whether some node accepted it."""
         return (await self._ask(Announce(peer_id, sealed, expires_at), Announced)).taken
 
     async def read(self, run_id: str, now: float, *, everything: bool) -> list[tuple[PeerRecord, bytes]]:
-        """Valid records in one part or in all of them: opened, and as their peers signed them."""
+        """Valid records in one random part or in all parts, decoded and as signed."""
         records = []
         for sealed in (await self._ask(Read(everything), Found)).records:
-            # Signatures are checked here too: who opens strangers' bytes may have been taken over by them.
+            # Verified again here: strangers' bytes may have compromised the process that decoded them.
             with suppress(Refusal):
                 records.append((open_peer_record(sealed, run_id, now=now), sealed))
             await asyncio.sleep(0)
@@ -142,7 +142,7 @@ class Directory:
             raise DirectoryLost(f"it answered nonsense: {error}") from error
 
     async def _exit_code(self) -> int | None:
-        """None for a process that has closed its socket and goes on."""
+        """The exit code; None if the process closed its socket but still runs."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EXIT_TIMEOUT_S):
                 return await self._process.wait()

@@ -1,6 +1,6 @@
-"""What a node and the process of its directory say to each other, as msgpack with its length ahead, on a socket.
+"""Messages between a node and its directory process: length-prefixed msgpack on a socket.
 
-Each request gets one reply, in order. Neither end takes the other's word for a length above the limit.
+Each request gets one reply, in order. Both ends reject a length above the limit.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """First message: which daemon to attach to, and which run's directory to keep."""
+    """First message: the daemon to attach to, and the run of the directory."""
 
     control: str
     """Path of the daemon's control socket."""
     run_id: str
     keeps: bool
-    """Whether to hold others' records."""
+    """Whether to store others' records."""
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
-    """Make peers part of the DHT: all that are connected and in the run."""
+    """Add peers to the DHT: all connected members of the run."""
 
     peer_ids: tuple[str, ...]
     first: bool
 
 
 class Announce(msgspec.Struct, frozen=True, tag="announce"):
-    """Store the node's own record with others."""
+    """Store the node's own record on other nodes."""
 
     peer_id: str
     sealed: bytes
@@ -40,7 +40,7 @@ class Announce(msgspec.Struct, frozen=True, tag="announce"):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
-    """Ask others for records, in one part or in all of them."""
+    """Ask other nodes for records, in one part or in all parts."""
 
     everything: bool
 
@@ -53,13 +53,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Met(msgspec.Struct, frozen=True, tag="met"):
-    """Those that are part of it."""
+    """The peers that are part of the DHT."""
 
     peer_ids: tuple[str, ...]
 
 
 class Announced(msgspec.Struct, frozen=True, tag="announced"):
-    """Whether some node took the record."""
+    """Whether some node accepted the record."""
 
     taken: bool
 
@@ -71,7 +71,7 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """What was asked for could not be done; the process goes on."""
+    """The request failed; the process continues."""
 
     error: str
 
@@ -84,14 +84,14 @@ decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode
 
 
 async def send(writer: asyncio.StreamWriter, message: Request | Reply) -> None:
-    """Hand a message over."""
+    """Write a message."""
     encoded = encode(message)
     writer.write(len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded)
     await writer.drain()
 
 
 async def receive(reader: asyncio.StreamReader) -> bytes:
-    """The next message, encoded. Raises `EOFError` at the end, and `ValueError` for one that is too large."""
+    """The next message, encoded. Raises `EOFError` at the end, and `ValueError` for a message that is too large."""
     num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     if num_bytes > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message must have at most {MAX_MESSAGE_BYTES} bytes, got {num_bytes}")

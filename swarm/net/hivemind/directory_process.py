@@ -1,8 +1,8 @@
-"""The process that keeps the directory: `python -m swarm.net.hivemind.directory_process FD`, for `directory.py` only.
+"""The directory process: `python -m swarm.net.hivemind.directory_process FD`, for `directory.py` only.
 
-hivemind's DHT, and all that it decodes of strangers', runs here. Whatever they bring about costs this process, which
-the node starts again. It ends when its socket does; should it hang, an alarm ends it, so that it outlives a node that
-was killed by no more than that.
+It runs hivemind's DHT, which decodes all strangers' bytes. A failure costs only this process, which the node restarts.
+The process ends when its socket closes. If it hangs, an alarm ends it, so it outlives a killed node by no more than
+that.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from swarm.net.hivemind.directory_messages import (  # noqa: E402
 )
 
 MEMORY_LIMIT_BYTES = 256 * 2**20
-"""Of data; it needs a tenth, and a flood of requests twice that."""
+"""Limit of the data segment; normal use is a tenth of it, a flood of requests takes two tenths."""
 ALARM_S = 20.0
 REQUEST_TIMEOUT_S = 20.0
 
 
 async def serve(connection: socket.socket) -> None:
-    """Answer requests until the other end closes, or the daemon does."""
+    """Answer requests until the other end or the daemon closes its connection."""
     alive = asyncio.create_task(_stay_alive())
     reader, writer = await asyncio.open_connection(sock=connection)
     setup = decode_request(await receive(reader))
@@ -73,7 +73,7 @@ async def _answer(directory: PeerDirectory, request: Request) -> Reply:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             return await _obey(directory, request)
     except Exception as error:
-        # hivemind's DHT raises whatever its peers' answers make of it.
+        # hivemind's DHT may raise anything for its peers' answers.
         return Failed(repr(error)[:200])
 
 
@@ -98,7 +98,7 @@ async def _stay_alive() -> None:
 
 
 def main() -> None:
-    """Keep the directory for the node at the other end of the file descriptor that is the only argument."""
+    """Run the directory for the node at the other end of the file descriptor given as the only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.setitimer(signal.ITIMER_REAL, ALARM_S)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))

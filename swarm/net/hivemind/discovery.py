@@ -1,6 +1,6 @@
-"""Finding peers through the directory, as long as its process lives; and another one when it does not.
+"""Peer discovery through the directory process, which is restarted when it fails.
 
-A directory that is lost costs what is not found meanwhile. Everything else goes on: it is not waited for anywhere.
+Nothing waits for the directory: while it is down, only the discovery of new peers stops.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ logger = logging.getLogger(__name__)
 
 ROUND_PAUSE_S = 1.0
 FIRST_LOOK_PAUSE_S = 4.0
-"""Pauses between looks at the directory grow fourfold from here: records of others that have just come appear soon."""
+"""First pause between reads of the directory; it grows fourfold, since the records of new peers appear soon."""
 APART = (0.7, 1.3)
-"""Pauses vary by this factor: a look is work for all who are asked, and nodes that start together must drift apart."""
+"""Random factor of pauses: a read is work for all nodes asked, so nodes that started together must drift apart."""
 FIRST_RESTART_PAUSE_S = 0.5
 MAX_RESTART_PAUSE_S = 30.0
 STEADY_AFTER_S = 60.0
-"""A process that lived this long has its pause start anew."""
+"""A process that ran for this time resets the restart pause."""
 
 
 class Discovery:
-    """Own record -> the DHT -> records of others, for who has few peers."""
+    """Stores the own record in the DHT, and reads other records while there are few peers."""
 
     def __init__(self, member: Member, control: Path, run_known: Signal, peers_changed: Signal) -> None:
-        """Discover for `member` through the daemon whose control socket is given, once the run is known."""
+        """Discover for `member` through the daemon with this control socket, once the run is known."""
         self._member = member
         self._control = control
         self._run_known = run_known
         self._peers_changed = peers_changed
 
     async def discover(self) -> None:
-        """For ever, restarting the directory's process when it is lost."""
+        """Run forever; restarts the directory process when it fails."""
         pause_s = FIRST_RESTART_PAUSE_S
         while True:
             born = time.monotonic()
@@ -57,7 +57,7 @@ class Discovery:
             pause_s = min(2 * pause_s, MAX_RESTART_PAUSE_S)
 
     async def _live_once(self) -> None:
-        # Started before there is a run to look in: it is ready by then.
+        # Started before the run is known, so that it is ready by then.
         async with Directory.running() as directory:
             await self._run_known.happens(math.inf)
             manifest = self._member.run.manifest
@@ -90,7 +90,7 @@ class Discovery:
             except DirectoryError as error:
                 member.counters.add("dht_errors")
                 logger.debug("a discovery round failed: %s", error)
-            # A peer's DHT comes up a little after its connection.
+            # A peer's DHT starts a little after its connection.
             unmet = not met or bool(in_run - met)
             wait_s = ROUND_PAUSE_S if unmet else max(0.0, min(look_at, renew_at) - time.monotonic())
             await self._peers_changed.happens(wait_s)
@@ -99,7 +99,7 @@ class Discovery:
     async def _look_up(self, directory: Directory, run_id: str) -> None:
         member, peers = self._member, self._member.peers
         if len(peers.in_run) < ENOUGH_PEERS:
-            # Who has peers is told of others by them.
+            # A node with peers learns of others from them.
             everything = len(peers.in_run) < FEW_PEERS or not member.own.profile.listed
             peers.learn(await directory.read(run_id, member.clock(), everything=everything))
 

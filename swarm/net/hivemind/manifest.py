@@ -1,4 +1,4 @@
-"""Getting a run's manifest by hivemind's daemon; see `backends`."""
+"""Fetching a run's manifest with hivemind's daemon; see `backends`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Peers = Mapping[str, tuple[str, ...]]
 
 
 def fetch(peers: Peers, timeout_s: float, run_id: str | None) -> tuple[RunManifest, bytes]:
-    """The manifest that the first of `peers` has, and as its founder sealed it. Raises `PeerUnreachable`."""
+    """The first manifest that a peer has, decoded and as its founder sealed it. Raises `PeerUnreachable`."""
     return asyncio.run(_fetch(peers, timeout_s, run_id))
 
 
@@ -31,7 +31,7 @@ async def _fetch(
     addresses = [address for group in peers.values() for address in group]
     problems = await asyncio.gather(*map(probe, addresses))
     if all(problems):
-        # Said before hivemind is imported: a wrong address is the common case, and takes no seconds to find.
+        # Checked before hivemind is imported: wrong addresses are common, and this finds them without the slow import.
         raise nobody([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
     from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
 

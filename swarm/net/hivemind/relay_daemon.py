@@ -1,4 +1,4 @@
-"""Starting a daemon that is a relay, with the limits it was told.
+"""Starting a relay daemon and checking that it applies the configured limits.
 
 Importing this imports hivemind; see `daemon`.
 """
@@ -22,11 +22,10 @@ ANY_HOST = {"/ip4/0.0.0.0/": "/ip4/127.0.0.1/", "/ip6/::/": "/ip6/::1/"}
 async def start_relay(
     start: Callable[..., Awaitable[Daemon]], listen: Sequence[str], settings: NetworkSettings
 ) -> Daemon:
-    """A daemon whose circuits have the limits of `settings`, which it is asked for. Raises `TransportError`.
+    """A daemon whose circuits have the limits of `settings`, verified by a request. Raises `TransportError`.
 
-    The daemon makes two relays, one with our limits and one with its own of two minutes and 128 KiB, and the one that
-    is ready last serves. So we look, and try again. On one processor at a time it is ours five times in six, on two
-    hardly ever.
+    The daemon starts two relays, one with our limits and one with its defaults of two minutes and 128 KiB; the one that
+    is ready last serves. So we check, and retry. On one processor ours wins five times in six, on two hardly ever.
     """
     wanted = CircuitLimits(settings.relay_circuit_s, settings.relay_circuit_bytes)
     for _ in range(MAX_TRIES):
@@ -46,9 +45,9 @@ async def start_relay(
 
 
 async def _limits_of(daemon: Daemon, addresses: Sequence[str]) -> CircuitLimits:
-    """What a stranger is told by this relay. Raises `PeerUnreachable`.
+    """The limits that this relay reports to a stranger. Raises `PeerUnreachable`.
 
-    A new stranger each time: one that has lost a connection to the same peer waits before it dials again.
+    A new stranger each time: a node that lost a connection to a peer waits before it dials that peer again.
     """
     asker = await Daemon.start(listen=())
     try:

@@ -1,12 +1,12 @@
-"""The life of a node on one daemon: a handful of loops that run until the daemon dies.
+"""A node's session on one daemon: loops that run until the daemon dies.
 
-dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
-reserve   places at relays, for those who cannot be dialled -> own addresses (renewed every minute)
+dial      bootstraps and known unconnected peers    -> connections           (back-off for each, forever)
+reserve   relay reservations, if not dialable       -> own addresses         (renewed every minute)
 observe   the daemon's connections                  -> peers, wakes the rest (every second)
 hear      gossip on the run's topic                 -> inbox
-discover  own record -> the DHT -> records of others, for who has few peers (every `announce_every_s`)
+discover  own record -> DHT; DHT -> others' records, while there are few peers (every `announce_every_s`)
 
-and those of `MemberSession`, join and tell, and of `upkeep`: repair, download, acquaint.
+The other loops are those of `MemberSession` (join, tell) and of `upkeep` (repair, download, acquaint).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
 RECORDS_PER_S = 200.0
-"""Unpaced bursts lose up to a sixth of their messages."""
+"""Without pacing, bursts lose up to a sixth of their messages."""
 EPITAPH_S = 1.0
 
 
 class Session(MemberSession):
-    """One daemon's worth of a node."""
+    """A node's session on one daemon."""
 
     def __init__(self, member: Member, daemon: Daemon) -> None:
-        """Run `member` on a daemon that has just started."""
+        """Run `member` on a started daemon."""
         waits = AsyncioWaits()
         dialling = Dialling(member, daemon.connect, waits, relays=member.peers.relays)
         super().__init__(member, daemon, waits, dialling, RECORDS_PER_S)
@@ -53,7 +53,7 @@ class Session(MemberSession):
         self._serving: set[str] = set()
 
     async def run(self) -> str:
-        """Everything above, until the daemon is gone; says how that showed. Raises `Outgrown`."""
+        """Run all loops until the daemon is gone; returns the reason. Raises `Outgrown`."""
         reasons, outgrown = ["it ended"], list[Outgrown]()
         try:
             async with asyncio.TaskGroup() as loops:
@@ -77,7 +77,7 @@ class Session(MemberSession):
             outgrown = [error for error in errors.exceptions if isinstance(error, Outgrown)]
         if outgrown:
             raise outgrown[0]
-        # When a daemon dies everything fails at once: its exit code says more than whichever loop noticed first.
+        # When a daemon dies, all loops fail at once; its exit code says more than the first error.
         with suppress(TimeoutError):
             async with asyncio.timeout(EPITAPH_S):
                 return await self._daemon.wait_closed()
@@ -88,7 +88,7 @@ class Session(MemberSession):
         answering = self._member.answering
         for protocol in answering.handlers:
             if protocol in self._serving:
-                continue  # also what another call is registering just now
+                continue  # including those that another call is registering now
             self._serving.add(protocol)
             await self._daemon.answer(protocol, partial(answering.handle, protocol))
 
@@ -96,7 +96,7 @@ class Session(MemberSession):
         connected = self._member.peers.connected
         left_s = await self._dialling.reach(peer_id, connected, timeout_s)
         if peer_id not in connected:
-            # Should the daemon have died, the question fails for that.
+            # If the daemon has died, the request itself will fail.
             with suppress(TransportError):
                 await self.look()
         return left_s
@@ -124,7 +124,7 @@ class Session(MemberSession):
             await self._look_again.happens(OBSERVE_EVERY_S)
 
     async def look(self) -> None:
-        """Note who is connected now, and hang up on those who are banned."""
+        """Update the connected peers, and disconnect banned ones."""
         member, peers = self._member, self._member.peers
         before = peers.in_run
         topic = member.run.topic
@@ -132,7 +132,7 @@ class Session(MemberSession):
         connected = frozenset(peers.observed)
         for peer_id in connected & peers.banned:
             member.counters.add("banned_connections")
-            # It may have gone by itself meanwhile.
+            # The peer may have disconnected meanwhile.
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
         peers.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())

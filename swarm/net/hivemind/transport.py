@@ -1,6 +1,6 @@
-"""The default transport: hivemind's go daemon for connections, gossip and requests, its DHT for discovery.
+"""The default transport: hivemind's go daemon for connections, gossip and requests; its DHT for discovery.
 
-Everything asynchronous happens on one network thread; the node's thread meets it in two mailboxes. This module can be
+All asynchronous code runs on one network thread; two mailboxes connect it to the node's thread. This module can be
 imported without hivemind: `start` imports it.
 """
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 START_TIMEOUTS_S = (15.0, 30.0)
-"""A loaded machine may need the second."""
+"""The second is for a loaded machine."""
 MAX_RESTARTS_IN_A_ROW = 5
 FIRST_RESTART_PAUSE_S = 0.25
 STEADY_AFTER_S = 60.0
-"""A daemon that lived this long starts the count of restarts anew."""
+"""A daemon that ran for this time resets the count of restarts."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -51,7 +51,7 @@ class HivemindTransport(MemberTransport):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """As `MemberTransport`."""
+        """See `MemberTransport`."""
         super().__init__(settings, identity, manifest, profile, clock=clock)
         self._listen: tuple[str, ...] = ()
         self._session: Session | None = None
@@ -59,14 +59,14 @@ class HivemindTransport(MemberTransport):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._failures = 0
-        """Daemons in a row that did not live long."""
+        """Consecutive daemons that failed early."""
         self._closed = False
 
     def start(self) -> None:
-        """Start the network thread and wait for its daemon. Raises `TransportError`; absent peers are no error."""
+        """Start the network thread and wait for its daemon. Raises `TransportError`, but not for absent peers."""
         if self._thread is not None:
             raise TransportError("a transport can be started once only")
-        # Imported on the caller's thread: imports that race on two threads can fail on half-initialised modules.
+        # Imported on the caller's thread: a racing import can fail on half-initialised modules.
         from swarm.net.hivemind.daemon import quiet_hivemind
 
         quiet_hivemind()
@@ -84,7 +84,7 @@ class HivemindTransport(MemberTransport):
             asyncio.run_coroutine_threadsafe(self._session.serve(), self._loop)
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
+        """Ask one peer. Raises `PeerUnreachable`. Never call it in a handler: that would deadlock."""
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
@@ -99,7 +99,7 @@ class HivemindTransport(MemberTransport):
     def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> Generator[bytes, None, None]:
-        """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
+        """Chunks of one peer's answer, read on demand. Raises `PeerUnreachable`. Never call it in a handler."""
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
@@ -108,7 +108,7 @@ class HivemindTransport(MemberTransport):
         return _taken(chunks, loop, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
     def ban(self, peer_ids: Collection[str]) -> None:
-        """Drop these peers, and no others; takes effect at once, or when the daemon is next up."""
+        """Ban exactly these peers; takes effect at once, or when the daemon is next up."""
         self._member.peers.ban(peer_ids)
         session, loop = self._session, self._loop
         if session is not None and loop is not None and not loop.is_closed():
@@ -142,23 +142,23 @@ class HivemindTransport(MemberTransport):
         except asyncio.CancelledError:
             logger.debug("network thread closed")
         except Exception as error:
-            # The last line of defence of this thread: the node must hear of it and stop.
+            # Last resort: the node must be told, and stop.
             logger.exception("the network thread failed")
             self._failure = f"the network thread failed: {error!r}"
         finally:
             self._session = None
             self._settled.set()
-            # Not `asyncio.run`, which would wait here for name look-ups that nobody needs any more.
+            # Not `asyncio.run`, which would wait here for abandoned name look-ups.
             loop.run_until_complete(_end_strays())
             loop.close()
 
     def _note_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        # hivemind leaves tasks behind whose errors nobody awaits, mostly when a daemon dies under them.
+        # hivemind leaves unawaited tasks behind that fail, mostly when a daemon dies.
         self._member.counters.add("stray_errors")
         logger.debug("stray error on the network thread: %s", context)
 
     async def _live(self) -> None:
-        """Keep a daemon running and a session on it, until cancelled or failed too often."""
+        """Keep a daemon and a session running until cancelled or until they fail too often."""
         self._main = asyncio.current_task()
         while not self._closed:
             born = time.monotonic()
@@ -178,12 +178,12 @@ class HivemindTransport(MemberTransport):
             await asyncio.sleep(FIRST_RESTART_PAUSE_S * 2 ** (failures - 1))
 
     async def _live_once(self, timeout_s: float) -> str:
-        """One daemon from start to end; why it ended."""
+        """Run one daemon from start to end; returns why it ended."""
         from swarm.net.hivemind.daemon import Daemon, Outgrown
         from swarm.net.hivemind.relay_daemon import start_relay
         from swarm.net.hivemind.session import Session
 
-        # Ports are chosen by us and kept: after a restart others find this node where it was.
+        # The ports are chosen here and kept: after a restart others find this node at the same address.
         self._listen = self._listen or tuple(map(_with_port, self._settings.listen))
         try:
             start = partial(
@@ -211,14 +211,14 @@ class HivemindTransport(MemberTransport):
             self._settled.set()
             return await self._session.run()
         except Outgrown as error:
-            # Strangers can bring it about as often as they like: it must never end the node.
+            # Strangers can cause this at any time, so it must never end the node.
             self._failures = 0
             self._member.counters.add("daemon_outgrown")
             return str(error)
         except TransportError as error:
             return str(error)
         except Exception as error:
-            # Strangers' input is parsed by hivemind too: what that may raise costs a restart, not the node.
+            # hivemind too parses strangers' input: an error there costs a restart, not the node.
             logger.exception("the network session failed")
             return repr(error)
         finally:
@@ -231,7 +231,7 @@ class HivemindTransport(MemberTransport):
 def _taken(
     chunks: AsyncGenerator[bytes, None], loop: asyncio.AbstractEventLoop, timeout_s: float
 ) -> Generator[bytes, None, None]:
-    """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
+    """The items of an asynchronous iterator on this thread, each read on demand."""
 
     async def following() -> bytes | None:
         return await anext(chunks, None)
@@ -240,7 +240,7 @@ def _taken(
         while (chunk := _result(following(), loop, timeout_s)) is not None:
             yield chunk
     finally:
-        # Not waited for: an iterator that was let go of may be collected on the network thread itself.
+        # Do not wait: an abandoned iterator may be collected on the network thread itself.
         if not loop.is_closed():
             asyncio.run_coroutine_threadsafe(chunks.aclose(), loop)
 
@@ -265,7 +265,7 @@ async def _end_strays() -> None:
 
 
 def _with_port(listen: str) -> str:
-    """The listen address with port 0 replaced by a port that is free now."""
+    """The listen address with port 0 replaced by a free port."""
     parts = listen.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[4] != "0":
         return listen

@@ -1,4 +1,4 @@
-"""How a session in asyncio waits; see `waits`."""
+"""`Waits` in asyncio; see `waits`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LOOK_UP_TIMEOUT_S = 5.0
 
 
 class AsyncioSignal(asyncio.Event):
-    """An event with a time limit."""
+    """An event with a timeout."""
 
     async def happens(self, timeout_s: float) -> bool:
-        """Wait for it; whether it came in time."""
+        """Wait for `set`; whether it happened in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
                 return await self.wait()
@@ -24,7 +24,7 @@ class AsyncioWaits:
     """`Waits` in asyncio."""
 
     def signal(self) -> AsyncioSignal:
-        """A new signal, not set."""
+        """A new signal, cleared."""
         return AsyncioSignal()
 
     def within(self, timeout_s: float) -> asyncio.Timeout:
@@ -32,11 +32,11 @@ class AsyncioWaits:
         return asyncio.timeout(timeout_s)
 
     async def sleep(self, duration_s: float) -> None:
-        """Do nothing for a while."""
+        """Sleep."""
         await asyncio.sleep(duration_s)
 
     async def look_up(self, host: str) -> list[str]:
-        """The IPs that a name stands for; none when that cannot be told."""
+        """The IPs of a host name; empty if it cannot be resolved."""
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
                 found = await asyncio.get_running_loop().getaddrinfo(host, None)

@@ -1,4 +1,4 @@
-"""The network by py-libp2p, for systems on which hivemind's daemon does not run.
+"""The py-libp2p network, for systems on which hivemind's daemon does not run.
 
-It speaks with hivemind's nodes. Importing it imports trio; never both libraries in one process.
+It is interoperable with hivemind's nodes. Importing it imports trio; never import both libraries in one process.
 """

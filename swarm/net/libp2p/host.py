@@ -1,12 +1,12 @@
-"""One py-libp2p host with gossip, set up so that it holds in a swarm; everything that touches py-libp2p is here.
+"""A py-libp2p host with gossip, configured for use in a swarm; all py-libp2p specifics are here.
 
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
-symbols): only do so when this network is the one that was chosen.
+symbols). Import it only if this network was selected.
 
-What py-libp2p does by default and must not do here: offer connections without authentication, dial on its own,
-negotiate protocols later than gossipsub 1.1 (half of the messages are lost), limit a forwarder to ten messages a
-second, drop bursts above 32 messages, number messages from a clock of whole seconds (after a restart they look like
-old ones), and end the process when a peer sends bytes that no parser expects.
+Defaults of py-libp2p that are disabled here: it offers unauthenticated connections, dials on its own, negotiates
+protocols newer than gossipsub 1.1 (which lose half of the messages), limits a forwarder to ten messages per second,
+drops bursts above 32 messages, numbers messages from a clock in whole seconds (so they look old after a restart), and
+ends the process when a peer sends bytes that a parser does not expect.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ SUBSCRIPTION_CHANNEL_SIZE = 4_096
 MESH_DEGREE, MESH_DEGREE_LOW, MESH_DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1
 MAX_WAITING_FOR_A_SUBSCRIPTION = 8
-"""Messages kept for each connected peer that has not subscribed yet; they may be a megabyte each."""
+"""Messages queued per connected peer that has not subscribed yet; each may be a megabyte."""
 MAX_CONNECTIONS = 128
 MAX_OPEN_STREAMS_PER_PEER = 128
-"""Of any protocol, and of none yet."""
+"""Streams with any protocol or with none yet."""
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 400.0, 4_000.0
-"""Of gossip, from one forwarder: four times as fast as this network sends."""
+"""Gossip messages per forwarder: four times this network's own rate."""
 MAX_TOPIC_CHARS = 256
 DIAL_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
@@ -78,49 +78,49 @@ RawHandler = Callable[[NetStream], Awaitable[None]]
 
 
 class GuardedPubsub(Pubsub):  # type: ignore[misc]
-    """Pubsub that survives what strangers send: a failing message or stream is counted and given up, nothing else."""
+    """Pubsub that survives strangers' input: a failing message or stream is counted and dropped."""
 
     def __init__(self, host: BasicHost, router: GossipSub, counters: Counters) -> None:
         """Attach `router` to `host`."""
         self._counters = counters
         self._rates = Rates(MESSAGES_PER_S, MESSAGES_AT_ONCE)
         super().__init__(host, router)
-        # Others remember numbers for minutes: after a restart they must go on above all that were used before.
+        # Peers remember numbers for minutes: after a restart, numbers must exceed all earlier ones.
         self.counter = time.time_ns()
 
     def handle_subscription(self, origin_id: ID, sub_message: RPC.SubOpts) -> None:
-        """Note a peer's subscription, but for one to a name longer than any run has."""
+        """Record a peer's subscription, unless the topic is longer than any run's."""
         if len(sub_message.topicid) <= MAX_TOPIC_CHARS:
             super().handle_subscription(origin_id, sub_message)
 
     async def push_msg(self, msg_forwarder: ID, msg: Message) -> None:
-        """Handle one message; py-libp2p runs this in a task whose failure would end the service."""
+        """Handle one message. py-libp2p runs this in a task whose failure would end the service."""
         if not self._rates.take(str(msg_forwarder), time.monotonic()):
-            # Each costs a signature on the one thread that all share; what is lost of others' is repaired.
+            # Each message costs a signature check on the shared thread; lost records are repaired.
             self._counters.add("gossip_flood")
             return
         try:
             await super().push_msg(msg_forwarder, msg)
         except Exception:
-            # Strangers' bytes in py-libp2p's parsers.
+            # py-libp2p's parsers may raise anything for strangers' bytes.
             self._counters.add("bad_messages")
             logger.debug("a gossip message was given up", exc_info=True)
 
 
 class Host:
-    """A running host; make one with `open_host`."""
+    """A running host; create it with `open_host`."""
 
     def __init__(self, host: BasicHost, pubsub: GuardedPubsub, counters: Counters) -> None:
-        """Wrap a host that runs; use `open_host` instead."""
+        """Wrap a running host; use `open_host` instead."""
         self._host = host
         self._pubsub = pubsub
         self._counters = counters
         self.doors = Doors()
-        """Decides whose streams are served."""
+        """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether a peer's streams are answered at all."""
+        """Whether a peer's requests are answered at all."""
         self.pace: Callable[[int], float] = lambda num_bytes: 0.0
-        """Seconds to wait before this many bytes of an answer go out."""
+        """Seconds to wait before this many bytes of an answer are sent."""
 
     @property
     def peer_id(self) -> str:
@@ -128,7 +128,7 @@ class Host:
         return str(self._host.get_id())
 
     def listening(self) -> tuple[str, ...]:
-        """Addresses listened on, with their real ports; a wildcard stays one."""
+        """Listen addresses with their actual ports; wildcards are kept."""
         return tuple(str(address) for address in self._host.get_transport_addrs())
 
     def connected(self) -> frozenset[str]:
@@ -136,7 +136,7 @@ class Host:
         return frozenset(str(peer) for peer in self._host.get_connected_peers())
 
     def remote_addresses(self) -> dict[str, tuple[str, ...]]:
-        """By connected peer: the other ends of its connections."""
+        """By connected peer: the remote ends of its connections."""
         connections = self._host.get_network().get_connections_map()
         return {str(peer): tuple(filter(None, map(_remote_address, each))) for peer, each in connections.items()}
 
@@ -145,38 +145,38 @@ class Host:
         return frozenset(str(peer) for peer in self._pubsub.peer_topics.get(topic, ()))
 
     def mute(self) -> frozenset[str]:
-        """Connected peers that gossip has no stream to: none yet, or lost when an earlier connection ended."""
+        """Connected peers without a gossip stream: not opened yet, or lost when an earlier connection ended."""
         return self.connected() - frozenset(str(peer) for peer in self._pubsub.peers)
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Dial a peer under each of its addresses until one answers. Raises `PeerUnreachable` with every reason."""
+        """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""
         problems: list[str] = []
         for address in addresses:
             try:
                 with trio.fail_after(DIAL_TIMEOUT_S):
-                    # Not `host.connect`: it tries one TCP address of each peer, and blocks the peer for a minute.
+                    # Not `host.connect`: it tries one TCP address per peer, and blocks the peer for a minute.
                     await self._host.get_network().dial_addr(Multiaddr(address), ID.from_base58(peer_id))
                 return
             except Exception as error:
-                # Addresses come from strangers, and what a dial raises comes from all of py-libp2p's layers.
+                # Strangers choose the addresses, and any layer of py-libp2p may raise.
                 problems.append(f"{address}: {_reason(error)}")
         raise PeerUnreachable(", ".join(problems) or f"no address of {peer_id} is known")
 
     async def drop(self, peer_id: str) -> None:
         """Close every connection to a peer."""
-        # Not `host.disconnect`: it forgets a connection that the peer makes meanwhile, without closing it.
+        # Not `host.disconnect`: it forgets, without closing it, a connection that the peer makes meanwhile.
         for connection in self._host.get_network().get_connections(ID.from_base58(peer_id)):
             try:
                 await connection.close()
             except Exception:
-                # The peer may be gone already, in any state.
+                # The peer may already be gone, in any state.
                 self._counters.add("stray_errors")
                 logger.debug("could not disconnect from %s", peer_id, exc_info=True)
 
     async def subscribe(self, topic: str, receive: Callable[[str, str, bytes], bool]) -> None:
-        """Take part in `topic` until cancelled.
+        """Subscribe to `topic` until cancelled.
 
-        `receive(forwarder, author, message)` sees every message once, and says whether to pass it on.
+        `receive(forwarder, author, message)` is called once per message; its result says whether to pass it on.
         """
 
         def validate(forwarder: ID, message: Message) -> bool:
@@ -184,16 +184,16 @@ class Host:
 
         self._pubsub.set_topic_validator(topic, validate, False)
         async for _ in await self._pubsub.subscribe(topic):
-            pass  # the validator has seen it
+            pass  # the validator has handled it
 
     async def publish(self, topic: str, message: bytes) -> None:
-        """Hand a message to gossip."""
+        """Publish a message by gossip."""
         await self._pubsub.publish(topic, message)
 
     async def call(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int = MAX_REPLY_BYTES
     ) -> bytes:
-        """A connected peer's whole answer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
+        """The whole answer of a connected peer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
         answer = bytearray()
         try:
             with trio.fail_after(timeout_s):
@@ -207,7 +207,7 @@ class Host:
     async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Chunks of a connected peer's answer; `timeout_s` is the longest silence. Raises `PeerUnreachable`."""
+        """Chunks of a connected peer's answer; `timeout_s` limits each silence. Raises `PeerUnreachable`."""
         if peer_id not in self.connected():
             raise PeerUnreachable(f"{peer_id} is not connected")
         stream: NetStream | None = None
@@ -226,7 +226,7 @@ class Host:
         except trio.TooSlowError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
         except Exception as error:
-            # Whatever the peer, the connection or py-libp2p's layers make of it, the answer did not come.
+            # Any error of the peer, the connection or py-libp2p's layers means that there is no answer.
             raise PeerUnreachable(f"{peer_id} did not answer {protocol}: {_reason(error)}") from error
         finally:
             if stream is not None:
@@ -259,7 +259,7 @@ class Host:
             place.waits(count)
             return await _read_exactly(stream, count)
 
-        # Read even if it is refused: hanging up on unread bytes would lose the refusal.
+        # Read the request even to refuse it: a close with unread bytes would lose the refusal.
         with trio.fail_after(REQUEST_TIMEOUT_S if place.served else REFUSAL_TIMEOUT_S):
             request = await read_request(read)
         place.works()
@@ -280,7 +280,7 @@ def _next_frame(frames: Iterator[bytes], protocol: str) -> bytes | None:
     try:
         return next(frames, None)
     except Exception as error:
-        # Whatever a handler raises is its peer's problem to hear of, and no one else's; `Answering` has counted it.
+        # A handler's error is reported to its peer only; `Answering` has counted it.
         logger.debug("the handler for %s failed", protocol, exc_info=True)
         return encode_error(f"the handler failed: {type(error).__name__}")
 
@@ -295,7 +295,7 @@ def _remote_address(connection: INetConn | NetStream) -> str | None:
         found = connection.muxed_conn.get_remote_address()
         host = ip_address(found[0]) if found else None
     except Exception:
-        # A connection that is closing answers in any of its layers' ways.
+        # A closing connection may raise in any of its layers.
         return None
     return f"/ip{host.version}/{host}/tcp/{found[1]}" if host else None
 
@@ -304,12 +304,12 @@ def _remote_address(connection: INetConn | NetStream) -> str | None:
 async def open_host(
     seed: bytes, listen: Sequence[str], announce: Sequence[str], counters: Counters
 ) -> AsyncIterator[Host]:
-    """A host that listens, with gossip running. Raises `TransportError` when it cannot listen."""
+    """A listening host with gossip. Raises `TransportError` if it cannot listen."""
     quiet_libp2p()
     for address in listen:
         _check_free(address)
     host = _make_host(seed, announce)
-    # Everything a stream can do runs inside this, also py-libp2p's own handlers: an error there would end the host.
+    # All stream handlers run inside this guard, including py-libp2p's own: an error in one would end the host.
     host.get_network().set_stream_handler(_guarded(host._swarm_stream_handler, counters))
     router = _make_router()
     pubsub = GuardedPubsub(host, router, counters)
@@ -321,19 +321,19 @@ async def open_host(
                 await pubsub.wait_until_ready()
                 yield Host(host, pubsub, counters)
         finally:
-            # Leaving `run` alone would let connections linger, and others think that this node is still there.
+            # Leaving `run` alone lets connections linger, so that peers think this node is still there.
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await host.close()
 
 
 def quiet_libp2p() -> None:
-    """Losing a peer is ordinary, and counted: py-libp2p's log says it at every level."""
+    """Silence py-libp2p's logs: they report every lost peer at every level, and losses are counted here."""
     for name in ("libp2p", "multiaddr", "async_service"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def interfaces(address: str) -> tuple[str, ...]:
-    """A listen address as others can dial it: a wildcard becomes one address for each of this machine's interfaces."""
+    """A listen address as others can dial it: a wildcard becomes one address per local interface."""
     parts = address.split("/")
     if len(parts) < 5 or parts[2] not in ANYWHERE:
         return (address,)
@@ -391,7 +391,7 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
         try:
             await handler(stream)
         except Exception:
-            # A stranger's bytes, or a stranger's departure, in any of py-libp2p's protocols.
+            # Strangers' input and disconnections may raise in any of py-libp2p's protocols.
             counters.add("bad_streams")
             logger.debug("a stream was given up", exc_info=True)
             await _abandon(stream)
@@ -419,7 +419,7 @@ async def _read_exactly(stream: NetStream, count: int) -> bytes:
 
 
 def _check_free(address: str) -> None:
-    # py-libp2p listens with SO_REUSEPORT: a port that is taken would be shared, and connections go to either.
+    # py-libp2p listens with SO_REUSEPORT: a port in use would be shared, and connections could go to either process.
     parts = address.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
         raise TransportError(f"this network listens on /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT only, got {address!r}")
@@ -432,7 +432,7 @@ def _check_free(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What was at the bottom of an error that came through many layers."""
+    """The root cause of an error that passed through many layers."""
     while True:
         inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if isinstance(error, BaseExceptionGroup):

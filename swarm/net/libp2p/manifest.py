@@ -1,4 +1,4 @@
-"""Getting a run's manifest by py-libp2p; see `backends`.
+"""Fetching a run's manifest with py-libp2p; see `backends`.
 
 Importing this imports libp2p; see `host`.
 """
@@ -20,14 +20,14 @@ from swarm.types import RunManifest
 
 
 def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> tuple[RunManifest, bytes]:
-    """The manifest that the first of `peers` has, and as its founder sealed it. Raises `PeerUnreachable`."""
+    """The first manifest that a peer has, decoded and as its founder sealed it. Raises `PeerUnreachable`."""
     found: list[tuple[RunManifest, bytes]] = []
     failures: list[str] = []
     refusals: list[Refusal] = []
 
     async def ask_all() -> None:
         with trio.move_on_after(timeout_s) as limit:
-            # It listens nowhere and is known to nobody: any key will do.
+            # It does not listen, so any key will do.
             async with open_host(secrets.token_bytes(KEY_BYTES), (), (), Counters()) as host:
                 for peer_id, addresses in peers.items():
                     try:

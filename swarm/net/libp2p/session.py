@@ -1,11 +1,11 @@
-"""The life of a node on one py-libp2p host: a handful of loops that run until one fails or the node is closed.
+"""A node's session on one py-libp2p host: loops that run until one fails or the node is closed.
 
-dial      bootstraps and known peers not connected  -> connections          (backoff for each, for ever)
+dial      bootstraps and known unconnected peers    -> connections           (back-off for each, forever)
 observe   the host's connections                    -> peers, wakes the rest (every second)
 hear      gossip on the run's topic                 -> inbox
 
-and those of `MemberSession`, join and tell, and of `upkeep`: repair, download, acquaint. The last takes the place of a
-directory.
+The other loops are those of `MemberSession` (join, tell) and of `upkeep` (repair, download, acquaint). Acquaint
+replaces a directory.
 
 Importing this imports libp2p; see `host`.
 """
@@ -37,16 +37,18 @@ T = TypeVar("T")
 
 OBSERVE_EVERY_S = 1.0
 RECORDS_PER_S = 100.0
-"""A peer's queue holds 32 messages, and what does not fit is lost."""
+"""A peer's queue holds 32 messages; the overflow is lost."""
 MUTE_AFTER_S = 5.0
-"""py-libp2p loses the gossip of a connection made while an earlier one of the same peer ends: then it is made anew."""
+"""py-libp2p loses gossip on a connection made while an earlier one to the same peer ends; such a connection is
+replaced after this time.
+"""
 
 
 class Session(MemberSession):
-    """One host's worth of a node."""
+    """A node's session on one host."""
 
     def __init__(self, member: Member, host: Host) -> None:
-        """Run `member` on a host that has just started."""
+        """Run `member` on a started host."""
         waits = TrioWaits()
         dialling = Dialling(member, host.connect, waits, can_dial=_can_dial)
         super().__init__(member, host, waits, dialling, RECORDS_PER_S)
@@ -56,7 +58,7 @@ class Session(MemberSession):
         self._loops: trio.Nursery | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Everything above, until cancelled; calls `started` when others can reach this node."""
+        """Run all loops until cancelled; calls `started` when others can reach this node."""
         self._host.doors = Doors(self._member.complaints.add)
         answering = self._member.answering
         self._host.admits = answering.admits
@@ -76,7 +78,7 @@ class Session(MemberSession):
             self._loops = None
 
     def serve(self) -> None:
-        """Register handlers added since the last call; on the network thread, as everything here."""
+        """Register handlers added since the last call. Call on the network thread, like all methods here."""
         answering = self._member.answering
         for protocol in answering.handlers.keys() - self._serving:
             self._serving.add(protocol)
@@ -88,7 +90,7 @@ class Session(MemberSession):
         return left_s
 
     def have_done(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
-        """Do something in this session; `outcome` gets what comes of it, or `PeerUnreachable`."""
+        """Run `step` in this session; `outcome` gets its result, or `PeerUnreachable`."""
         if self._loops is not None:
             self._loops.start_soon(self._do, outcome, step)
         elif outcome.set_running_or_notify_cancel():
@@ -101,7 +103,7 @@ class Session(MemberSession):
             result = await step()
             failure = None
         except Exception as error:
-            # For whoever waits for it, on another thread.
+            # Raised by `outcome` on the waiting thread.
             failure = error
         finally:
             if outcome.set_running_or_notify_cancel():
@@ -122,7 +124,7 @@ class Session(MemberSession):
                 await self._host.drop(peer_id)
             for peer_id in self._mute_for(MUTE_AFTER_S):
                 member.counters.add("mute_connections")
-                # The next connection has as long again.
+                # The next connection gets the full time again.
                 del self._mute_since[peer_id]
                 await self._host.drop(peer_id)
             self._look()
@@ -136,7 +138,7 @@ class Session(MemberSession):
         return [peer_id for peer_id, since in self._mute_since.items() if now - since > duration_s]
 
     def _is_missed(self, peer_id: str) -> bool:
-        """Whether a peer is a member of the run by its own word, which gossip should hear."""
+        """Whether a peer claims to be a member of the run, so gossip should hear it."""
         entry = self._member.peers.known.get(peer_id)
         return entry is not None and entry[0].expires_at > self._member.clock() and entry[0].role != "visitor"
 
@@ -177,5 +179,5 @@ class Session(MemberSession):
 
 
 def _can_dial(address: str) -> bool:
-    """Others may be reachable in ways that py-libp2p is not set up for: QUIC, relays."""
+    """Whether py-libp2p, as set up here, can dial the address: it supports neither QUIC nor relays."""
     return "/tcp/" in address and CIRCUIT not in address

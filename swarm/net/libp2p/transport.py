@@ -1,10 +1,10 @@
-"""The transport in pure Python: py-libp2p for connections, gossip and requests; for platforms without the go daemon.
+"""The pure Python transport: py-libp2p for connections, gossip and requests; for platforms without the go daemon.
 
-Nodes on it and nodes on hivemind's daemon are in the same swarm: same topics, stream protocols, records and peer ids.
-There is no DHT here: members of the run are asked whom they know. It opens no ports on routers, listens on TCP only,
-and neither uses relays nor is one.
+It is interoperable with nodes on hivemind's daemon: same topics, stream protocols, records and peer ids. It has no DHT:
+it asks the run's members for peers. It opens no ports on routers, listens on TCP only, and neither uses nor provides
+relays.
 
-Everything asynchronous happens on one network thread, in trio; the node's thread meets it in two mailboxes. This module
+All asynchronous code runs on one network thread, in trio; two mailboxes connect it to the node's thread. This module
 can be imported without libp2p: `start` imports it.
 """
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 MAX_RESTARTS_IN_A_ROW = 5
 FIRST_RESTART_PAUSE_S = 0.25
 STEADY_AFTER_S = 60.0
-"""A host that lived this long starts the count of restarts anew."""
+"""A host that ran for this time resets the count of restarts."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -55,7 +55,7 @@ class Libp2pTransport(MemberTransport):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """As `MemberTransport`."""
+        """See `MemberTransport`."""
         super().__init__(settings, identity, manifest, profile, clock=clock)
         self._listen = settings.listen
         self._session: Session | None = None
@@ -64,7 +64,7 @@ class Libp2pTransport(MemberTransport):
         self._closing = threading.Event()
 
     def start(self) -> None:
-        """Start the network thread and wait until it listens. Raises `TransportError`; absent peers are no error."""
+        """Start the network thread and wait until it listens. Raises `TransportError`, but not for absent peers."""
         if self._thread is not None:
             raise TransportError("a transport can be started once only")
         _require_libp2p()
@@ -82,7 +82,7 @@ class Libp2pTransport(MemberTransport):
             self._soon(self._session.serve)
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer; never from a handler, which would wait for itself. Raises `PeerUnreachable`."""
+        """Ask one peer. Raises `PeerUnreachable`. Never call it in a handler: that would deadlock."""
         self._require_running()
         session = self._session
         if session is None:
@@ -93,7 +93,7 @@ class Libp2pTransport(MemberTransport):
     def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> Generator[bytes, None, None]:
-        """Chunks of one peer's answer as they are taken; never from a handler. Raises `PeerUnreachable`."""
+        """Chunks of one peer's answer, read on demand. Raises `PeerUnreachable`. Never call it in a handler."""
         self._require_running()
         session = self._session
         if session is None:
@@ -104,7 +104,7 @@ class Libp2pTransport(MemberTransport):
     def _taken(
         self, session: Session, chunks: AsyncGenerator[bytes, None], timeout_s: float
     ) -> Generator[bytes, None, None]:
-        """An asynchronous iterator's items on this thread: the next is not read before it is asked for."""
+        """The items of an asynchronous iterator on this thread, each read on demand."""
 
         async def following() -> bytes | None:
             return await anext(chunks, None)
@@ -113,7 +113,7 @@ class Libp2pTransport(MemberTransport):
             while (chunk := self._done(session, following, timeout_s)) is not None:
                 yield chunk
         finally:
-            # Not waited for: an iterator that was let go of may be collected on the network thread itself.
+            # Do not wait: an abandoned iterator may be collected on the network thread itself.
             self._soon(partial(session.have_done, Future(), chunks.aclose))
 
     def _done(self, session: Session, step: Callable[[], Awaitable[T]], timeout_s: float) -> T:
@@ -127,7 +127,7 @@ class Libp2pTransport(MemberTransport):
             raise PeerUnreachable(f"no answer within {timeout_s:g} s") from error
 
     def ban(self, peer_ids: Collection[str]) -> None:
-        """Drop these peers, and no others: hang up on them, do not dial them, pass on nothing they wrote or forward."""
+        """Ban exactly these peers: disconnect them, do not dial them, pass on nothing that they write or forward."""
         self._member.peers.ban(peer_ids)
         if self._session is not None:
             self._soon(self._session.look_again)
@@ -152,17 +152,17 @@ class Libp2pTransport(MemberTransport):
             self._soon(self._session.wake)
 
     def _soon(self, action: Callable[[], None]) -> bool:
-        """Have the network thread do something; False when it is not running."""
+        """Run an action on the network thread; False if the thread is not running."""
         if self._token is None:
             return False
-        # trio's own error for a loop that has ended is a RuntimeError.
+        # trio raises RuntimeError if its loop has ended.
         with suppress(RuntimeError):
             self._token.run_sync_soon(action)
             return True
         return False
 
     def _live(self) -> None:
-        """Keep a host running, until closed or failed too often."""
+        """Keep a host running until closed or until it fails too often."""
         failures = 0
         while not self._closing.is_set():
             born = time.monotonic()
@@ -187,13 +187,13 @@ class Libp2pTransport(MemberTransport):
         self._settled.set()
 
     def _live_once(self) -> str:
-        """One host from start to end; why it ended."""
+        """Run one host from start to end; returns why it ended."""
         import trio
 
         try:
             trio.run(self._host_and_session)
         except Exception as error:
-            # Strangers' input is parsed by py-libp2p: what that may raise costs a restart, not the node.
+            # py-libp2p parses strangers' input: an error there costs a restart, not the node.
             expected = _innermost(error)
             logger.log(
                 logging.DEBUG if isinstance(expected, TransportError) else logging.ERROR,
@@ -214,9 +214,9 @@ class Libp2pTransport(MemberTransport):
         async with open_host(self._seed(), self._listen, self._settings.announce, member.counters) as host:
             if host.peer_id != self.peer_id:
                 raise TransportError(f"{self._identity_path} has the key of {host.peer_id}, not {self.peer_id}")
-            # Ports are kept: after a restart others find this node where it was.
+            # Keep the ports: after a restart others find this node at the same address.
             self._listen = host.listening()
-            # The session alone is cancelled: the host then takes leave of its peers.
+            # Cancel the session only, so that the host can say goodbye to its peers.
             with trio.CancelScope() as self._scope:
                 if not self._closing.is_set():
                     self._session = Session(member, host)
@@ -229,7 +229,7 @@ class Libp2pTransport(MemberTransport):
 
 
 def _require_libp2p() -> None:
-    """Import what the network thread needs, on the caller's: imports that race can fail on half-initialised modules."""
+    """Import the session's modules on the caller's thread: a racing import can fail on half-initialised modules."""
     if "hivemind" in sys.modules:
         raise TransportError(
             "hivemind was imported by this process already, and libp2p cannot be beside it; choose one"

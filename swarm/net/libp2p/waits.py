@@ -1,4 +1,4 @@
-"""How a session in trio waits; see `waits`."""
+"""`Waits` in trio; see `waits`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ LOOK_UP_TIMEOUT_S = 5.0
 
 
 class TrioSignal:
-    """An event that can be cleared, with a time limit."""
+    """A reusable event with a timeout."""
 
     def __init__(self) -> None:
-        """Not set."""
+        """Cleared."""
         self._event = trio.Event()
 
     def set(self) -> None:
-        """Wake whoever waits, or keep them from waiting when they next would."""
+        """Wake the waiters; later waits return at once until `clear`."""
         self._event.set()
 
     def clear(self) -> None:
-        """Have the next to wait wait for another `set`."""
+        """Reset: the next wait blocks until another `set`."""
         if self._event.is_set():
             self._event = trio.Event()
 
     async def happens(self, timeout_s: float) -> bool:
-        """Wait for it; whether it came in time."""
+        """Wait for `set`; whether it happened in time."""
         event = self._event
         with trio.move_on_after(timeout_s):
             await event.wait()
@@ -38,7 +38,7 @@ class TrioWaits:
     """`Waits` in trio."""
 
     def signal(self) -> TrioSignal:
-        """A new signal, not set."""
+        """A new signal, cleared."""
         return TrioSignal()
 
     @asynccontextmanager
@@ -51,11 +51,11 @@ class TrioWaits:
             raise TimeoutError from error
 
     async def sleep(self, duration_s: float) -> None:
-        """Do nothing for a while."""
+        """Sleep."""
         await trio.sleep(duration_s)
 
     async def look_up(self, host: str) -> list[str]:
-        """The IPs that a name stands for; none when that cannot be told."""
+        """The IPs of a host name; empty if it cannot be resolved."""
         try:
             with trio.fail_after(LOOK_UP_TIMEOUT_S):
                 found = await trio.socket.getaddrinfo(host, None)

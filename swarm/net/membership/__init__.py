@@ -1,4 +1,4 @@
-"""Being a member of a run: finding out which it is, dialling, keeping connections and records whole.
+"""Membership of a run: joining, dialling, upkeep of connections and records.
 
-Independent of the library: both backends drive these loops.
+Independent of the network library: both backends run these loops.
 """

@@ -1,4 +1,4 @@
-"""What a node answers when its peers ask, and whom."""
+"""Handlers for peers' requests, and which peers they serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarm.protocols import StreamHandler
 
 
 class Answering:
-    """A handler for each protocol: those of every member, and those added by `serve`. For the network thread."""
+    """The handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
 
     def __init__(
         self,
@@ -32,16 +32,16 @@ class Answering:
         guard: Guard,
         counters: Counters,
     ) -> None:
-        """Answer from what the node knows and holds."""
+        """Answer from the node's own state."""
         self._run = run
         self._peers = peers
         self._own = own
         self._guard = guard
         self._counters = counters
         self.uploads = TokenBucket(settings.upload_bytes_per_s)
-        """What goes out in answers."""
+        """Pacing of all answers."""
         self.on_banned: Callable[[], None] = lambda: None
-        """Called when a peer that is banned turns out to be connected."""
+        """Called when a banned peer turns out to be connected."""
         self.handlers: dict[str, StreamHandler] = {
             MANIFEST_PROTOCOL: lambda remote, request: iter([run.sealed or b""]),
             HAVE_PROTOCOL: lambda remote, request: iter([answer_have(shelf, request)]),
@@ -52,7 +52,7 @@ class Answering:
         """By protocol."""
 
     def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes | None]:
-        """Answer a peer's request; a failing handler is counted, and the peer told."""
+        """Answer a peer's request. Errors are counted and raised again, so the peer is told."""
         try:
             yield from self.handlers[protocol](remote, request)
         except Exception as error:
@@ -60,7 +60,7 @@ class Answering:
             raise
 
     def admits(self, peer_id: str) -> bool:
-        """Whether a peer's streams are to be answered."""
+        """Whether requests of this peer are answered."""
         if peer_id in self._peers.banned:
             self._counters.add("banned_streams")
             self.on_banned()
@@ -68,6 +68,6 @@ class Answering:
         return True
 
     def _fresh_peers(self) -> list[bytes]:
-        """Signed records to hand on, this node's own first."""
+        """Signed records to pass on, this node's own first."""
         own = [self._own.sealed()[0]] if self._run.manifest else []
         return own + self._peers.fresh()

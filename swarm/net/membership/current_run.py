@@ -1,4 +1,4 @@
-"""Which run a node is in: the manifest, as the founder sealed it, and what follows from it."""
+"""The run that a node is in: the founder's sealed manifest and values derived from it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from swarm.types import RunManifest
 
 
 class CurrentRun:
-    """The run of the newest manifest adopted; none at first. Any thread may adopt and read."""
+    """The run of the newest adopted manifest; none at first. Any thread may adopt and read."""
 
     def __init__(self, run_id: str | None, sealed: bytes | None) -> None:
-        """Only the run `run_id` is joined; None: any. `sealed`, if given, is a manifest that was checked when it came.
+        """`run_id`: join this run only; None: any run. `sealed`: a manifest whose date was checked on arrival.
 
-        Raises `Refusal` when that is invalid or of another run.
+        Raises `Refusal` if it is invalid or of another run.
         """
         self.sealed: bytes | None = None
         self.manifest: RunManifest | None = None
         self.since = time.monotonic()
-        """When this node came to be in the run."""
+        """When this node entered the run."""
         self._wanted = run_id
         self._adopting = threading.Lock()
         if sealed is not None:
@@ -31,11 +31,11 @@ class CurrentRun:
 
     @property
     def topic(self) -> str | None:
-        """The gossip topic of the run's groups; None until there is a run."""
+        """The gossip topic of the run's groups; None before the run is known."""
         return f"swarm/{self.manifest.run_id}/groups" if self.manifest else None
 
     def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
-        """Take a manifest as the run's. Raises `Refusal` when it is invalid, outdated or of another run."""
+        """Adopt a manifest. Raises `Refusal` if it is invalid, outdated or of another run."""
         with self._adopting:
             expected = self.manifest.run_id if self.manifest else self._wanted
             manifest = open_manifest(sealed, expected, now=now)

@@ -1,4 +1,4 @@
-"""Whom a session dials, when and where, and what it says of it."""
+"""Dialling: which peers a session dials, at which addresses and when, and how it reports progress."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ logger = logging.getLogger(__name__)
 
 MAX_DIALS_AT_ONCE = 8
 ENOUGH_PEERS = 32
-"""Gossip needs no full mesh: peers heard of are dialled up to this many connections."""
+"""Peers are dialled up to this number of connections; gossip needs no full mesh."""
 FEW_PEERS = 3
-"""With fewer, those remembered from earlier are dialled too."""
+"""With fewer members connected, peers remembered from earlier are dialled too."""
 STEADY_AFTER_S = 10.0
 HUNG_UP_PAUSE_S = 1.0
-"""A peer that hangs up within the former is left alone for the latter, twice as long each time."""
+"""A peer that disconnects within `STEADY_AFTER_S` is paused for `HUNG_UP_PAUSE_S`, twice as long each time."""
 
 UNHEARD_S = 6.0
-"""A member that is connected directly but silent in gossip is disconnected after one to two times this."""
+"""A directly connected member that is silent in gossip is disconnected after one to two times this."""
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
-"""Dials a peer under any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
+"""Dials a peer at any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
 
 
 class Dialling:
-    """Bootstraps, known and remembered peers, each with its backoff. Free of asyncio and trio."""
+    """Dials bootstraps, known and remembered peers, with a back-off for each. Independent of asyncio and trio."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Dialling:
         relays: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         can_dial: Callable[[str], bool] = lambda address: True,
     ) -> None:
-        """`relays` are dialled like bootstraps; addresses for which `can_dial` does not hold are passed over."""
+        """`relays` are dialled like bootstraps; addresses that `can_dial` rejects are skipped."""
         self._member = member
         self._peers = member.peers
         self._connect = connect
@@ -54,15 +54,15 @@ class Dialling:
         self._backoff = Backoff(member.settings.retry_s)
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
         self._dialled: dict[str, float] = {}
-        """When connections were made that have not proved steady yet."""
+        """Time of each connection that is not yet steady."""
         self._told = Told()
         self._private = self._is_private()
-        """Whether the run was within this machine or its net when this was last looked at."""
+        """Whether the run was confined to this machine or local network at the last check."""
         self._failures: dict[str, str] = {}
-        """Why the last dial of a bootstrap failed."""
+        """Reason of the last failed dial, by bootstrap."""
 
     def due(self, connected: frozenset[str]) -> dict[str, tuple[str, ...]]:
-        """Whom to dial now, and where, given who is connected."""
+        """Peers to dial now, with their addresses, given those connected."""
         now = time.monotonic()
         self._private = self._is_private()
         self._judge(connected, now)
@@ -78,13 +78,13 @@ class Dialling:
         return found
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
-        """Where a peer may be; nothing for a banned one."""
+        """Known addresses of a peer; none for a banned one."""
         peers = self._peers
         if peer_id in peers.banned or peer_id == self._member.identity.peer_id:
             return ()
         given, told = self._given(peer_id), peers.remembered.get(peer_id, ())
         if peer_id in peers.known:
-            # A stranger's record may hold anything, also where others are.
+            # A stranger's record may contain anything, including addresses of other peers.
             suffix, named = f"/p2p/{peer_id}", peers.known[peer_id][0].multiaddrs
             told = (*(each.removesuffix(suffix) for each in named if each.endswith(suffix)), *told)
         if not self._private:
@@ -92,7 +92,7 @@ class Dialling:
         return tuple(dict.fromkeys(filter(self._can_dial, (*given, *told))))
 
     def _given(self, peer_id: str) -> tuple[str, ...]:
-        """Addresses of a peer that the user has named: those are always dialled."""
+        """A peer's addresses from the configuration; these may always be dialled."""
         return (*self._relays.get(peer_id, ()), *self._peers.bootstrap.get(peer_id, ()))
 
     def _is_private(self) -> bool:
@@ -123,13 +123,13 @@ class Dialling:
         return True
 
     async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Connect, and note how dials at hosts end that only strangers have named. Raises `PeerUnreachable`."""
+        """Connect, and record the outcome for addresses that only strangers report. Raises `PeerUnreachable`."""
         if self._private:
             await self._connect(peer_id, addresses)
             return
         given = self._given(peer_id)
         told = [address for address in addresses if address not in given]
-        # A stranger's name may stand for a machine of this net: it is looked up here, and its IPs are dialled.
+        # A stranger's name may resolve to a machine in this network, so it is resolved and filtered here.
         found = [ip for address in told for ip in await self._ips(address)]
         try:
             if not (given or found):
@@ -144,7 +144,7 @@ class Dialling:
         return with_ips(address, await self._waits.look_up(address.split("/")[2])) if is_name(address) else [address]
 
     async def reach(self, peer_id: str, connected: frozenset[str], timeout_s: float) -> float:
-        """Dial a peer that is to be asked now, if it is known but not connected; what is left of `timeout_s`.
+        """Dial a known peer before a request if it is not connected. Returns the rest of `timeout_s`.
 
         Raises `PeerUnreachable`.
         """
@@ -164,7 +164,7 @@ class Dialling:
         return max(0.0, timeout_s - (time.monotonic() - began))
 
     def describe(self) -> str:
-        """How far this node has come, in words."""
+        """Progress of the connection setup, in words."""
         peers = self._peers
         if peers.in_run and self._member.run.manifest is not None:
             return f"connected to {len(peers.in_run)} peers"
@@ -181,7 +181,7 @@ class Dialling:
         return f"no bootstrap reachable: {reasons}; next try in {wait_s:.0f} s"
 
     def _judge(self, connected: frozenset[str], now: float) -> None:
-        """Tell peers that stay from those that hang up at once, as one does that has banned this node."""
+        """Distinguish steady peers from those that disconnect at once, for example because they banned this node."""
         for peer_id, since in list(self._dialled.items()):
             if peer_id not in connected:
                 self._hung_up.failed(peer_id, now)
@@ -196,7 +196,7 @@ class Dialling:
         now = self._member.clock()
         wanted = [*self._relays, *peers.bootstrap]
         if len(connected) < ENOUGH_PEERS:
-            # An expired record is better than nothing to a node that lost everyone.
+            # A node that lost all peers tries expired records too.
             wanted += (
                 peer_id for peer_id, (record, _) in peers.known.items() if record.expires_at > now or not connected
             )
@@ -206,18 +206,18 @@ class Dialling:
 
 
 class Unheard:
-    """Connections that gossip does not use: when two nodes dial each other at once, the daemons may each keep gossip on
-    the connection that the other has dropped. Made anew they are used. Pure: the session hangs up.
+    """Connections that gossip does not use. When two nodes dial each other at once, each daemon may keep gossip on the
+    connection that the other dropped; a new connection fixes this. Pure: the session disconnects.
     """
 
     def __init__(self) -> None:
-        """None known yet."""
+        """No silent peers yet."""
         self._since: dict[str, float] = {}
         self._patience_s = random.uniform(UNHEARD_S, 2 * UNHEARD_S)
         self._tried = Backoff(UNHEARD_S)
 
     def due(self, direct: Iterable[str], in_run: Collection[str], members: Collection[str], now: float) -> list[str]:
-        """Peers to hang up on now: `members` that are connected directly, and not among those heard of, `in_run`."""
+        """Peers to disconnect now: directly connected `members` that are not in `in_run`."""
         silent = [peer_id for peer_id in direct if peer_id in members and peer_id not in in_run]
         self._since = {peer_id: self._since.get(peer_id, now) for peer_id in silent}
         found = [

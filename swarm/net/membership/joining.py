@@ -1,4 +1,4 @@
-"""Finding out which run this is: connected peers are asked in turn until one says so."""
+"""Finding out which run this is: connected peers are asked in turn until one answers with a manifest."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ ASK_AGAIN_AFTER_S = 1.0
 ANSWER_TIMEOUT_S = 5.0
 
 Call = Callable[[str, str, bytes, float], Awaitable[bytes]]
-"""A connected peer's answer: `call(peer_id, protocol, payload, timeout_s)`. Raises `PeerUnreachable`."""
+"""The answer of a connected peer: `call(peer_id, protocol, payload, timeout_s)`. Raises `PeerUnreachable`."""
 
 
 class Joining:
-    """Asks until the run is known. Free of asyncio and trio."""
+    """Asks peers until the run is known. Independent of asyncio and trio."""
 
     def __init__(self, member: Member, call: Call, peers_changed: Signal) -> None:
-        """`peers_changed` is set when there may be somebody new to ask."""
+        """`peers_changed` is set when there may be a new peer to ask."""
         self._member = member
         self._call = call
         self._peers_changed = peers_changed
         self._asking = Backoff(member.settings.retry_s, longest_s=member.settings.retry_s)
 
     async def join(self) -> None:
-        """Return once the run is known."""
+        """Return when the run is known."""
         run, peers = self._member.run, self._member.peers
         while run.manifest is None:
             now = time.monotonic()
-            # Bootstraps first: they are the ones the user trusts to say which run this is.
+            # Bootstraps first: the user trusts them to name the run.
             for peer_id in sorted(peers.connected, key=lambda peer_id: peer_id not in peers.bootstrap):
                 if run.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
                     await self._ask(peer_id)

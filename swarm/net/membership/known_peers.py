@@ -1,4 +1,4 @@
-"""Who else there is: peers connected now, peers heard of, peers met earlier, and peers banned."""
+"""Other peers: those connected, known, remembered from earlier, and banned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_REMEMBERED_PEERS = 64
 
 
 class KnownPeers:
-    """Other nodes, where they are and how this node stands to them. Written on the network thread, read on any."""
+    """Other nodes, their addresses and their state here. Written on the network thread, readable on any."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class KnownPeers:
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
-        """Only bootstraps and peers met earlier. Raises `ConfigError` for an address that names no peer."""
+        """Only bootstraps and remembered peers. Raises `ConfigError` for an address without a valid peer id."""
         self._settings = settings
         self._own_id = own_id
         self._run = run
@@ -41,35 +41,35 @@ class KnownPeers:
         self.bootstraps = Bootstraps(settings.bootstrap)
         self.bootstraps.look_up()
         self.remembered = _remembered(settings.remember)
-        """Addresses of peers met earlier, also by an earlier process; the latest met come last."""
+        """Addresses of peers met earlier, also by an earlier process; the most recent come last."""
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
-        """What peers said about themselves, opened and as they signed it; may have expired."""
+        """Peers' own records, decoded and as signed; may have expired."""
         self.told_by: dict[str, str] = {}
-        """By peer of those: who handed its record on first; nobody stands for the directory."""
+        """By known peer: the peer that first passed its record on; empty for the directory."""
         self.banned: frozenset[str] = frozenset()
         self.relays = candidates(settings, self.bootstrap)
-        """Relays to hold places at."""
+        """Relays for reservations."""
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
         self.in_run: frozenset[str] = frozenset()
-        """Those of them that take part in the run."""
+        """Connected peers that take part in the run."""
         self.observed: dict[str, tuple[str, ...]] = {}
-        """By peer: the other ends of its connections, as this machine sees them."""
+        """By peer: the remote ends of its connections, as this machine sees them."""
         self.alone_since: float | None = clock()
 
     @property
     def bootstrap(self) -> dict[str, tuple[str, ...]]:
-        """Addresses of the bootstraps, as they stand now."""
+        """Current addresses of the bootstraps."""
         found = self.bootstraps.by_peer()
         found.pop(self._own_id, None)
         return found
 
     def ban(self, peer_ids: Collection[str]) -> None:
-        """Have nothing to do with these peers from now on, and with no others."""
+        """Ban exactly these peers."""
         self.banned = frozenset(peer_ids) - {self._own_id}
 
     def see(self, connected: frozenset[str], subscribers: frozenset[str]) -> None:
-        """Note who is connected now, and who of them subscribes to the run's groups."""
+        """Update the connected peers and those that subscribe to the run's groups."""
         self.connected = connected = connected - self.banned
         self.in_run = connected & subscribers if self._run.manifest else connected
         if self.in_run:
@@ -78,31 +78,31 @@ class KnownPeers:
             self.alone_since = self._clock()
 
     def learn(self, records: list[tuple[PeerRecord, bytes]], teller: str = "") -> None:
-        """Remember where peers are; of those not connected, the longest expired make room."""
+        """Store peer records. If there are too many, unconnected peers whose records expire first are dropped."""
         known = dict(self.known)
         for record, sealed in records:
             if record.peer_id not in known or known[record.peer_id][0].expires_at <= record.expires_at:
                 known[record.peer_id] = (record, sealed)
         known.pop(self._own_id, None)
-        # Strangers can sign any number of records that live longer than honest ones.
+        # Strangers can sign any number of records with later expiry than honest ones, so connected peers come first.
         worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
         self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
         self.told_by = {peer_id: self.told_by.get(peer_id, teller) for peer_id in self.known}
 
     def fresh(self) -> list[bytes]:
-        """Signed records to hand on: those of connected peers, then others, the freshest first."""
+        """Signed records to pass on: connected peers first, then by latest expiry."""
         now = self._clock()
         fresh = [entry for entry in self.known.values() if entry[0].expires_at > now]
         fresh.sort(key=lambda entry: (entry[0].peer_id in self.connected, entry[0].expires_at), reverse=True)
         return [sealed for record, sealed in fresh if record.peer_id not in self.banned]
 
     def remember(self) -> None:
-        """Write down where the peers of the run are, if a path for that is set."""
+        """Write the addresses of the run's peers to the file of the settings, if one is set."""
         for peer_id in self.in_run:
             entry = self.known.get(peer_id)
             if entry is not None and entry[0].multiaddrs:
                 self.remembered.pop(peer_id, None)
-                # A record may name other peers too: those are not its to place.
+                # A record may contain other peers' addresses; those are not stored.
                 suffix = f"/p2p/{peer_id}"
                 own = tuple(address.removesuffix(suffix) for address in entry[0].multiaddrs if address.endswith(suffix))
                 if own and all(address.isprintable() for address in own):

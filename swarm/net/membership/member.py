@@ -1,14 +1,14 @@
-"""A node as a member of its run: what outlives a session, whichever library it runs on.
+"""A node as a member of its run: the state that survives sessions, for both network libraries.
 
-Each part knows only those above it:
+Each part depends only on those above it:
 
 run         which run this is               manifest, topic
-peers       who else there is               connected, heard of, met earlier, banned
-own         what this node says of itself   addresses, profile, signed entry
-records     what comes in and goes out      inbox, outbox, shelf, announced large records, budgets
-answering   what peers ask                  handlers by protocol
+peers       the other nodes                 connected, known, remembered, banned
+own         this node's own entry           addresses, profile, signed record
+records     incoming and outgoing records   inbox, outbox, shelf, announced large records, budgets
+answering   peers' requests                 handlers by protocol
 
-Written on the network thread, read on any.
+Written on the network thread, readable on any.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from swarm.types import NetworkStatus
 
 
 class Member:
-    """The parts, and what is counted and said of all of them."""
+    """All parts, with their counters and status."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Member:
         manifest: bytes | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has not started; with `manifest` (sealed) it is in that run already.
+        """A node that has not started; with `manifest` (sealed) it is in that run from the start.
 
-        Raises `ConfigError` for an address that names no peer, `Refusal` for a bad manifest.
+        Raises `ConfigError` for an address without a valid peer id, `Refusal` for a bad manifest.
         """
         self.settings = settings
         self.identity = identity
@@ -63,14 +63,14 @@ class Member:
             settings, self.run, self.peers, self.own, self.records.shelf, self.guard, self.counters
         )
         self.detail = "not started"
-        """How far the network has come, in words."""
+        """Progress of the network, in words."""
 
     def reachability(self) -> str | None:
-        """In words, whether strangers can reach this node; None when nothing tells."""
+        """A description of this node's reachability for strangers; None if unknown."""
         return reachability(self.settings, self.peers.bootstrap, self.own.addresses, self.peers.connected)
 
     def status(self) -> NetworkStatus:
-        """The network as it is now."""
+        """Current state of the network."""
         run_id = self.run.manifest.run_id if self.run.manifest else None
         connected = tuple(sorted(self.peers.in_run))
         return NetworkStatus(run_id, connected, self.peers.alone_since, self.detail, self.versions.describe())

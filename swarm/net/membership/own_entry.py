@@ -1,4 +1,4 @@
-"""What a node tells others about itself: where it is reached, and what it does."""
+"""This node's own entry: its addresses and what it does."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 
 class Profile(Struct, frozen=True):
-    """What a node does, for others to read."""
+    """What a node does, for other peers."""
 
     model: str = ""
     tasks: tuple[str, ...] = ()
     role: str = "peer"
     version: str = ""
     listed: bool = True
-    """False for a visitor that only looks: it enters itself in no directory, and hears no gossip."""
+    """False for a visitor: it does not enter the directory and does not subscribe to gossip."""
 
 
 class OwnEntry:
-    """This node's entry in the directory of peers. Written on the network thread, read on any."""
+    """This node's entry in the peer directory. Written on the network thread, readable on any."""
 
     def __init__(
         self,
@@ -48,28 +48,28 @@ class OwnEntry:
         self.addresses: tuple[str, ...] = ()
 
     def locate(self, addresses: tuple[str, ...]) -> bool:
-        """Note the node's own addresses; whether they changed."""
+        """Set the node's own addresses; whether they changed."""
         changed = set(addresses) != set(self.addresses)
         self.addresses = addresses
         return changed
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """Addresses under which others reach this node."""
+        """Addresses at which others can reach this node."""
         return tuple(f"{address}/p2p/{self._identity.peer_id}" for address in self.addresses)
 
     def sealed(self) -> tuple[bytes, float]:
-        """The entry, signed, and when it expires; too many tasks are left out. The run must be known."""
+        """The signed entry and its expiry. Tasks are omitted if it would be too large. The run must be known."""
         record = self._record()
         sealed = seal_peer_record(self._identity, record)
         if len(sealed) > MAX_PEER_RECORD_BYTES:
-            # Where a peer is matters more than what it does.
+            # Addresses matter more than tasks.
             sealed = seal_peer_record(self._identity, replace(record, tasks=()))
         return sealed, record.expires_at
 
     def _record(self) -> PeerRecord:
-        """Good for three renewals."""
+        """A record whose lifetime covers three renewals."""
         assert self._run.manifest is not None
-        # An address of this machine only means nothing to others, unless they are on it too: then any will do.
+        # Loopback addresses are useless to other machines. With no others, all peers are on this machine.
         outward = tuple(address for address in to_tell(self.multiaddrs()) if not address.startswith(LOOPBACK))
         life_s = min(3 * self._settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(

@@ -1,9 +1,9 @@
-"""The life of a node on one network, as far as it is the same on both: joining its run, speaking, asking others.
+"""The part of a node's session that both network libraries share: joining, publishing, requests.
 
 join      manifest from a connected peer  -> the run     (until there is one)
-tell      outbox                          -> gossip      (paced; waits while nobody hears)
+tell      outbox                          -> gossip      (paced; waits while no member is connected)
 
-Free of asyncio and trio: a library's session says how it waits, and adds how it dials, observes and hears.
+Independent of asyncio and trio: a subclass provides the waits, and adds dialling, observation and subscription.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from swarm.net.membership.upkeep import Upkeep
 from swarm.net.waits import Waits
 
 BYTES_PER_S = 6e6
-"""hivemind's gossip is lossless to twice this rate; one busy interpreter empties py-libp2p's queues at it."""
+"""hivemind's gossip is lossless up to twice this rate; one busy interpreter drains py-libp2p's queues at this rate."""
 SETTLE_S = 1.0
-"""A message published within a heartbeat of the first peer's arrival can miss it."""
+"""A message published within one heartbeat of the first peer's arrival may not reach it."""
 
 
 class Network(Protocol):
-    """What the library's side offers. All but `publish` raise `PeerUnreachable`."""
+    """Operations of the network library. All but `publish` raise `PeerUnreachable`."""
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """A connected peer's answer."""
+        """The answer of a connected peer."""
         ...
 
     def stream(
@@ -39,17 +39,17 @@ class Network(Protocol):
         ...
 
     async def publish(self, topic: str, record: bytes) -> None:
-        """Put a record on gossip."""
+        """Publish a record by gossip."""
         ...
 
 
 class MemberSession:
-    """One network's worth of a node."""
+    """A node's session on one network."""
 
     def __init__(
         self, member: Member, network: Network, waits: Waits, dialling: Dialling, records_per_s: float
     ) -> None:
-        """Run `member` on a network that has just started, which carries `records_per_s` of gossip without loss."""
+        """Run `member` on a started network whose gossip carries `records_per_s` without loss."""
         self._member = member
         self._network = network
         self._waits = waits
@@ -63,31 +63,31 @@ class MemberSession:
         self._joining = Joining(member, network.call, self._peers_changed)
 
     def wake(self) -> None:
-        """Look again at the outbox and the run; call on the network thread, as everything here."""
+        """Recheck the outbox and the run. Call on the network thread, like all methods here."""
         self._outgoing.set()
         if self._member.run.manifest is not None:
             self._run_known.set()
 
     def look_again(self) -> None:
-        """Look at once who is connected, and who of them is banned."""
+        """Recheck at once which peers are connected and banned."""
         self._look_again.set()
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer, dialled first if need be. Raises `PeerUnreachable`."""
+        """Ask one peer, after dialling it if necessary. Raises `PeerUnreachable`."""
         left_s = await self._reach(peer_id, timeout_s)
         return await self._network.call(peer_id, protocol, payload, left_s)
 
     async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Chunks of one peer's answer; it is dialled first if need be. Raises `PeerUnreachable`."""
+        """Chunks of one peer's answer; dials it first if necessary. Raises `PeerUnreachable`."""
         await self._reach(peer_id, timeout_s)
         async with aclosing(self._network.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
-        """Be connected to a peer; the seconds that are left. Raises `PeerUnreachable`."""
+        """Connect to a peer. Returns the seconds that are left. Raises `PeerUnreachable`."""
         raise NotImplementedError
 
     async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
@@ -102,14 +102,14 @@ class MemberSession:
         self._run_known.set()
 
     async def _topic(self) -> str:
-        """The run's, once it is known."""
+        """The run's topic, once the run is known."""
         await self._run_known.happens(math.inf)
         topic = self._member.run.topic
         assert topic is not None
         return topic
 
     def _changed(self, before: frozenset[str]) -> None:
-        """There are other members than `before`."""
+        """The members changed from `before`."""
         self._peers_changed.set()
         self._upkeep.found(first=not before)
 

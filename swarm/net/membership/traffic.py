@@ -1,12 +1,12 @@
-"""Records of the run, as they come in and go out.
+"""Traffic of the run's records, in and out.
 
 offer                         -> shelf, outbox       (a large record: its announcement)
 receive   gossip              -> shelf, inbox
-mend      others' shelves     -> shelf, inbox        (what gossip did not bring)
+mend      others' shelves     -> shelf, inbox        (records that gossip missed)
 complete  fetched downloads   -> shelf, inbox        (announced large records)
 
-Before a record is opened it is decided whether its sender may publish it, whether it is news, and on whose account it
-goes. A record that is refused is handed on to nobody.
+Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
+is charged. A refused record is not passed on.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from swarm.types import Arrival, VerifiedGroup
 
 OUTBOX_RECORDS = 64
 OUTBOX_BYTES = 16 * 2**20
-"""A large record waits as its announcement."""
+"""A large record is queued as its announcement."""
 BY_OTHER_RULES = frozenset(
     {Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION, Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION}
 )
-"""What an honest helper may hold whose settings or version are not those of this node."""
+"""Refusals of records that an honest helper with other settings or another version may hold."""
 
 
 class RecordTraffic:
-    """Mailboxes, shelf, announced downloads, and who may still hand in how much. For the network thread, but for
-    `offer`, `trust` and the mailboxes.
+    """Mailboxes, shelf, announced downloads and admission. For the network thread, except `offer`, `trust` and the
+    mailboxes.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RecordTraffic:
         counters: Counters,
         versions: Versions,
     ) -> None:
-        """Nothing has come in yet."""
+        """No records yet."""
         self.settings = settings
         self.identity = identity
         self.run = run
@@ -80,7 +80,7 @@ class RecordTraffic:
         """Called when a download is queued."""
 
     def offer(self, record: bytes) -> None:
-        """Publish a record in the run, which must be known: by gossip, and on the shelf for those whom that misses."""
+        """Publish a record by gossip and put it on the shelf for peers that miss it. The run must be known."""
         assert self.run.manifest is not None
         own = self.identity.peer_id
         if len(record) > INLINE_BYTES:
@@ -90,9 +90,9 @@ class RecordTraffic:
         self.outbox.put(record, len(record))
 
     def receive(self, sender: str, record: bytes) -> bool:
-        """Take a gossip message in; whether others may have it from here.
+        """Accept a gossip message; whether gossip may pass it on.
 
-        What cannot be read or used here may be of use to them: to those who speak another version.
+        A record that this node cannot decode may be valid for peers with another version, so it is passed on.
         """
         if sender == self.identity.peer_id:
             return True
@@ -111,7 +111,7 @@ class RecordTraffic:
                 self._refuse(record, refusal, sender, payer)
             return True
         if sealed.body.peer_id != sender:
-            # Gossip proves its author, who publishes his own: a record in another's name is forged or replayed.
+            # Gossip authenticates the author, who publishes only own records; any other is forged or replayed.
             self.counters.add("drop_not_its_own")
             return False
         if self._may_speak(sender, self._cost(sealed)):
@@ -123,23 +123,23 @@ class RecordTraffic:
         return True
 
     def _may_speak(self, author: str, num_bytes: int) -> bool:
-        """Whether a record that comes to so many bytes is within what gossip may bring of its author."""
+        """Whether a record of this size is within the author's gossip budget."""
         if self.admission.hears(author, self.peers.connected, num_bytes):
             return True
         self.counters.add("drop_over_budget")
         return False
 
     def _refuse(self, record: bytes, refusal: Refusal, sender: str, payer: str) -> None:
-        """Remember a record that gossip brought for the exchange to count by its reason; not for others to have."""
+        """Put a refusal into the inbox for the exchange to count; the record is marked as seen, not stored."""
         self.versions.refused(sender, refusal)
         self.shelf.note(record_id(record))
         self._put_refused(record, refusal, payer)
         self.counters.add("delivered")
 
     def mend(self, helper: str, record: bytes, age_s: float) -> None:
-        """Take in a record that gossip did not bring; one from before this node's time is a backfill.
+        """Accept a record from repair. One that is older than this node's membership counts as a backfill.
 
-        Raises `PeerUnreachable` when no more is taken from this helper now, and when it gave what no honest one holds.
+        Raises `PeerUnreachable` if the helper's budget is used up, or if it sent a record that no honest peer holds.
         """
         if self._is_too_long(record) or self._is_known(record):
             return
@@ -163,13 +163,13 @@ class RecordTraffic:
         self.counters.add("backfilled" if before else "repaired")
 
     def _check_gift(self, helper: str, author: str, sent_bytes: int, num_bytes: int) -> None:
-        """Raises `PeerUnreachable` for a gift beyond what is taken from its helper."""
+        """Raises `PeerUnreachable` for a record beyond the helper's budget."""
         if not self.admission.is_given(helper, author, self.peers.connected, sent_bytes, num_bytes):
             self.counters.add("drop_over_budget")
             raise PeerUnreachable("it gave more of strangers' than is taken from one peer at a time")
 
     def _decline(self, helper: str, record: bytes, refusal: Refusal) -> None:
-        """Not ask for a record again. Raises `PeerUnreachable` for one that no honest helper holds."""
+        """Mark a record as seen. Raises `PeerUnreachable` if no honest helper would hold it."""
         self.versions.refused(helper, refusal)
         self.shelf.note(record_id(record))
         self.counters.add("refused_repairs")
@@ -178,7 +178,7 @@ class RecordTraffic:
             raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
 
     def _cost(self, sealed: SealedRecord) -> int:
-        """Bytes to open a record; one that says it comes to more than is allowed will not be opened."""
+        """Bytes to decode a record. One that exceeds the limit will not be decompressed, so it costs its length."""
         stated = sealed.stated_bytes
         return stated if stated <= self._limits.max_payload_bytes else len(sealed.record)
 
@@ -195,9 +195,9 @@ class RecordTraffic:
         return False
 
     def _take_in(self, payer: str, sealed: SealedRecord, age_s: float) -> None:
-        """Open a record, then keep it for others and for this node's own use, on the account of `payer`.
+        """Open a record; store it for others and for this node, charged to `payer`.
 
-        Raises `Refusal` for one that is not signed, or of no use to anybody.
+        Raises `Refusal` for a record that is unsigned or invalid.
         """
         assert self.run.manifest is not None
         run_id = self.run.manifest.run_id
@@ -227,7 +227,7 @@ class RecordTraffic:
         self.on_announcement()
 
     def complete(self, download: Download) -> None:
-        """Take in a large record that was fetched. Raises `PeerUnreachable` when it is not the announced one."""
+        """Accept a fetched large record. Raises `PeerUnreachable` if it is not the announced one."""
         assert self.run.manifest is not None
         record, payer = download.record(), download.payer
         if self.shelf.knows(download.announcement.record_id):
@@ -244,5 +244,5 @@ class RecordTraffic:
             self._put(group, payer)
 
     def trust(self, peer_ids: Collection[str]) -> None:
-        """Take in these authors' records at a member's rate, and all others' at a newcomer's."""
+        """Give these authors a member's budget, and all others a newcomer's."""
         self.admission.proven = frozenset(peer_ids)

@@ -1,4 +1,4 @@
-"""What a transport answers from what it knows alone, whichever network thread keeps that up to date."""
+"""The part of a transport that both libraries share; the network thread keeps its state current."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swarm.types import Arrival, NetworkStatus, PeerRecord, RunManifest
 
 
 class MemberTransport(ABC):
-    """The part of `Transport` that two networks have in common: mailboxes, run, peers and counts."""
+    """The part of `Transport` that both networks share: mailboxes, run, peers and counters."""
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class MemberTransport(ABC):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has not started; with `manifest` (sealed) it brings the run, without it asks its bootstraps.
+        """A node that has not started. With `manifest` (sealed) it is in that run; otherwise it asks its bootstraps.
 
-        `identity` must come from a file, which the network's library reads. Raises `ConfigError` for a bad bootstrap
-        address, and `TransportError` for a bad manifest.
+        `identity` must be loaded from a file because the network library reads it. Raises `ConfigError` for a bad
+        bootstrap address, and `TransportError` for a bad manifest.
         """
         if identity.path is None:
             raise TransportError("the identity must be kept in a file, for the network to read")
@@ -46,11 +46,11 @@ class MemberTransport(ABC):
             raise _bad_manifest(refusal) from refusal
         self._thread: threading.Thread | None = None
         self._settled = threading.Event()
-        """The network is up, or has failed for good."""
+        """Set when the network is up or has failed permanently."""
         self._failure: str | None = None
 
     def manifest(self) -> RunManifest | None:
-        """The run this node is in; None until known."""
+        """The run that this node is in; None until known."""
         return self._member.run.manifest
 
     def sealed_manifest(self) -> bytes | None:
@@ -58,7 +58,7 @@ class MemberTransport(ABC):
         return self._member.run.sealed
 
     def set_manifest(self, sealed: bytes) -> None:
-        """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
+        """Join the run of a sealed manifest. Raises `TransportError` if it is invalid or of another run."""
         try:
             self._member.run.adopt(sealed)
         except Refusal as refusal:
@@ -66,7 +66,7 @@ class MemberTransport(ABC):
         self._wake()
 
     def publish(self, record: bytes) -> None:
-        """Queue a record for everyone in the run; the oldest waiting one makes room when nobody is connected."""
+        """Queue a record for everyone in the run. While nobody is connected, a full queue drops the oldest."""
         self._require_running()
         if self._member.run.manifest is None:
             self._member.counters.add("no_run")
@@ -77,42 +77,42 @@ class MemberTransport(ABC):
             self._wake()
 
     def has_room(self) -> bool:
-        """Whether one more record can be published without the oldest that waits making room for it."""
-        # A larger one waits as its announcement.
+        """Whether one more record can be published without dropping the oldest in the queue."""
+        # A larger record is queued as its announcement.
         return self._member.records.outbox.has_room(INLINE_BYTES)
 
     def drain(self) -> list[Arrival]:
-        """What arrived since the last call, oldest first."""
+        """Arrivals since the last call, oldest first."""
         self._require_running()
         return self._member.records.inbox.drain()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there is something to drain; whether there is."""
+        """Block until there are arrivals or the timeout expires; whether there are any."""
         self._require_running()
         return self._member.records.inbox.wait(timeout_s)
 
     def status(self) -> NetworkStatus:
-        """The network as it was at most a second or so ago."""
+        """State of the network, at most about a second old."""
         return self._member.status()
 
     def peers(self) -> tuple[PeerRecord, ...]:
-        """What others have said about themselves; entries may have expired."""
+        """Peers' own records; some may have expired."""
         return tuple(record for record, _ in self._member.peers.known.values())
 
     def complaints(self) -> list[tuple[str, Reason]]:
-        """(peer id, reason) of what peers did to this node's network since the last call."""
+        """(peer id, reason) of complaints about peers since the last call."""
         return self._member.complaints.take()
 
     def trust(self, peer_ids: Collection[str]) -> None:
-        """Take in what these peers sign at a member's rate, and others' at a newcomer's."""
+        """Give these authors a member's budget, and all others a newcomer's."""
         self._member.records.trust(peer_ids)
 
     def multiaddrs(self) -> tuple[str, ...]:
-        """Addresses under which others can reach this node, each ending in `/p2p/PEER_ID`."""
+        """Addresses at which others can reach this node, each ending in `/p2p/PEER_ID`."""
         return self._member.own.multiaddrs()
 
     def observed(self, peer_id: str) -> tuple[str, ...]:
-        """Where a peer's connections come from or go to; empty when it has none, or none for a second yet."""
+        """Remote ends of a peer's connections; empty without one, or up to a second after it was made."""
         return self._member.peers.observed.get(peer_id, ())
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
@@ -124,20 +124,20 @@ class MemberTransport(ABC):
         """Answer requests for `protocol` chunk by chunk, on the network thread."""
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts, see `Transport.counters`; also what went wrong and how often it was mended."""
+        """Cumulative counts, see `Transport.counters`, including errors and restarts."""
         records = self._member.records
         drops = {"drop_inbox": records.inbox.num_dropped, "drop_outbox": records.outbox.num_dropped}
         return {**self._member.counters.snapshot(), **drops}
 
     @abstractmethod
     def _require_running(self) -> None:
-        """Raises `TransportError` before `start`, after `close`, and when the network is lost for good."""
+        """Raises `TransportError` before `start`, after `close`, and when the network has failed permanently."""
 
     @abstractmethod
     def _wake(self) -> None:
-        """Have the network thread look at the outbox and the run again."""
+        """Make the network thread recheck the outbox and the run."""
 
 
 def _bad_manifest(refusal: Refusal) -> TransportError:
-    """The refusal of a manifest as the caller of a transport hears of it."""
+    """The refusal of a manifest as a `TransportError`."""
     return TransportError(f"the run's manifest was refused: {refusal}")

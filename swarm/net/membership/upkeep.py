@@ -1,11 +1,11 @@
-"""The loops of a session that keep a node whole, once its run is known.
+"""The upkeep loops of a session: repair, downloads and peer exchange, once the run is known.
 
-repair    one random member: what do you hold  -> what was missed -> inbox   (every `repair_every_s`; at once when the
+repair    one random member: what it holds     -> missing records -> inbox   (every `repair_every_s`; at once when the
                                                                               first peer appears)
 download  announced large records <- holders, one after another   -> inbox   (two at a time)
-acquaint  signed records of peers <- random members -> whom to dial, file    (every `announce_every_s`; on new peers)
+acquaint  signed peer records <- random members -> dialling, file            (every `announce_every_s`; on new peers)
 
-Free of asyncio and trio: the session says how its library waits.
+Independent of asyncio and trio: the session provides the waits.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ DOWNLOADS_AT_ONCE = 2
 DOWNLOAD_PAUSE_S = 1.0
 SLOW_PAUSE_S = 30.0
 MAX_SLOW_PAUSE_S = 600.0
-"""For this time a holder that was too slow is not asked for large records."""
+"""Back-off of a holder that was too slow for large records."""
 REMEMBER_EVERY_S = 60.0
 PEERS_ASKED = 2
 PEERS_TIMEOUT_S = 10.0
 PEERS_PAUSE_S = 1.0
-"""Several peers that appear together are one reason to ask."""
+"""Peers that appear within this time cause one request."""
 
 
 class Asks(Protocol):
-    """How the session opens a stream. Raises `PeerUnreachable`."""
+    """Opens a stream through the session. Raises `PeerUnreachable`."""
 
     def __call__(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Chunks of a peer's answer; `timeout_s` is the longest silence."""
+        """Chunks of a peer's answer; `timeout_s` limits the silence between chunks."""
         ...
 
 
 class Upkeep:
-    """Repair, downloads and acquaintances of a node in one session."""
+    """Repair, downloads and peer exchange of a node in one session."""
 
     def __init__(self, member: Member, ask: Asks, waits: Waits) -> None:
-        """Keep `member` whole by asking others."""
+        """Maintain `member` through requests to other peers."""
         self._member = member
         self._ask = ask
         self._waits = waits
@@ -74,25 +74,25 @@ class Upkeep:
         self._fetch_paced = paced(self._fetch, TokenBucket(member.settings.download_bytes_per_s), waits)
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         self._giving: set[str] = set()
-        """Peers that downloads come from now: one each."""
+        """Holders of current downloads; at most one download from each."""
         self._remembered_at = 0.0
         member.records.on_announcement = self._announced.set
 
     def found(self, *, first: bool) -> None:
-        """Note that new members of the run are connected; `first`: none were before."""
+        """New members of the run are connected; `first`: there were none before."""
         self._found_new.set()
         if first:
             self._found_first.set()
 
     async def repair(self) -> None:
-        """Ask one member after another for what is missing, for ever."""
+        """Ask one member after another for missing records, forever."""
         while True:
             self._found_first.clear()
             now = time.monotonic()
             helpful = [peer_id for peer_id in self._member.peers.in_run if self._unhelpful.wait_s(peer_id, now) <= 0]
             if helpful:
                 await self._repair_from(random.choice(helpful))
-            # Not in step with others that started together.
+            # Random, so that nodes that started together do not stay in step.
             await self._found_first.happens(self._member.settings.repair_every_s * random.uniform(0.8, 1.2))
 
     async def _repair_from(self, peer_id: str) -> None:
@@ -107,7 +107,7 @@ class Upkeep:
             self._unhelpful.succeeded(peer_id)
 
     async def download(self) -> None:
-        """Fetch announced records in turn, for ever."""
+        """Fetch announced records in turn, forever."""
         waiting = self._member.records.large
         while True:
             self._announced.clear()
@@ -124,14 +124,14 @@ class Upkeep:
                 elif not settled:
                     await self._waits.sleep(DOWNLOAD_PAUSE_S)
             finally:
-                # Also when the session dies: what was fetched so far is kept for the next session.
+                # Also when the session dies: the next one continues with the fetched bytes.
                 if settled:
                     waiting.forget(download)
                 else:
                     waiting.put_back(give_up_at, download)
 
     async def _download(self, download: Download) -> bool:
-        """Whether the record is here now, or never will be."""
+        """Whether the download is settled: complete, or impossible."""
         for peer_id in holders(download.announcement, self._member.peers.in_run):
             if peer_id in self._giving or self._slow.wait_s(peer_id, time.monotonic()) > 0:
                 continue
@@ -146,7 +146,7 @@ class Upkeep:
         return False
 
     async def _get_from(self, peer_id: str, download: Download) -> bool:
-        """Whether one holder gave what was missing."""
+        """Whether one holder delivered the rest."""
         self._giving.add(peer_id)
         try:
             await download.fetch_from(self._fetch_paced, peer_id)
@@ -165,7 +165,7 @@ class Upkeep:
         return True
 
     async def acquaint(self) -> None:
-        """Learn from members where others are and write it down, for ever."""
+        """Learn peers' addresses from members and write them to the file, forever."""
         peers = self._member.peers
         while True:
             self._found_new.clear()

@@ -1,4 +1,4 @@
-"""Which other version of the protocol a node's peers speak: a swarm that splits must say so."""
+"""Protocol versions of other peers: a split swarm must be reported."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ MAX_PEERS = 1_024
 
 
 class Versions:
-    """Thread-safe memory of who was lately understood, and who speaks another major version."""
+    """Thread-safe record of peers heard recently, and of those with another major version."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody has been heard."""
+        """No peers heard yet."""
         self._clock = clock
         self._lock = threading.Lock()
         self._heard: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """By peer: when it was heard last, and what to do about its version; empty when it was understood."""
+        """By peer: when it was last heard, and the version problem; empty if its record could be read."""
 
     def understood(self, peer_id: str) -> None:
         """A record of this peer could be read."""
         self._note(peer_id, "")
 
     def refused(self, peer_id: str, refusal: Refusal) -> None:
-        """A record of this peer was refused, whatever for."""
+        """A record of this peer was refused, for any reason."""
         if refusal.reason == Reason.SCHEMA_VERSION:
             self._note(peer_id, refusal.detail)
 
     def describe(self) -> str:
-        """One line, once most of those heard in the last ten minutes speak another version; else empty."""
+        """One line if most peers heard in the last ten minutes have another version; else empty."""
         with self._lock:
             since = self._clock() - HEARD_FOR_S
             heard = [problem for heard_at, problem in self._heard.values() if heard_at >= since]

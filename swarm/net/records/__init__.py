@@ -1,4 +1,4 @@
-"""Records as bytes: identities, signatures, encoding and its bounds, storage, large records.
+"""Records as bytes: identities, signatures, encoding with its limits, storage, large records.
 
-No connection is made here, and nothing is decided about whom to believe.
+This package opens no connections and makes no trust decisions.
 """

@@ -1,4 +1,4 @@
-"""Backups of an identity: a text file that names the peer in clear, and carries its key with a checksum.
+"""Backups of an identity: a text file with the peer id in clear, the key, and a checksum.
 
 -----BEGIN SWARM IDENTITY BACKUP-----
 Format: 1
@@ -31,7 +31,7 @@ END = "-----END SWARM IDENTITY BACKUP-----"
 FORMAT = "1"
 PLAIN = "none"
 ENCRYPTED = "scrypt-65536-8-1+chacha20poly1305"
-"""Fixed by the format: a backup cannot ask for any amount of memory. It takes 64 MiB and a fifth of a second."""
+"""Fixed by the format, so a backup cannot request more memory. Takes 64 MiB and 0.2 s."""
 SALT_BYTES = 16
 NONCE_BYTES = 12
 MAX_BACKUP_CHARS = 10_000
@@ -39,17 +39,17 @@ FIELDS = ("Format", "Peer-Id", "Created", "Encryption")
 
 
 class Backup(Struct, frozen=True):
-    """What a backup holds."""
+    """Content of a backup."""
 
     peer_id: str
     created_at: int
-    """Unix seconds at which the key was made."""
+    """Creation time of the key in unix seconds."""
     encoded: bytes
-    """The key file's bytes."""
+    """Bytes of the key file."""
 
 
 def seal_backup(backup: Backup, passphrase: bytes | None) -> str:
-    """The backup as text; anyone who reads it is that peer, unless there is a passphrase."""
+    """The backup as text. Without a passphrase, anyone who reads it can act as that peer."""
     values = (FORMAT, backup.peer_id, str(backup.created_at), ENCRYPTED if passphrase else PLAIN)
     header = "\n".join(f"{name}: {value}" for name, value in zip(FIELDS, values, strict=True))
     body = _encrypt(backup.encoded, passphrase, header.encode()) if passphrase else backup.encoded
@@ -58,7 +58,7 @@ def seal_backup(backup: Backup, passphrase: bytes | None) -> str:
 
 
 def open_backup(text: str, passphrase: bytes | None) -> Backup:
-    """What `seal_backup` was given. The key is not looked at. Raises `BackupError`."""
+    """The inverse of `seal_backup`; does not check the key. Raises `BackupError`."""
     header, checksum, body = _split(text)
     values = dict(line.partition(": ")[::2] for line in header.splitlines())
     if tuple(values) != FIELDS or values["Format"] != FORMAT:

@@ -1,11 +1,11 @@
-"""The envelope around every record: what is signed is the bytes that were sent, whatever a reader makes of them.
+"""The signed envelope around every record. The signature covers the transmitted bytes, not a reader's decoding of them.
 
     record    {schema_version, body, signature}         Ed25519 over the version and the body
     body      {run_id, peer_id, kind, payload, ...}
-    payload   zstd of the MessagePack of what `kind` names; its frame states the size
+    payload   zstd-compressed MessagePack of the type that `kind` names; the frame states the size
 
-A reader passes over fields it does not know, in body and payload, and hands a record on as the bytes that came. Each
-step below is taken once for a record, and its result is what the next one takes:
+Readers ignore unknown fields in body and payload, and forward a record as the bytes that arrived. Each step below runs
+once per record:
 
     bytes ─▶ read_record ─▶ SealedRecord ─▶ check_signature ─▶ SignedRecord ─▶ decompress ─▶ decode
 """
@@ -35,26 +35,26 @@ COMPRESSION_LEVEL = 3
 MAX_RUN_ID_CHARS = 64
 MAX_KIND_CHARS = 64
 OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
-"""How msgspec says that a value has the right type, but not the bounds that `swarm/types.py` sets."""
+"""msgspec's message for a value of the right type that violates a bound set in `swarm/types.py`."""
 OTHER_QUESTION = re.compile(r"Invalid value '(.*)' - at `\$\.question\.type`", re.DOTALL)
-"""How it says that a question is of none of the kinds of `TaskRef`."""
+"""msgspec's message for an unknown kind of `TaskRef`."""
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is on the wire. Nothing can be added here, because nobody would have signed it."""
+    """The transmitted structure. Unknown fields are forbidden because they would be unsigned."""
 
     schema_version: int
     body: bytes
     signature: bytes
-    """Of `signed_bytes(body)`."""
+    """Over `signed_bytes(body)`."""
 
 
 class Body(Struct, frozen=True):
-    """What a signature is over."""
+    """The signed part."""
 
     run_id: str
     peer_id: str
-    """Whose signature it is."""
+    """The signer."""
     kind: str
     payload: bytes
 
@@ -64,16 +64,16 @@ class _Version(Struct, frozen=True):
 
 
 class SealedRecord(Struct, frozen=True):
-    """A record taken apart; nothing that it says has been verified."""
+    """A decoded record; nothing in it is verified yet."""
 
     record: bytes
-    """As it came."""
+    """The bytes as received."""
     envelope: Envelope
     body: Body
 
     @property
     def stated_bytes(self) -> int:
-        """Bytes that it says it comes to when it is opened; its length if that is more, or if it does not say."""
+        """Decompressed size according to the frame, but at least the record's length."""
         try:
             return max(len(self.record), zstandard.frame_content_size(self.body.payload))
         except zstandard.ZstdError:
@@ -81,37 +81,37 @@ class SealedRecord(Struct, frozen=True):
 
 
 class SignedRecord(Struct, frozen=True):
-    """A record whose signature is that of the peer it names, whatever is inside."""
+    """A record with a valid signature of the peer that it names; the content is unchecked."""
 
     record: bytes
-    """As it came."""
+    """The bytes as received."""
     body: Body
 
 
 def signed_bytes(body: bytes) -> bytes:
-    """What is signed for a body: the major version is part of it."""
+    """The bytes to sign for a body; they include the major version."""
     return SIGNATURE_DOMAIN + body
 
 
 def wrap(identity: Identity, body: bytes) -> bytes:
-    """A body in its envelope, signed."""
+    """A signed envelope around a body."""
     return msgspec.msgpack.encode(Envelope(SCHEMA_VERSION, body, identity.sign(signed_bytes(body))))
 
 
 def seal_payload(identity: Identity, run_id: str, kind: str, content: bytes) -> bytes:
-    """The sealed record of an encoded payload."""
+    """A signed record with an encoded payload."""
     payload = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(content)
     return wrap(identity, msgspec.msgpack.encode(Body(run_id, identity.peer_id, kind, payload)))
 
 
 def read_record(record: bytes, max_bytes: int) -> SealedRecord:
-    """A record taken apart. Raises `Refusal`: `oversized`, `malformed`, `limits` or `schema_version`."""
+    """Decode a record. Raises `Refusal`: `oversized`, `malformed`, `limits` or `schema_version`."""
     if len(record) > max_bytes:
         raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes, got {len(record)}")
     try:
         envelope = decode(record, Envelope)
     except Refusal:
-        # Another major version may have other fields, which must not be called malformed.
+        # Another major version may have other fields; its records are not malformed.
         _check_version(_stated_version(record))
         raise
     _check_version(envelope.schema_version)
@@ -139,7 +139,7 @@ def _check_version(version: int) -> None:
 
 
 def check_kind(body: Body, *kinds: Kind) -> None:
-    """Raises `Refusal`: `unknown_kind` for one that only other versions know, `malformed` for one out of place."""
+    """Raises `Refusal`: `unknown_kind` for a kind of a later version, `malformed` for any other unexpected kind."""
     if body.kind in kinds:
         return
     if body.kind not in KINDS and is_name(body.kind, MAX_KIND_CHARS):
@@ -148,17 +148,17 @@ def check_kind(body: Body, *kinds: Kind) -> None:
 
 
 def check_signature(sealed: SealedRecord) -> SignedRecord:
-    """The record as one that the peer it names has signed. Raises `Refusal`: `bad_signature`."""
+    """Verify the signature of the peer that the record names. Raises `Refusal`: `bad_signature`."""
     if not verify(sealed.body.peer_id, signed_bytes(sealed.envelope.body), sealed.envelope.signature):
         raise Refusal(Reason.BAD_SIGNATURE, f"not signed by {sealed.body.peer_id}")
     return SignedRecord(sealed.record, sealed.body)
 
 
 def decompress(signed: SignedRecord, max_bytes: int) -> bytes:
-    """The payload as it was encoded. Raises `Refusal`: `oversized` or `malformed`."""
+    """The decompressed payload. Raises `Refusal`: `oversized` or `malformed`."""
     payload = signed.body.payload
     try:
-        # The decompressor allocates what the frame says it holds: that must be said (-1: it is not) and be small.
+        # The decompressor allocates the size that the frame states, so that must be present (-1: absent) and small.
         num_bytes = zstandard.frame_content_size(payload)
         if num_bytes > max_bytes:
             raise Refusal(Reason.OVERSIZED, f"at most {max_bytes} bytes decompressed, got {num_bytes}")
@@ -171,11 +171,11 @@ def decompress(signed: SignedRecord, max_bytes: int) -> bytes:
 
 
 def decode(content: bytes, record_type: type[T]) -> T:
-    """MessagePack as a record, whatever else is in it. Raises `Refusal`: `malformed`, `limits`, `unknown_question`."""
+    """Decode MessagePack and ignore extra fields. Raises `Refusal`: `malformed`, `limits`, `unknown_question`."""
     try:
         return msgspec.msgpack.decode(content, type=record_type)
     except RecursionError as error:
-        # How deep is too deep differs from node to node: nobody is to blame for handing it on.
+        # The depth limit differs between nodes, so a peer that forwards the record is not to blame.
         raise Refusal(Reason.LIMITS, "values in one another too deep") from error
     except msgspec.ValidationError as error:
         raise _explained(error) from error

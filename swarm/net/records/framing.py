@@ -1,11 +1,11 @@
-"""Requests and streamed answers as bytes on a libp2p stream, whichever library carries it.
+"""Framing of requests and streamed answers on a libp2p stream, for both network libraries.
 
     client   length | request                                  at most 1 MiB
     server   (length | chunk)* , 0                             chunks of 1 byte to 256 KiB, then the end
              (length | chunk)* , 0xFFFFFFFF, length | message  or an error, in UTF-8
 
-Every length is 4 bytes, big-endian. Readers take a `ReadExactly` of asyncio or trio; nothing is allocated before its
-length was checked.
+Lengths are 4 bytes, big-endian. Readers take a `ReadExactly` of asyncio or trio. A length is checked before any memory
+is allocated for it.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ MAX_REQUEST_BYTES = 2**20
 MAX_CHUNK_BYTES = 2**18
 MAX_ERROR_BYTES = 1_024
 MAX_REPLY_BYTES = 2 * 2**20
-"""Of an answer that is wanted whole."""
+"""Limit of an answer that is read as a whole."""
 REQUEST_TIMEOUT_S = 10.0
 REFUSAL_TIMEOUT_S = 1.0
-"""In which the request of a peer must be here that is only to be told that this node is busy."""
+"""Time limit for the request of a peer that will be refused as busy."""
 STALL_TIMEOUT_S = 30.0
-"""A peer that takes no byte of its answer for this time is disconnected."""
+"""A peer that accepts no byte of its answer for this time is disconnected."""
 NOT_YET_S = 0.02
-"""A handler whose next chunk is not ready is asked again after this."""
+"""Pause before a handler whose next chunk is not ready is polled again."""
 LENGTH_BYTES = 4
 END = bytes(LENGTH_BYTES)
 ERROR_LENGTH = 0xFFFFFFFF
 
 ReadExactly = Callable[[int], Awaitable[bytes]]
-"""That many bytes of the stream. Raises `PeerUnreachable` when it ends before."""
+"""Reads exactly that many bytes. Raises `PeerUnreachable` if the stream ends first."""
 
 
 def encode_request(request: bytes) -> bytes:
-    """A request as the client writes it. Raises `ValueError` when it is too large."""
+    """The client's frame of a request. Raises `ValueError` if it is too large."""
     if len(request) > MAX_REQUEST_BYTES:
         raise ValueError(f"a request must have at most {MAX_REQUEST_BYTES} bytes, got {len(request)}")
     return _length(len(request)) + request
 
 
 def encode_answer(chunks: Iterable[bytes | None]) -> Iterator[bytes]:
-    """The frames of an answer, one at a time; larger chunks are cut, empty ones left out.
+    """The frames of an answer, one at a time. Large chunks are split, empty ones skipped.
 
-    An empty frame stands for a chunk that is not there yet.
+    An empty frame means that the next chunk is not ready (None).
     """
     for chunk in chunks:
         if chunk is None:
@@ -57,21 +57,21 @@ def encode_answer(chunks: Iterable[bytes | None]) -> Iterator[bytes]:
 
 
 def encode_error(message: str) -> bytes:
-    """The frame that ends an answer with an error; a long message is cut."""
+    """The frame that ends an answer with an error; a long message is truncated."""
     encoded = message.encode(errors="replace")[:MAX_ERROR_BYTES]
     return _length(ERROR_LENGTH) + _length(len(encoded)) + encoded
 
 
 async def read_request(read: ReadExactly) -> bytes:
-    """The request at the start of a stream. Raises `PeerUnreachable` when it is too large or cut short."""
+    """The request at the start of a stream. Raises `PeerUnreachable` if it is too large or truncated."""
     return await _read_block(read, await _read_length(read), MAX_REQUEST_BYTES, "request")
 
 
 async def read_answer(read: ReadExactly, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The chunks of an answer, as they arrive.
+    """The chunks of an answer as they arrive.
 
-    Raises `PeerUnreachable` for the peer's own error, a frame against the rules, a stream that ends before its end
-    frame, or more than `max_bytes` in all.
+    Raises `PeerUnreachable` for an error that the peer sent, an invalid frame, a stream without an end frame, or more
+    than `max_bytes` in total.
     """
     room = max_bytes
     while (length := await _read_length(read)) != 0:

@@ -1,4 +1,4 @@
-"""Who a node is: an Ed25519 key, kept in the file format the libp2p daemon reads, and the peer id made from it."""
+"""A node's identity: an Ed25519 key in the file format of the libp2p daemon, and the peer id derived from it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from swarm.errors import IdentityError, IdentityInUse
 logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
-# libp2p's keys are protobuf messages {1: key type, 2: bytes}; with Ed25519 (type 1) every byte but the key is fixed.
+# libp2p keys are protobuf messages {1: key type, 2: bytes}. For Ed25519 (type 1) everything but the key is constant.
 PRIVATE_KEY_HEADER = bytes((0x08, 0x01, 0x12, 2 * KEY_BYTES))
 PUBLIC_KEY_HEADER = bytes((0x08, 0x01, 0x12, KEY_BYTES))
-# A public key this short is its own "hash": code 0 (identity), then the length.
+# So short a public key is stored verbatim as an identity multihash: code 0, then the length.
 PEER_ID_HEADER = bytes((0x00, len(PUBLIC_KEY_HEADER) + KEY_BYTES)) + PUBLIC_KEY_HEADER
 MAX_PEER_ID_CHARS = 64
 
@@ -33,8 +33,8 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 def public_key_of(peer_id: str) -> bytes:
-    """The raw Ed25519 public key a peer id contains. Raises `IdentityError` when it contains none."""
-    # base58 decoding is quadratic: the length is checked before a stranger's string reaches it.
+    """The raw Ed25519 public key in a peer id. Raises `IdentityError` if it contains none."""
+    # base58 decoding is quadratic, so the length of an untrusted string is checked first.
     if len(peer_id) > MAX_PEER_ID_CHARS:
         raise IdentityError(f"a peer id must have at most {MAX_PEER_ID_CHARS} characters, got {len(peer_id)}")
     try:
@@ -47,7 +47,7 @@ def public_key_of(peer_id: str) -> bytes:
 
 
 def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `message` was made with the key behind `peer_id`."""
+    """Whether `signature` over `message` is valid for the key of `peer_id`."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, message)
     except (IdentityError, InvalidSignature):
@@ -56,7 +56,7 @@ def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
 
 
 class Identity:
-    """An Ed25519 key and its peer id; one made from a file also holds that file's lock until `close`."""
+    """An Ed25519 key and its peer id. If loaded from a file, it holds the file's lock until `close`."""
 
     def __init__(self, key: Ed25519PrivateKey, path: Path | None = None, lock: IO[bytes] | None = None) -> None:
         """Wrap a key; use `load_or_create` or `generate` instead."""
@@ -67,14 +67,14 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A key that lives in memory only."""
+        """A new key in memory only."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The key in `path`, made there with mode 0600 when there is none.
+        """The key in `path`; if the file does not exist, it is created with mode 0600.
 
-        Raises `IdentityError` when the file cannot be read or written, holds no Ed25519 key, or is in use.
+        Raises `IdentityError` if the file cannot be read or written, holds no Ed25519 key, or is in use.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,12 +90,12 @@ class Identity:
 
     @classmethod
     def parse(cls, encoded: bytes) -> Identity:
-        """The key in the bytes of a key file, in memory only. Raises `IdentityError`."""
+        """The key in the bytes of a key file, without a file. Raises `IdentityError`."""
         return cls(_parse(encoded, "given"))
 
     @classmethod
     def read(cls, path: Path) -> Identity:
-        """The key in `path`, to look at or to back up: another process may be using it. Raises `IdentityError`."""
+        """The key in `path`, read without a lock: another process may use it. Raises `IdentityError`."""
         try:
             encoded = path.read_bytes()
         except OSError as error:
@@ -103,23 +103,23 @@ class Identity:
         return cls(_parse(encoded, path), path)
 
     def encoded(self) -> bytes:
-        """The private key, as in its file. Never send or print it."""
+        """The private key in the file format. Never send or print it."""
         return _encode(self._key)
 
     def sign(self, message: bytes) -> bytes:
-        """64-byte signature over `message`."""
+        """64-byte signature of `message`."""
         return self._key.sign(message)
 
     def close(self) -> None:
-        """Let another process use the key file."""
+        """Release the lock on the key file."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
 
 def _lock(path: Path) -> IO[bytes]:
-    # Two nodes with one key corrupt each other's connections. The kernel drops a flock with its process, so a node that
-    # was killed leaves nothing to clean up. The lock file is never removed: removing it would let two holders coexist.
+    # Two nodes with one key corrupt each other's connections. The kernel releases a flock when the process ends, so a
+    # killed node leaves nothing to clean up. The lock file is never removed: otherwise two processes could hold a lock.
     lock = path.with_name(path.name + ".lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,22 +132,24 @@ def _lock(path: Path) -> IO[bytes]:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process holds the identity in `path`; a node that starts in the instant of asking may be refused it."""
+    """Whether a process holds the identity in `path`. This check takes the lock for an instant, so a node that starts
+    just then may be refused.
+    """
     try:
         with path.with_name(path.name + ".lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False  # no lock file: never used; or another user's, and then nobody can tell
+        return False  # no lock file: never used; or that of another user, and then the answer is unknown
     return False
 
 
 def install(path: Path, encoded: bytes, created_at: float, *, force: bool = False) -> Path | None:
-    """Put a key into `path`; where another one was moved to, None when there was none.
+    """Write a key to `path`. Returns where the previous key was moved to, None if there was none.
 
-    Raises `IdentityInUse` while a process uses `path`, and `IdentityError` when it holds another identity and not
-    `force`, or cannot be written.
+    Raises `IdentityInUse` while a process uses `path`, and `IdentityError` if it holds another identity (and not
+    `force`) or cannot be written.
     """
     key = _parse(encoded, path)
     try:
@@ -163,7 +165,7 @@ def install(path: Path, encoded: bytes, created_at: float, *, force: bool = Fals
                         "replace it, which keeps the old file beside the new one"
                     )
                 moved = path.with_name(f"{path.name}.replaced-{secrets.token_hex(4)}")
-                # A link, then a rename over it: there is no moment without an identity, in which a new one was made.
+                # A hard link, then a rename over it: an identity file exists at all times, so none is created.
                 os.link(path, moved)
             _write(path, key)
             os.utime(path, (created_at, created_at))

@@ -1,4 +1,4 @@
-"""Records too large for gossip: announced with the digest of every chunk, then fetched from whoever holds them."""
+"""Records too large for gossip: announced with a digest per chunk, then fetched from any peer that holds them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from swarm.types import Count
 
 LARGE_PROTOCOL = "/swarm/large/1"
 INLINE_BYTES = 1_000_000
-"""Gossip carries records up to here; its own limit is 1 MiB, for the message with its framing."""
+"""Largest record sent by gossip itself. Gossip's own limit is 1 MiB for the message with its framing."""
 MAX_WAITING = 64
 MAX_WAITING_PER_PEER = 4
 MAX_PER_PAYER = 16
-"""For all strangers together that one connection brings."""
+"""Per payer; all strangers behind one connection share one payer."""
 MAX_PARTIAL_BYTES = 64 * 2**20
-"""Held by all unfinished downloads that wait for another try."""
+"""Bytes held by all unfinished downloads that wait for a retry."""
 
 
 class Fetch(Protocol):
-    """How a transport opens a stream: the chunks of a peer's answer. Raises `PeerUnreachable`."""
+    """Opens a stream on a transport: the chunks of a peer's answer. Raises `PeerUnreachable`."""
 
     def __call__(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         """Chunks of a peer's answer as they arrive."""
@@ -38,20 +38,20 @@ class Fetch(Protocol):
 
 
 class LargeRequest(Struct, frozen=True, array_like=True):
-    """Asks for a record's bytes from an offset on."""
+    """Requests a record's bytes from an offset on."""
 
     record_id: bytes
     offset: Count
 
 
 def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
-    """The sealed announcement of a record."""
+    """A signed announcement of a record."""
     chunks = tuple(record_id(piece) for piece in _pieces(record, 0))
     return seal_announcement(identity, Announcement(run_id, identity.peer_id, record_id(record), len(record), chunks))
 
 
 def answer_large(shelf: Shelf, request: bytes) -> Iterator[bytes]:
-    """The rest of a record that is held. Raises `LookupError` or `msgspec.MsgspecError`."""
+    """The bytes of a held record from the requested offset. Raises `LookupError` or `msgspec.MsgspecError`."""
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
     record = shelf.get(wanted.record_id)
     if record is None or wanted.offset > len(record):
@@ -60,10 +60,10 @@ def answer_large(shelf: Shelf, request: bytes) -> Iterator[bytes]:
 
 
 class Download:
-    """A record being put together, every chunk checked on arrival, by one holder after another."""
+    """A large record in progress. Every chunk is verified on arrival; holders are tried one after another."""
 
     def __init__(self, announcement: Announcement, payer: str = "") -> None:
-        """Nothing of it yet; it goes on the account of `payer`."""
+        """Empty; `payer` is the account that it is charged to."""
         self.announcement = announcement
         self.payer = payer
         self._content = bytearray()
@@ -71,21 +71,21 @@ class Download:
 
     @property
     def done(self) -> bool:
-        """Whether every chunk is here."""
+        """Whether all chunks are verified."""
         return len(self._content) == self.announcement.num_bytes == self._verified
 
     @property
     def num_held(self) -> int:
-        """Bytes of it in memory."""
+        """Bytes held in memory."""
         return len(self._content)
 
     def clear(self) -> None:
-        """Let go of what is here."""
+        """Discard the bytes received so far."""
         self._content.clear()
         self._verified = 0
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes in. Raises `PeerUnreachable` when they are not the announced ones."""
+        """Append bytes. Raises `PeerUnreachable` if they do not match the announcement."""
         announced = self.announcement
         self._content += piece
         if len(self._content) > announced.num_bytes:
@@ -100,7 +100,7 @@ class Download:
             self._verified = end
 
     async def fetch_from(self, fetch: Fetch, peer_id: str) -> None:
-        """Get what is missing from one holder; what was verified stays if it fails. Raises `PeerUnreachable`."""
+        """Fetch the rest from one holder; verified chunks survive a failure. Raises `PeerUnreachable`."""
         del self._content[self._verified :]
         wanted = msgspec.msgpack.encode(LargeRequest(self.announcement.record_id, self._verified))
         room = self.announcement.num_bytes - self._verified
@@ -111,7 +111,7 @@ class Download:
             raise PeerUnreachable(f"it sent only {self._verified} of {self.announcement.num_bytes} bytes")
 
     def record(self) -> bytes:
-        """The whole record. Raises `PeerUnreachable` when it is not what its announcer said it is."""
+        """The whole record. Raises `PeerUnreachable` if it does not match the announced id."""
         record = bytes(self._content)
         if record_id(record) != self.announcement.record_id:
             raise PeerUnreachable("the announced chunks do not make up the announced record")
@@ -119,19 +119,19 @@ class Download:
 
 
 class Waiting:
-    """Downloads that wait for their turn, bounded in all and for each announcer and payer; payers take turns."""
+    """Queue of downloads, bounded in total, per announcer and per payer. Round-robin over payers."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Empty."""
         self._downloads: dict[str, deque[tuple[float, Download]]] = {}
-        """By payer, in the order of their turns."""
+        """By payer, in round-robin order."""
         self._announced_by: Counter[str] = Counter()
         self._paid_by: Counter[str] = Counter()
 
     def add(self, announcement: Announcement, give_up_at: float, payer: str) -> bool:
-        """Queue a download on the account of `payer`; False when there are too many.
+        """Queue a download for `payer`; False if a limit is reached.
 
-        Where all places are taken, the newest of the payer who has most makes room for one who has less.
+        If the queue is full, a payer with fewer downloads displaces the newest one of the payer with the most.
         """
         if self._announced_by[announcement.peer_id] >= MAX_WAITING_PER_PEER or self._paid_by[payer] >= MAX_PER_PAYER:
             return False
@@ -143,7 +143,7 @@ class Waiting:
         return True
 
     def take(self) -> tuple[float, Download] | None:
-        """That of the next payer which has waited longest, still counted until `put_back` or `forget`."""
+        """The oldest download of the next payer; it counts towards the limits until `forget`."""
         if not self._downloads:
             return None
         payer = next(iter(self._downloads))
@@ -154,21 +154,21 @@ class Waiting:
         return taken
 
     def put_back(self, give_up_at: float, download: Download) -> None:
-        """Let another try come later; it starts anew when those that wait hold too much already."""
+        """Queue a download for another attempt. It restarts from zero if waiting downloads hold too many bytes."""
         held = sum(other.num_held for waiting in self._downloads.values() for _, other in waiting)
         if download.num_held + held > MAX_PARTIAL_BYTES:
             download.clear()
         self._downloads.setdefault(download.payer, deque()).append((give_up_at, download))
 
     def forget(self, download: Download) -> None:
-        """Done or given up."""
+        """Remove a finished or abandoned download from the limits."""
         for counts, key in ((self._announced_by, download.announcement.peer_id), (self._paid_by, download.payer)):
             counts[key] -= 1
             if not counts[key]:
                 del counts[key]
 
     def __len__(self) -> int:
-        """Number of downloads that wait."""
+        """Number of queued downloads."""
         return sum(map(len, self._downloads.values()))
 
     def _displace(self, payer: str) -> bool:
@@ -183,7 +183,7 @@ class Waiting:
 def holders(
     announcement: Announcement, members: Collection[str], shuffle: Callable[[list[str]], None] = random.shuffle
 ) -> list[str]:
-    """Whom to ask in turn: the announcer if it is among the members, then the others in random order."""
+    """Peers to ask, in order: the announcer if it is a member, then the other members in random order."""
     others = [peer_id for peer_id in members if peer_id != announcement.peer_id]
     shuffle(others)
     return [announcement.peer_id, *others] if announcement.peer_id in members else others

@@ -1,4 +1,4 @@
-"""The buffer between the network thread and the round: bounded in count and bytes, fair between those who fill it."""
+"""The buffer between the network thread and the round: bounded in count and bytes, fair between origins."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class _Pile(Generic[T]):
-    """What one origin has put in, oldest first."""
+    """Items of one origin, oldest first."""
 
     def __init__(self) -> None:
         self.items: deque[tuple[int, T, int]] = deque()
-        """Number, item, bytes that it counts for."""
+        """Sequence number, item, charged bytes."""
         self.num_bytes = 0
 
     def put(self, number: int, item: T, num_bytes: int) -> None:
@@ -31,13 +31,13 @@ class _Pile(Generic[T]):
 
 
 class Mailbox(Generic[T]):
-    """Thread-safe queue of records, or what became of them, that never blocks a writer and never exceeds its bounds.
+    """Thread-safe bounded queue of records or refusals; writers never block.
 
-    When it is full, the oldest record of whoever has most in it makes room: one that floods it displaces itself.
+    When it is full, the oldest record of the origin with the most is dropped, so a flooding origin displaces itself.
     """
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
-        """Bounds on the number of records and on the sum of what they count for."""
+        """Bounds on the number of records and on the sum of their charged bytes."""
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -49,16 +49,16 @@ class Mailbox(Generic[T]):
         self._num_dropped = 0
 
     def put(self, item: T, num_bytes: int, origin: str = "", memory_bytes: int = 0) -> None:
-        """Append what came from `origin`, dropping others to make room.
+        """Append an item of `origin`; drops others to make room.
 
-        `num_bytes`: its length as it travels; one larger than the whole mailbox is dropped. It counts for
-        `memory_bytes`, what it takes here, if that is more.
+        `num_bytes` is its size on the wire; an item larger than the mailbox is dropped. The charge is the larger of
+        `num_bytes` and `memory_bytes`, its size in memory.
         """
         with self._lock:
             if num_bytes > self._max_bytes:
                 self._num_dropped += 1
                 return
-            # Or one that is larger than the mailbox once it is opened would never come.
+            # Capped: otherwise a record whose decoded size exceeds the mailbox could never arrive.
             num_bytes = max(num_bytes, min(memory_bytes, self._max_bytes // 2))
             self._piles.setdefault(origin, _Pile()).put(next(self._numbers), item, num_bytes)
             self._num_items += 1
@@ -70,24 +70,24 @@ class Mailbox(Generic[T]):
             self._filled.notify_all()
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether a record that counts for `num_bytes` would displace no other."""
+        """Whether an item with this charge fits without dropping another."""
         with self._lock:
             return self._num_items < self._max_records and self._num_bytes + num_bytes <= self._max_bytes
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there is something to take; whether there is."""
+        """Block until an item is available or the timeout expires; whether one is available."""
         with self._lock:
             return self._filled.wait_for(lambda: self._num_items > 0, timeout_s)
 
     def take(self) -> T | None:
-        """The oldest, removed; None when empty."""
+        """Remove and return the oldest item; None if empty."""
         with self._lock:
             if not self._piles:
                 return None
             return self._remove(min(self._piles, key=lambda origin: self._piles[origin].items[0][0]))
 
     def drain(self) -> list[T]:
-        """Everything, oldest first; the mailbox is empty afterwards."""
+        """Remove and return all items, oldest first."""
         with self._lock:
             every = merge(*(pile.items for pile in self._piles.values()), key=lambda numbered: numbered[0])
             items = [item for _, item, _ in every]
@@ -97,7 +97,7 @@ class Mailbox(Generic[T]):
 
     @property
     def num_dropped(self) -> int:
-        """How many were dropped so far."""
+        """Items dropped so far."""
         with self._lock:
             return self._num_dropped
 

@@ -1,9 +1,9 @@
-"""Completeness behind gossip: members ask each other what they hold, and fetch by id what they have not seen.
+"""Repair of gossip losses: a node asks a member what it holds, and fetches missing records by id.
 
-    have   what do you hold that is at most this old?  ->  ids, sizes, ages
-    give   these ids, please                           ->  id | length | record, for each one still held
+    have   records at most this old?  ->  ids, sizes, ages
+    give   these ids                  ->  id | length | record, for each one still held
 
-Everything a peer answers is bounded: ids, records, bytes; the caller bounds the time. Free of asyncio and trio.
+Every answer is bounded in ids, records and bytes; the caller bounds the time. Independent of asyncio and trio.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ MAX_HAVE_BYTES = 64 * MAX_LISTED
 MAX_GIVEN = 256
 MAX_GIVEN_BYTES = 8 * 2**20
 MAX_BATCHES = 16
-"""Of `MAX_GIVEN` records or `MAX_GIVEN_BYTES`: what one peer may send in one repair."""
+"""Requests of `MAX_GIVEN` records or `MAX_GIVEN_BYTES` each: the limit per peer and repair round."""
 ROUND_TIMEOUT_S = 30.0
 GOSSIP_GRACE_S = 2.0
-"""Records younger than this are still on their way by gossip."""
+"""Younger records may still arrive by gossip."""
 BACKFILL_ROUNDS = 3
-"""So many different answers cover the whole backfill time; those after, only what is recent."""
+"""Number of answered rounds that cover the whole backfill time; later rounds cover recent records only."""
 WINDOW_ROUNDS = 6
-"""Every recent record is asked for in this many rounds: the first peers asked may have missed it too."""
+"""Each recent record is covered by this many rounds, since the first peers asked may have missed it too."""
 LENGTH_BYTES = 4
 
 
 class HaveRequest(Struct, frozen=True, array_like=True):
-    """Asks for what is held."""
+    """Asks which records a peer holds."""
 
     max_age_s: Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class GiveRequest(Struct, frozen=True, array_like=True):
-    """Asks for records by id."""
+    """Requests records by id."""
 
     record_ids: Annotated[tuple[bytes, ...], Meta(max_length=MAX_GIVEN)]
 
 
 def answer_have(shelf: Shelf, request: bytes) -> bytes:
-    """What is held, the latest first. Raises `msgspec.MsgspecError`."""
+    """Held records, latest first. Raises `msgspec.MsgspecError`."""
     asked = msgspec.msgpack.decode(request, type=HaveRequest)
     return msgspec.msgpack.encode(shelf.listing(asked.max_age_s, GOSSIP_GRACE_S, MAX_LISTED))
 
 
 def answer_give(shelf: Shelf, request: bytes) -> Iterator[bytes]:
-    """The records asked for that are held, to the bounds of one answer. Raises `msgspec.MsgspecError`."""
+    """The requested records that are held, up to the limits of one answer. Raises `msgspec.MsgspecError`."""
     asked = msgspec.msgpack.decode(request, type=GiveRequest)
     return _give(shelf, asked.record_ids)
 
@@ -75,15 +75,15 @@ def _give(shelf: Shelf, names: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class GiftReader:
-    """Cuts an answer to `give` into records, however its chunks fall; only what was asked for is accepted, once."""
+    """Splits an answer to `give` into records, across chunk boundaries; accepts each requested record once."""
 
     def __init__(self, wanted: Sequence[bytes]) -> None:
-        """Expect these ids."""
+        """Expect records with these ids."""
         self._wanted = set(wanted)
         self._pending = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Records that are complete now. Raises `PeerUnreachable` for anything that was not asked for."""
+        """The records completed by this chunk. Raises `PeerUnreachable` for anything that was not requested."""
         header_bytes = RECORD_ID_BYTES + LENGTH_BYTES
         self._pending += chunk
         while len(self._pending) >= header_bytes:
@@ -101,13 +101,13 @@ class GiftReader:
             yield record
 
     def close(self) -> None:
-        """The answer has ended. Raises `PeerUnreachable` when that was in the middle of a record."""
+        """End of the answer. Raises `PeerUnreachable` if a record is incomplete."""
         if self._pending:
             raise PeerUnreachable("its answer ends within a record")
 
 
 class Repair:
-    """What one node does to miss nothing; the caller chooses the peer and bounds the time."""
+    """The repair state of one node. The caller chooses the peer and bounds the time."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Repair:
         backfill_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`deliver(helper, record, age_s)` takes in what was missing; a round is to be run every `every_s`."""
+        """`deliver(helper, record, age_s)` accepts a missing record; the caller runs a round every `every_s`."""
         self._shelf = shelf
         self._fetch = fetch
         self._deliver = deliver
@@ -130,16 +130,16 @@ class Repair:
         self._answered_at = clock()
 
     def window_s(self) -> float:
-        """Up to what age the next round asks for records."""
+        """Maximum age in seconds of the records that the next round covers."""
         if self._num_rounds < BACKFILL_ROUNDS:
             return self._backfill_s
         since_answer_s = self._clock() - self._answered_at
         return min(self._backfill_s, since_answer_s + WINDOW_ROUNDS * self._every_s + GOSSIP_GRACE_S)
 
     async def round(self, peer_id: str) -> None:
-        """Ask one peer what it holds and fetch what is missing. Raises `PeerUnreachable`."""
+        """Ask one peer what it holds and fetch the missing records. Raises `PeerUnreachable`."""
         began = self._clock()
-        # The oldest first: should the inbox overflow, what it drops is what matters least.
+        # Oldest first: if the inbox overflows, it drops the least important records.
         missing = [held for held in reversed(await self._ask(peer_id)) if self._is_missing(held)]
         for _ in range(MAX_BATCHES):
             batch, missing = _first_batch(missing)
@@ -168,7 +168,7 @@ class Repair:
         ages = {held.record_id: held.age_s for held in batch}
         gifts = GiftReader(list(ages))
         request = msgspec.msgpack.encode(GiveRequest(tuple(ages)))
-        # A liar that announces small records and sends large ones is cut off where honest ones would have ended.
+        # Bound the answer by the sizes that the peer listed: it cannot list small records and send large ones.
         room = sum(held.num_bytes + RECORD_ID_BYTES + LENGTH_BYTES for held in batch)
         async with aclosing(self._fetch(peer_id, GIVE_PROTOCOL, request, room)) as chunks:
             async for chunk in chunks:

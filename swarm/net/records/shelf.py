@@ -1,4 +1,4 @@
-"""What a node holds for others: its recent records, by content, bounded in count, bytes and age, fair to all owners."""
+"""Recent records that a node holds for others, by content id; bounded in count, bytes and age, fair between owners."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from swarm.types import Count
 
 RECORD_ID_BYTES = 16
 SEEN_RECORDS = 65_536
-"""Ids remembered after their records are gone, so that a record going round does not arrive twice."""
+"""Ids remembered after their records are removed, so that a circulating record is not accepted twice."""
 
 
 def record_id(record: bytes | memoryview) -> bytes:
-    """What a record is known by: a 16-byte digest of its bytes."""
+    """Id of a record: a 16-byte digest of its bytes."""
     return blake3(record).digest(length=RECORD_ID_BYTES)
 
 
 class Held(Struct, frozen=True, array_like=True):
-    """A record that can be had."""
+    """An available record."""
 
     record_id: Annotated[bytes, Meta(min_length=RECORD_ID_BYTES, max_length=RECORD_ID_BYTES)]
     num_bytes: Count
     age_s: Annotated[float, Meta(ge=0, le=1e9)]
-    """Since its publication, as far as the holder can tell: age travels along, so that all forget a record in time."""
+    """Seconds since publication, as estimated by the holder. The age is passed on, so every peer forgets a record in
+    time.
+    """
 
 
 class _Entry(Struct, frozen=True):
@@ -40,19 +42,19 @@ class _Entry(Struct, frozen=True):
 
 
 class _Pile(Struct):
-    """What one owner has on the shelf."""
+    """Records of one owner."""
 
     names: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
 class Shelf:
-    """Thread-safe store of recent records; knows the ids of more than it holds."""
+    """Thread-safe store of recent records; remembers more ids than it holds records."""
 
     def __init__(
         self, max_records: int, max_bytes: int, max_age_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """An empty shelf with its three bounds."""
+        """An empty shelf with its three limits."""
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
@@ -64,7 +66,7 @@ class Shelf:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def note(self, name: bytes) -> bool:
-        """Remember an id without a record, as one not to be asked for; False when it was known already."""
+        """Mark an id as seen without storing a record, so it is not requested; False if it was known."""
         with self._lock:
             return self._note(name)
 
@@ -78,10 +80,10 @@ class Shelf:
         return True
 
     def add(self, record: bytes, age_s: float = 0.0, *, listed: bool = True, owner: str = "") -> bool:
-        """Keep a record; False when its id was known already. One not `listed` is only given to those who know its id.
+        """Store a record; False if its id was known. An unlisted record is only given to peers that know its id.
 
-        The oldest of the owner who has most make room; a record larger than the whole shelf, or too old for it, is
-        known but not held.
+        The oldest records of the owner with the most make room. A record that is too large or too old is marked as seen
+        but not stored.
         """
         name = record_id(record)
         with self._lock:
@@ -98,19 +100,19 @@ class Shelf:
             return True
 
     def knows(self, name: bytes) -> bool:
-        """Whether a record of that id was ever here, as far back as ids are remembered."""
+        """Whether a record with this id was seen, as far as ids are remembered."""
         with self._lock:
             return name in self._seen
 
     def get(self, name: bytes) -> bytes | None:
-        """A record by id; None when it is not held any more."""
+        """The record with this id; None if it is not held."""
         with self._lock:
             self._make_room(self._clock())
             entry = self._entries.get(name)
             return entry.record if entry and self._clock() - entry.published_at < self._max_age_s else None
 
     def listing(self, max_age_s: float, min_age_s: float, most: int) -> list[Held]:
-        """Listed records between the two ages, the latest arrivals first."""
+        """Listed records between the two ages, latest arrival first."""
         with self._lock:
             now = self._clock()
             self._make_room(now)
@@ -125,7 +127,7 @@ class Shelf:
 
     @property
     def num_bytes(self) -> int:
-        """Sum of the sizes of the records held."""
+        """Total bytes held."""
         with self._lock:
             return self._num_bytes
 
@@ -135,7 +137,7 @@ class Shelf:
             return len(self._entries)
 
     def _make_room(self, now: float) -> None:
-        # In order of arrival: one that arrived late with some age may stay past it for a while, but is not given out.
+        # Expires in order of arrival: a record that arrived late may stay past its age, but is not given out.
         while self._entries:
             name, oldest = next(iter(self._entries.items()))
             if now - oldest.published_at < self._max_age_s:

@@ -1,7 +1,7 @@
-"""What travels: the kinds of record, opened with every limit checked before anything is believed.
+"""Record types on the wire, and functions that open them and check every limit.
 
-A record is opened in the order of what each step costs and trusts: size, schema, run, signature, bounded
-decompression, decoding, then the limits on the content. Bytes from the network only ever raise `Refusal`.
+The checks run in order of cost and trust: size, schema, run, signature, bounded decompression, decoding, then limits on
+the content. Untrusted bytes raise nothing but `Refusal`.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ from swarm.types import (
 
 
 class Announcement(Struct, frozen=True):
-    """A record too large for gossip, signed by its publisher: whoever holds it can be asked for it by id."""
+    """A signed announcement of a record too large for gossip; any holder can be asked for the record by id."""
 
     run_id: str
     peer_id: str
     record_id: bytes
-    """Digest of the sealed record, see `shelf.record_id`."""
+    """Digest of the sealed record; see `shelf.record_id`."""
     num_bytes: Positive
     chunk_ids: tuple[bytes, ...]
-    """Digest of each 256 KiB of it, the last may be shorter."""
+    """Digest of each 256 KiB chunk; the last chunk may be shorter."""
 
 
 Record = RolloutGroup | RunManifest | PeerRecord | Announcement | SnapshotManifest
 
 MAX_EXPANSION = 8
-"""A payload may be this many times the largest record: text compresses 2 to 5 times."""
+"""Limit of a decompressed payload, as a multiple of the largest record; text compresses 2 to 5 times."""
 CHARS_PER_BYTE = 2
-"""Characters that a group may have for each byte of the largest record: repetition compresses to nothing."""
+"""Limit of a group's characters per byte of the largest record; repetitive text compresses to almost nothing."""
 BYTES_PER_ELEMENT = 4
-"""Bytes of the largest record for each token id, log-probability or version span that a group may have; honest ones
-take that many, compressed."""
+"""Bytes of the largest record per token id, log-probability or version span of a group; these take about 4 bytes each
+after compression."""
 MAX_PAYLOAD_BYTES = 128 * 2**20
-"""And has this many bytes at most, however large records may be."""
+"""Absolute limit of a decompressed payload, for any record size."""
 MAX_CLOCK_SKEW_S = 600.0
 MAX_MANIFEST_BYTES = 262_144
 MAX_MANIFEST_TASKS = 256
@@ -87,56 +87,56 @@ MANIFEST_RANGES = {
     "max_record_bytes": (1_000, 64 * 2**20),
     "max_completion_chars": (16, 2**20),
 }
-"""What a run may ask of its members."""
+"""Permitted ranges of a run's settings."""
 MAX_PEER_RECORD_BYTES = 1_536
 MAX_PEER_RECORD_LIFE_S = 300.0
 REMEMBERED_PEER_RECORDS = 4_096
 MAX_MULTIADDRS = 16
 MAX_ANNOUNCEMENT_BYTES = 16_384
 MAX_SNAPSHOT_MANIFEST_BYTES = 640 * 2**10
-"""Fits into a request, and holds the digests of twice as many chunks:"""
+"""Fits into one request, and holds the digests of twice as many chunks as:"""
 MAX_SNAPSHOT_CHUNKS = 16_384
 MIN_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNK_BYTES = 2**15, 2**22
-"""The former is above the size up to which answers are not paced."""
+"""The minimum exceeds the size up to which answers are not paced."""
 SNAPSHOT_DIGEST_BYTES = 32
 
 
 class Limits(Struct, frozen=True):
-    """What a group from the network may be at most."""
+    """Limits of a group from the network."""
 
     max_record_bytes: int = 1_000_000
-    """Signed and compressed, as it travels."""
+    """Signed and compressed size."""
     max_completion_chars: int = 65_536
-    """Also bounds the number of tokens of a completion."""
+    """Also limits a completion's tokens."""
     max_completions: int = MAX_COMPLETIONS
     max_age_s: float = 3_600.0
-    """On the sender's clock: an old record replayed after a restart is nothing new."""
+    """By the sender's clock, so that old records replayed after a restart are refused."""
 
     @property
     def max_group_chars(self) -> int:
-        """Most characters of all completions together."""
+        """Limit of the characters of all completions together."""
         return CHARS_PER_BYTE * self.max_record_bytes
 
     @property
     def max_group_elements(self) -> int:
-        """Most token ids, log-probabilities and version spans of all completions together."""
+        """Limit of the token ids, log-probabilities and version spans of all completions together."""
         return self.max_record_bytes // BYTES_PER_ELEMENT
 
     @property
     def max_payload_bytes(self) -> int:
-        """Most bytes of a group before compression."""
+        """Limit of a group's bytes before compression."""
         return min(MAX_EXPANSION * self.max_record_bytes, MAX_PAYLOAD_BYTES)
 
 
 def make_run_id(name: str, founder: str) -> str:
-    """`NAME-DIGEST`: the name people chose and a digest of the peer id that owns it. Raises `ValueError`."""
+    """`NAME-DIGEST`: the chosen name and a digest of the founder's peer id. Raises `ValueError`."""
     if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
         raise ValueError(f"a run's name must be 1 to 40 of a-z, 0-9 and '-', got {name!r}")
     return f"{name}-{hashlib.blake2b(founder.encode(), digest_size=10).hexdigest()}"
 
 
 def seal(identity: Identity, run_id: str, kind: Kind, record: Record) -> bytes:
-    """A record in its envelope, signed."""
+    """A signed record."""
     return seal_payload(identity, run_id, kind, msgspec.msgpack.encode(record))
 
 
@@ -146,22 +146,22 @@ def seal_manifest(identity: Identity, manifest: RunManifest) -> bytes:
 
 
 def seal_peer_record(identity: Identity, record: PeerRecord) -> bytes:
-    """A peer's own entry in the DHT."""
+    """A peer's own directory entry, signed."""
     return seal(identity, record.run_id, "peer", record)
 
 
 def seal_announcement(identity: Identity, announcement: Announcement) -> bytes:
-    """The announcement of a record too large for gossip."""
+    """A signed announcement of a record too large for gossip."""
     return seal(identity, announcement.run_id, "large", announcement)
 
 
 def seal_snapshot(identity: Identity, manifest: SnapshotManifest) -> bytes:
-    """A snapshot's manifest signed by its learner."""
+    """A snapshot manifest signed by its learner."""
     return seal(identity, manifest.run_id, "snapshot", manifest)
 
 
 def check_seal(sealed: SealedRecord, run_id: str) -> SignedRecord:
-    """The record as one that travels in this run, and that is signed, whatever is inside.
+    """Check kind, run and signature of a record, but not its content.
 
     Raises `Refusal` with reason `malformed`, `unknown_kind`, `wrong_run` or `bad_signature`.
     """
@@ -172,10 +172,10 @@ def check_seal(sealed: SealedRecord, run_id: str) -> SignedRecord:
 
 
 def open_group(signed: SignedRecord, limits: Limits) -> VerifiedGroup:
-    """The group in a record, checked but for its age: what is fit to be handed on.
+    """The group in a record, fully checked except for its age; others may have it.
 
-    Raises `Refusal`, on the account of whoever signed it, with reason `oversized`, `malformed`, `unknown_question`,
-    `wrong_run`, `wrong_peer` or `limits`.
+    Raises `Refusal`, attributed to the signer, with reason `oversized`, `malformed`, `unknown_question`, `wrong_run`,
+    `wrong_peer` or `limits`.
     """
     body = signed.body
     check_kind(body, "group")
@@ -200,7 +200,7 @@ def _check_group(group: RolloutGroup, body: Body, limits: Limits) -> None:
 
 
 def check_age(group: RolloutGroup, limits: Limits, *, now: float | None = None) -> None:
-    """Raises `Refusal`, on its author's account, for a group made too far in the future, `clock`, or past, `stale`."""
+    """Raises `Refusal`, attributed to the author: `clock` if the group is from the future, `stale` if it is too old."""
     age_s = _now(now) - group.created_at
     if age_s < -MAX_CLOCK_SKEW_S:
         raise Refusal(Reason.CLOCK, f"made {-age_s:.0f} s from now, by this clock", group.peer_id)
@@ -209,15 +209,15 @@ def check_age(group: RolloutGroup, limits: Limits, *, now: float | None = None) 
 
 
 def refused(refusal: Refusal) -> RefusedRecord:
-    """What is left of a record that was refused: without the refusal's traceback, which holds all that was decoded."""
+    """The summary of a refused record. It drops the refusal's traceback, which holds the decoded content."""
     return RefusedRecord(refusal.reason, refusal.detail, refusal.peer_id)
 
 
 def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None = None) -> RunManifest:
-    """The manifest in an envelope: signed by its founder, whose digest its run id ends with. Raises `Refusal`.
+    """The manifest in an envelope, signed by its founder, whose digest is part of the run id. Raises `Refusal`.
 
-    With `run_id`, a manifest of any other run is refused; and one from the future, by the clock `now`: it would
-    outrank what its founder says later.
+    If `run_id` is given, manifests of other runs are refused. A manifest from the future, by the clock `now`, is
+    refused because it would outrank the founder's later ones.
     """
     signed = _read_signed(record, "manifest", MAX_MANIFEST_BYTES)
     manifest = decode(decompress(signed, MAX_EXPANSION * MAX_MANIFEST_BYTES), RunManifest)
@@ -240,19 +240,19 @@ def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None
 
 
 def is_outdated(manifest: RunManifest, known: RunManifest, *, now: float | None = None) -> bool:
-    """Whether a run's manifest is older than the one known, which outranks it unless it is from the future."""
+    """Whether a manifest is older than the known one; a known manifest from the future does not count."""
     return manifest.created_at < known.created_at <= _now(now) + MAX_CLOCK_SKEW_S
 
 
 def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
-    """The peer record in an envelope, signed by the peer it is about and not expired. Raises `Refusal`."""
+    """The unexpired peer record in an envelope, signed by the peer that it describes. Raises `Refusal`."""
     peer = _signed_peer_record(record, run_id)
     if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
         raise Refusal(Reason.CLOCK, f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
     return peer
 
 
-# Every answer of the directory holds all of it: without a memory each record would be verified in each again.
+# Every directory answer contains all records; the cache avoids verifying each of them again.
 @lru_cache(REMEMBERED_PEER_RECORDS)
 def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
     signed = _read_signed(record, "peer", MAX_PEER_RECORD_BYTES)
@@ -292,7 +292,7 @@ def open_announcement(signed: SignedRecord, run_id: str, max_record_bytes: int) 
 
 
 def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
-    """The manifest of a snapshot in an envelope, signed by the run's learner. Raises `Refusal`."""
+    """The snapshot manifest in an envelope, signed by the run's learner. Raises `Refusal`."""
     signed = _read_signed(record, "snapshot", MAX_SNAPSHOT_MANIFEST_BYTES, learner)
     manifest = decode(decompress(signed, MAX_EXPANSION * MAX_SNAPSHOT_MANIFEST_BYTES), SnapshotManifest)
     body = signed.body
@@ -341,7 +341,7 @@ def _read_signed(record: bytes, kind: Kind, max_bytes: int, signer: str | None =
 
 
 def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
-    """What about a group, beyond what its types say, receivers with these limits would refuse, in words."""
+    """Descriptions of everything in a group, beyond its types, that receivers with these limits would refuse."""
     num_completions = len(group.completions)
     if not 1 <= num_completions <= limits.max_completions:
         yield f"1 to {limits.max_completions} completions, got {num_completions}"

@@ -1,4 +1,4 @@
-"""What members ask of each other, one module a request, and the doors that all requests come through.
+"""Services between members, one module per request type, and the admission of all request streams.
 
-Protocol names, messages and limits; the libraries that carry them are in `hivemind/` and `libp2p/`.
+Protocol names, messages and limits; `hivemind/` and `libp2p/` carry them.
 """

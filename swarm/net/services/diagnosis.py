@@ -1,14 +1,14 @@
-"""What every node answers to one that asks what is wrong with its network: the time, and whether it can be dialled.
+"""Diagnosis that every node offers to its peers: its clock, and a dial-back test of reachability.
 
-A dial-back must be of no use to anybody but the asker:
+A dial-back must be useless to anybody but the asker:
 
-- The asker names ports, never a host. The host is the other end of its own connection, as this machine sees it;
-  a relayed connection has none, because its other end is the relay's.
-- An open port counts only if a libp2p node greets there. Whether some other service listens on a shared address, or
-  why a connection failed, is not told; and a failure is told when the time is up, not when it happened.
-- One dial-back at a time from an address, few ports each, few at once, ports below 1024 never. Nothing is sent.
+- The asker names ports, never a host. The host is the remote end of its own connection, as this machine sees it.
+  A relayed connection has none, because its remote end is the relay.
+- An open port counts only if a libp2p node greets there. The reply does not reveal other services at a shared address
+  or the reason of a failure, and a failure is reported when the time is up, not when it happens.
+- One dial-back at a time per address, few ports each, few in total, never ports below 1024. No payload is sent.
 
-A handler must not block: the first request starts the dials, later ones fetch the result.
+A handler must not block: the first request starts the dials, later requests fetch the result.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ MAX_DIAL_BACKS = 8
 MAX_REMEMBERED = 256
 DIAL_TIMEOUT_S = 3.0
 KEEP_S = 20.0
-"""A result stays this long, and its address waits this long for the next dial-back."""
+"""A result is kept this long; the same address must wait as long for its next dial-back."""
 POLL_EVERY_S = 0.5
 GREETING = b"\x13/multistream/1.0.0\n"
-"""What a libp2p node says first to whoever connects."""
+"""The first message of a libp2p node on a new connection."""
 
 
 class DialBackRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Ports on which the asker hopes to be reached."""
+    """Ports on which the asker wants to be dialled."""
 
     ports: tuple[int, ...]
 
 
 class DialBackReply(Struct, frozen=True):
-    """What has become of a dial-back."""
+    """State of a dial-back."""
 
     state: Literal["pending", "done", "refused"]
     detail: str = ""
-    """Why it is refused."""
+    """Reason of a refusal."""
     observed: str | None = None
-    """IP address under which the asker is seen."""
+    """The asker's IP address, as seen here."""
     reached: dict[int, bool] = {}
     """By port: whether a libp2p node answered there."""
 
@@ -65,31 +65,31 @@ class ClockReading(Struct, frozen=True):
     """Another machine's clock."""
 
     offset_s: float
-    """Its time minus ours."""
+    """Remote time minus local time."""
     uncertainty_s: float
-    """Half the round trip: the offset is known no better."""
+    """Error bound of the offset: half the round trip."""
 
 
 class Host(Protocol):
-    """A transport that can say where a peer's connections come from."""
+    """A transport that knows the remote ends of a peer's connections."""
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`."""
         ...
 
     def observed(self, peer_id: str) -> tuple[str, ...]:
-        """Multiaddrs of the other ends of a peer's connections."""
+        """Multiaddrs of the remote ends of a peer's connections."""
         ...
 
 
 def serve_diagnosis(host: Host, clock: Callable[[], float] = time.time) -> None:
-    """Answer both protocols of this module on a transport."""
+    """Serve both protocols of this module on a transport."""
     host.serve(TIME_PROTOCOL, lambda remote, request: struct.pack(">d", clock()))
     host.serve(DIAL_BACK_PROTOCOL, DialBacks(host.observed).handle)
 
 
 def read_clock(transport: RequestTransport, peer_id: str, timeout_s: float = 5.0) -> ClockReading:
-    """A peer's clock against ours, from the quickest of a few round trips. Raises `PeerUnreachable`."""
+    """A peer's clock relative to ours, from the fastest of several round trips. Raises `PeerUnreachable`."""
     readings = []
     for _ in range(NUM_CLOCK_READINGS):
         sent, began = time.time(), time.monotonic()
@@ -102,14 +102,14 @@ def read_clock(transport: RequestTransport, peer_id: str, timeout_s: float = 5.0
 
 
 def clock_reading(remote: float, sent: float, round_trip_s: float) -> ClockReading:
-    """The remote clock was read half a round trip after we asked, give or take that half."""
+    """Estimate the offset: the remote clock was read halfway through the round trip, plus or minus half of it."""
     return ClockReading(remote - (sent + round_trip_s / 2), round_trip_s / 2)
 
 
 def ask_dial_back(
     transport: RequestTransport, peer_id: str, ports: Sequence[int], timeout_s: float = 15.0
 ) -> DialBackReply:
-    """Ask a peer to dial us back on some ports and wait for the outcome. Raises `PeerUnreachable`."""
+    """Ask a peer to dial us back on these ports and wait for the result. Raises `PeerUnreachable`."""
     request = msgspec.json.encode(DialBackRequest(tuple(ports[:MAX_PORTS])))
     deadline = time.monotonic() + timeout_s
     while True:
@@ -129,7 +129,7 @@ Dialler = Callable[[str, Sequence[int]], dict[int, bool]]
 
 
 class DialBacks:
-    """Dials askers back, a few at once; `handle` is called on the network thread and never waits."""
+    """Dials askers back, a few at once. `handle` runs on the network thread and never blocks."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class DialBacks:
         dial: Dialler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`observed` gives a peer's remote multiaddrs; `dial` blocks, and runs on a thread of its own."""
+        """`observed` returns a peer's remote multiaddrs; `dial` blocks and runs on a separate thread."""
         self._observed = observed
         self._dial = dial or dial_ports
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}
-        """By the asker's IP: peer ids cost nothing, addresses do."""
+        """By the asker's IP: peer ids are free, addresses are not."""
 
     def handle(self, remote: str, request: bytes) -> bytes:
         """Answer one request."""
@@ -159,7 +159,7 @@ class DialBacks:
         addresses = self._observed(remote)
         host = asker_ip(addresses)
         if host is None:
-            # A connection shows in our table within a second or so.
+            # A new connection appears in the table within about a second.
             return DialBackReply("refused", "you are connected through a relay") if addresses else PENDING
         return self._job_of(host, remote, ports)
 
@@ -199,7 +199,7 @@ class _Job:
 
 
 def asker_ip(multiaddrs: Iterable[str]) -> str | None:
-    """The IP address of the first direct connection; None when there is none."""
+    """The IP address of the first direct connection; None if there is none."""
     for multiaddr in multiaddrs:
         parts = multiaddr.split("/")
         if "p2p-circuit" in parts or len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
@@ -210,7 +210,7 @@ def asker_ip(multiaddrs: Iterable[str]) -> str | None:
 
 
 def dial_ports(host: str, ports: Sequence[int]) -> dict[int, bool]:
-    """Whether a libp2p node greets on each port; blocks for the full time-out unless all do."""
+    """Whether a libp2p node greets on each port; blocks for the full timeout unless all do."""
     return asyncio.run(_dial_ports(host, ports))
 
 

@@ -1,12 +1,12 @@
-"""Who of those that ask is served, who is told to ask later, and who makes room: streams by place, requests by rate.
+"""Admission of incoming streams: which are served, refused as busy, or evicted. Places per stream, rates per request.
 
     a stream ──▶ rate of its peer and address ──▶ a place ──▶ served
-                        │ too high                  │ none, and nobody has to make room
-                        └───────────▶ told "busy" ◀─┘     (as many places; beyond them hung up on without a word)
+                        │ too high                  │ none free, none to evict
+                        └───────────▶ told "busy" ◀─┘     (as many places; beyond that reset without an answer)
 
-What keeps others in the run has places of its own, which no other request can take. When all places are taken, room is
-made by whoever keeps this node waiting, and by whoever holds far more of them than the newcomer: identities cost
-nothing, so those behind one address count as one first. Pure but for the clock.
+Protocols that keep peers in the run have their own places, which no other request can take. When all places are taken,
+a stream is evicted if its peer keeps this node waiting, or if its peer or address holds far more places than the
+newcomer. Addresses count before peers because identities are free. Pure but for the clock.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
 from swarm.reasons import Reason
 
 VITAL = frozenset({MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL})
-"""Short questions and short answers, without which nobody gets into a run or stays in it."""
+"""Protocols with short requests and answers that a peer needs to enter a run and stay in it."""
 MAX_STREAMS, MAX_VITAL_STREAMS = 64, 32
-"""Served at once, of the others and of these; one holds a request, or a few chunks."""
+"""Served at once: of other protocols, and of `VITAL` ones. Each holds a request or a few chunks."""
 MAX_STREAMS_PER_PEER = 16
-"""Of each."""
+"""Limit in each of the two groups."""
 FAIR = 4
-"""Who holds this many more than a newcomer makes room for it."""
+"""A peer or address that holds more places than a newcomer by over this number loses one to it."""
 PATIENCE_S = 1.0
-"""How long a peer may keep this node waiting when others want its place, beside the time that the bytes may need."""
+"""How long a peer may keep this node waiting while others want its place, in addition to the transfer time."""
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 500.0
-"""Of one peer. Honest ones make a few: heartbeats, repairs, one for each part of a snapshot or large record."""
+"""Per peer. Honest peers send a few: heartbeats, repairs, one per part of a snapshot or large record."""
 ADDRESS_FACTOR = 10.0
-"""So many times that of all peers behind one address."""
+"""The rate of all peers behind one address, as a multiple of one peer's."""
 BLAME_EVERY_S = 1.0
 
 
 class Stream:
-    """One stream that a peer has opened."""
+    """A stream that a peer has opened."""
 
     def __init__(self, remote: str, host: str, hang_up: Callable[[], None], clock: Callable[[], float]) -> None:
-        """`hang_up` ends it."""
+        """`hang_up` resets it."""
         self.remote = remote
         self.host = host
         self.hang_up = hang_up
         self.served = False
-        """Otherwise its peer is to be told that this node is busy."""
+        """If false, the peer is told that this node is busy."""
         self._clock = clock
         self.late_at = clock() + PATIENCE_S
-        """When it will have kept this node waiting for too long; infinite while it is this node's turn."""
+        """When the peer exceeds its patience; infinite while this node works."""
 
     def waits(self, num_bytes: int = 0) -> None:
-        """It is the peer's turn, to send or to take bytes."""
+        """The peer's turn to send or receive bytes."""
         begins = self._clock() + PATIENCE_S if self.late_at == math.inf else self.late_at
         self.late_at = begins + num_bytes / MIN_RATE_BYTES_PER_S
 
     def works(self) -> None:
-        """It is this node's turn."""
+        """This node's turn."""
         self.late_at = math.inf
 
 
 class Doors:
-    """The streams that are open, and how often everybody has asked lately."""
+    """The open streams, and the request rates of peers and addresses."""
 
     def __init__(
         self,
         blame: Callable[[str, Reason], None] = lambda peer, reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blame(peer, reason)` hears of those who ask too often."""
+        """`blame(peer, reason)` is called for peers that exceed their rate."""
         self._blame = blame
         self._clock = clock
         self._vital: list[Stream] = []
@@ -84,7 +84,7 @@ class Doors:
         self._blames = Rates(1 / BLAME_EVERY_S, 1.0)
 
     def enter(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
-        """A stream that has just been opened from `address`; None when it is to be hung up on without a word."""
+        """Admit a stream from `address`; None if it must be reset without an answer."""
         stream = Stream(remote, host_of(address), hang_up, self._clock)
         places, most = (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
         if self._asks_too_often(stream) or not self._has_place(stream, places, most):
@@ -97,7 +97,7 @@ class Doors:
         return stream
 
     def leave(self, stream: Stream) -> None:
-        """It has ended."""
+        """The stream has ended."""
         for places in (self._vital, self._others, self._refused):
             if stream in places:
                 places.remove(stream)

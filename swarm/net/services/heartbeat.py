@@ -1,6 +1,6 @@
-"""Workers report to their learner, and are told whether they are wanted: one small request each second.
+"""Heartbeats: workers report to their learner and receive orders, with one small request per second.
 
-Both ends are known by their connection: the transport says whose request it is, and asks the learner by its peer id.
+Both ends are authenticated: the transport names the asker, and the learner is addressed by its peer id.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ HEARTBEAT_PROTOCOL = "/swarm/heartbeat/1"
 TIMEOUT_S = 5.0
 LONGEST_BACKOFF_S = 15.0
 GONE_AFTER = 3
-"""Heartbeats in a row without an answer after which the learner is taken to be away."""
+"""The learner counts as away after this many unanswered heartbeats in a row."""
 
 
 def serve_heartbeats(transport: RequestTransport, beat: Callable[[str, Heartbeat], Orders]) -> None:
-    """Answer workers with what `beat` says, which must not block."""
+    """Answer workers with the result of `beat`, which must not block."""
 
     def answer(peer_id: str, request: bytes) -> bytes:
         return msgspec.msgpack.encode(beat(peer_id, msgspec.msgpack.decode(request, type=Heartbeat)))
@@ -31,12 +31,12 @@ def serve_heartbeats(transport: RequestTransport, beat: Callable[[str, Heartbeat
 
 
 class Heartbeats:
-    """A thread that reports to the learner regularly, and less often while it does not answer."""
+    """A thread that reports to the learner regularly, and backs off while it does not answer."""
 
     def __init__(
         self, transport: RequestTransport, learner: str, report: Callable[[], Heartbeat], every_s: float = 1.0
     ) -> None:
-        """Begin. `report` is called on this thread."""
+        """Start the thread; it calls `report`."""
         self._transport = transport
         self._learner = learner
         self._report = report
@@ -50,7 +50,7 @@ class Heartbeats:
 
     @property
     def orders(self) -> Orders | None:
-        """The learner's last word; None before the first and while it is away."""
+        """The learner's last orders; None before the first and while it is away."""
         return self._orders
 
     @property
@@ -59,7 +59,7 @@ class Heartbeats:
         return self._failures >= GONE_AFTER
 
     def soon(self) -> None:
-        """Report now: there is news."""
+        """Report at once."""
         self._news.set()
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Heartbeats:
             self._orders = msgspec.msgpack.decode(answer, type=Orders)
             self._failures = 0
         except (TransportError, ValueError, RecursionError):
-            # What is no answer is a ValueError, as msgspec and UTF-8 say it.
+            # msgspec and UTF-8 decoding raise ValueError for an invalid answer.
             self._failures += 1
             if self.away:
                 self._orders = None

@@ -1,4 +1,4 @@
-"""Handing on a run's manifest: any of its members answers with it, as its founder sealed it."""
+"""Distribution of a run's manifest: any member answers with it, as the founder sealed it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MANIFEST_PROTOCOL = "/swarm/manifest/1"
 
 
 def nobody(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> PeerUnreachable:
-    """The error that names every address and how it failed; `refusals` are of the manifests among what was answered."""
+    """The error that lists every address with its failure; `refusals` are those of received manifests."""
     split = next((refusal.detail for refusal in refusals if refusal.reason == Reason.SCHEMA_VERSION), None)
     what = (
         f"this run cannot be joined: {split}"

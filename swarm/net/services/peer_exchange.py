@@ -1,4 +1,4 @@
-"""Peer exchange: signed records of where peers are, handed on by any member of the run."""
+"""Peer exchange: any member of the run passes on signed records of peers' addresses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SealedRecords = Annotated[list[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_
 
 
 def answer_peers(sealed_records: Sequence[bytes]) -> bytes:
-    """The first of these records, as many as an answer may hold."""
+    """The first records, up to the limit of an answer."""
     return msgspec.msgpack.encode(sealed_records[:MAX_PEERS])
 
 
 async def ask_peers(fetch: Fetch, peer_id: str, run_id: str, now: float) -> list[tuple[PeerRecord, bytes]]:
-    """Peers that a peer knows: opened, and as they signed it; what is expired or forged is left out.
+    """Records of peers that a peer knows, decoded and as signed; expired or forged ones are dropped.
 
     Raises `PeerUnreachable`.
     """

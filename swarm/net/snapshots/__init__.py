@@ -1,5 +1,5 @@
-"""A learner's snapshots on their way to those who follow it: `publish.Publisher` and `subscribe.Subscriber`.
+"""Distribution of a learner's snapshots to its followers: `publish.Publisher` and `subscribe.Subscriber`.
 
-Both answer others by `serving.Serving`. What is in a snapshot is `policy/snapshot.py`'s; when a new one is wanted is
-`central/`'s.
+Both answer other peers through `serving.Serving`. `policy/snapshot.py` defines a snapshot's content; `central/` decides
+when to publish one.
 """

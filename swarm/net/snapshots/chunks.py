@@ -1,4 +1,4 @@
-"""A snapshot as its learner signs it: cut into chunks, whole and as the change from the one before."""
+"""A snapshot as its learner signs it: split into chunks, whole and as a delta from the previous one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from swarm.net.snapshots.delta import delta, digest
 from swarm.types import ChunkList, SnapshotManifest
 
 NUM_CHUNKS = 256
-"""A hop costs the time of one chunk: so many make it cheap, and more cost more to hand over."""
+"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
 
 
 def chunk_bytes_for(num_bytes: int) -> int:
-    """A chunk size for so many bytes."""
+    """Chunk size for a snapshot of this size."""
     return min(max(-(-num_bytes // NUM_CHUNKS), MIN_SNAPSHOT_CHUNK_BYTES), MAX_SNAPSHOT_CHUNK_BYTES)
 
 
 def cut(content: bytes, chunk_bytes: int | None) -> ChunkList:
-    """What chunks of this size, or of a fitting one, look like. Raises `SnapshotError` for none or too many."""
+    """The chunk list of `content`; the default chunk size fits it. Raises `SnapshotError` for none or too many."""
     size = chunk_bytes or chunk_bytes_for(len(content))
     if not 0 < len(content) <= size * MAX_SNAPSHOT_CHUNKS:
         raise SnapshotError(
@@ -33,9 +33,9 @@ def cut(content: bytes, chunk_bytes: int | None) -> ChunkList:
 def describe(
     run_id: str, learner: str, version: int, snapshot: bytes, parent: tuple[int, bytes] | None, chunk_bytes: int | None
 ) -> tuple[SnapshotManifest, bytes | None]:
-    """The manifest of a snapshot, and its change from the parent (version, bytes) if that is smaller.
+    """The manifest of a snapshot, and its delta from the parent (version, bytes) if that is smaller.
 
-    Raises `SnapshotError` when it is empty or too large.
+    Raises `SnapshotError` if the snapshot is empty or too large.
     """
     change = delta(snapshot, parent[1]) if parent is not None else None
     if change is not None and len(change) >= len(snapshot):

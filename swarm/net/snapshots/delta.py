@@ -1,7 +1,7 @@
-"""A snapshot as its difference from another that the receiver has.
+"""Lossless delta between two snapshots.
 
-A step of reinforcement learning moves weights by less than most of them can express: the exclusive or of two snapshots
-is mostly zeros, above all in the high bytes. Sorted into planes of equal significance, it compresses well, and exactly.
+A step of reinforcement learning changes most weights by less than their precision, so the exclusive or of two snapshots
+is mostly zeros, above all in the high bytes. It compresses well after it is sorted into planes of equal significance.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from swarm.errors import SnapshotError
 
 LEVEL = 3
 PLANES = 4
-"""Bytes of a float32; those of two bfloat16 in a row are sorted as well by it."""
+"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
 
 
 def delta(new: bytes, parent: bytes) -> bytes | None:
-    """What makes `new` of `parent`, exactly; None when their sizes differ: then there is nothing to gain."""
+    """The delta from `parent` to `new`; None if their sizes differ, since nothing would be gained."""
     if len(new) != len(parent):
         return None
     changed = np.bitwise_xor(np.frombuffer(new, np.uint8), np.frombuffer(parent, np.uint8))
@@ -26,7 +26,7 @@ def delta(new: bytes, parent: bytes) -> bytes | None:
 
 
 def apply_delta(change: bytes, parent: bytes) -> bytes:
-    """The snapshot that `delta` was given. Raises `SnapshotError` when it was not made for this parent's size."""
+    """The inverse of `delta`. Raises `SnapshotError` if the delta does not fit a parent of this size."""
     try:
         if zstandard.frame_content_size(change) != len(parent):
             raise SnapshotError(f"the delta is not for a parent of {len(parent)} bytes")
@@ -39,12 +39,12 @@ def apply_delta(change: bytes, parent: bytes) -> bytes:
 
 
 def digest(snapshot: bytes) -> bytes:
-    """What a snapshot is named by: 32 bytes."""
+    """32-byte digest of a snapshot."""
     return blake3(snapshot).digest()
 
 
 def _to_planes(content: np.ndarray) -> bytes:
-    """Every fourth byte together, from each of four starts; what does not fill a row comes last."""
+    """Group every fourth byte, for each of four offsets; the remainder of an incomplete row comes last."""
     even = len(content) - len(content) % PLANES
     planes = np.ascontiguousarray(content[:even].reshape(-1, PLANES).T)
     return planes.tobytes() + content[even:].tobytes()

@@ -1,15 +1,16 @@
-"""One part of a snapshot, from the peers that have it: the source that the plan says, and others when that one fails.
+"""Fetching one part of a snapshot from peers: first from the source in the plan, then from others if it fails.
 
-One source at a time gives chunk after chunk from the first missing one on. It is left for another when
+One source at a time sends consecutive chunks from the first missing one on. The fetch changes to another source if the
+current one
 
-* it hangs up, or is silent for `stall_s`, and then does not answer; or it gave less than half of what the plan promises
-  though it had more to give;
-* it gives less than that while another peer is well ahead and has a place free;
-* it gives a wrong chunk, after which it is not asked again for this part.
+* disconnects, or is silent for `stall_s`, and then does not answer; or delivered less than half of the planned rate
+  although it had more chunks;
+* delivers less than that rate while another peer is well ahead and has a free place;
+* sends a wrong chunk, after which it is not asked again for this part.
 
-A source that holds no more itself is waited for: the first node behind the one that fails finds another source, and all
-behind it get their chunks as before. On a machine that is too busy all sources are late, and others are asked more and
-more seldom, so that looking for better sources does not make it worse.
+A source that has no more chunks itself is not left: the first node behind the failed one finds another source, and all
+nodes behind it keep their sources. On an overloaded machine all sources are late; the interval between searches grows,
+so that searching does not add to the load.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from swarm.reasons import Reason
 STUCK_AFTER_STALLS = 3
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 STALLS_IN_WINDOW = 2
-"""At half the rate: as much is missed in a window as in a stall, whether it is slow throughout or pauses."""
+"""At half the rate, as many bytes are missing after a window as after a stall."""
 MAX_WINDOWS = 4
-"""Of slowness, from one search that found nothing better to the next."""
+"""Longest interval between two searches for a faster source, in windows."""
 MARKS = 16
-"""Of bytes over a window: old ones are dropped one at a time."""
+"""Time marks per window; old ones are dropped one at a time."""
 
 
 class Fetching:
-    """Gets one part."""
+    """Fetches one part."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class Fetching:
         place: Place,
         is_wanted: Callable[[Fetching], bool],
     ) -> None:
-        """Of a version's part `name`; `place` is this node's place in the plan.
+        """Fetch part `name` of a version; `place` is this node's place in the plan.
 
-        `is_wanted` is asked after every piece whether the version is still the one to fetch.
+        `is_wanted` is called after every piece: whether this version should still be fetched.
         """
         part = stored.part(name)
         assert part is not None
@@ -62,22 +63,22 @@ class Fetching:
         self._is_wanted = is_wanted
         self._sources = Sources(downloads, stored, name, place)
         self._pending = bytearray()
-        """Of the next chunk."""
+        """Received bytes of the next chunk."""
         self._moved_at = time.monotonic()
 
     @property
     def source(self) -> str | None:
-        """The peer that gives just now."""
+        """The current source."""
         return self._sources.current
 
     @property
     def stuck(self) -> bool:
-        """Whether no chunk has come for long: it may be that nobody has this version any more."""
+        """Whether no chunk has arrived for long; perhaps no peer has this version any more."""
         return time.monotonic() - self._moved_at > STUCK_AFTER_STALLS * self._sources.pace.silence_s
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The source that the plan said, when nearly all of what came had to come from others."""
+        """The planned source, if nearly all chunks had to come from others."""
         return self._sources.failed
 
     def run(self) -> bool:
@@ -101,7 +102,7 @@ class Fetching:
         return not self._downloads.closing.is_set() and self._is_wanted(self)
 
     def _turn(self, source: str | None) -> str | None:
-        """Take what a source gives; the source of the next turn."""
+        """Fetch from one source. Returns the source of the next turn."""
         better = None
         if source is not None:
             before, began = self._part.num_held, time.monotonic()
@@ -113,7 +114,7 @@ class Fetching:
         return better or self._sources.after(source) or self._sources.planned
 
     def _take_from(self, peer_id: str) -> str | None:
-        """Take chunks until complete, unwanted, failed (None) or until there is a better source (which)."""
+        """Fetch chunks until complete, unwanted or failed (None), or until there is a better source (returned)."""
         if self._sources.current not in (None, peer_id):
             self._downloads.counters.add("reroutes")
         self._sources.current = peer_id
@@ -134,7 +135,7 @@ class Fetching:
         window_s = STALLS_IN_WINDOW * self._downloads.stall_s
         window = _Window(window_s)
         self._pending.clear()
-        # Where nothing has come yet, a connection may have to be made first.
+        # Before the first chunk, a connection may have to be set up.
         patience_s = pace.silence_s * (1 if part.num_held else 2)
         pieces = self._downloads.transport.stream(peer_id, CHUNKS_PROTOCOL, want, patience_s, room)
         with closing(pieces):
@@ -153,7 +154,7 @@ class Fetching:
         return None
 
     def _take_in(self, piece: bytes) -> None:
-        """Put the bytes that arrived together to chunks as they were signed. Raises `CorruptChunk`."""
+        """Append received bytes and store complete chunks after verification. Raises `CorruptChunk`."""
         part, pending = self._part, self._pending
         pending += piece
         while not part.complete and len(pending) >= (size := part.chunks.size(part.num_held)):
@@ -164,23 +165,23 @@ class Fetching:
             self._downloads.counters.add("chunks_received")
 
     def _is_little(self, num_chunks: int, seconds: float) -> bool:
-        """Whether these are fewer bytes than half of what the plan promises for this time."""
+        """Whether this is less than half of the planned bytes for this time."""
         return num_chunks * self._part.chunks.chunk_bytes < self._sources.pace.bytes_per_s / 2 * seconds
 
 
 class _Window:
-    """Bytes over the last while, which slides."""
+    """Bytes over a sliding window."""
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
         self._num_bytes = 0
         self._marks: deque[tuple[float, int]] = deque()
-        """(when, bytes until then), one in a `MARKS`th of the window; the first is as old as the window, or older."""
+        """(time, bytes until then), one per 1/`MARKS` of the window; the first is as old as the window or older."""
 
     def is_slow(self, num_bytes: int, rate: float, now: float) -> bool:
-        """Add bytes; whether fewer came than at this rate. It begins anew when they did.
+        """Add bytes; whether the window's rate is below `rate`. If so, the window restarts.
 
-        The first begins with the first bytes: whoever gives them may have had to wait for them, too.
+        The first window starts with the first bytes, because the source may have waited for them too.
         """
         self._num_bytes += num_bytes
         marks = self._marks

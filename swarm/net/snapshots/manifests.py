@@ -1,4 +1,4 @@
-"""What a learner has signed, as far as it is known here, and which version of it is fetched next."""
+"""The learner's known signed manifests, and the choice of the next version to fetch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from swarm.types import SnapshotManifest
 
 
 class Signed(NamedTuple):
-    """A manifest, and the bytes by which others can check it."""
+    """A manifest, and its signed bytes, which other peers can verify."""
 
     sealed: bytes
     manifest: SnapshotManifest
 
 
 class Manifests:
-    """Manifests of the versions from the one being fetched on. Thread-safe."""
+    """Manifests from the version being fetched onwards. Thread-safe."""
 
     def __init__(self, run_id: str, learner: str, max_bytes: float = math.inf) -> None:
-        """Snapshots with more than `max_bytes` are refused: a learner may sign what fills any disk."""
+        """Snapshots larger than `max_bytes` are refused: otherwise a learner could fill the disk."""
         self._run_id = run_id
         self._learner = learner
         self._max_bytes = max_bytes
@@ -39,7 +39,7 @@ class Manifests:
         return self._newest
 
     def open(self, sealed: bytes) -> SnapshotManifest:
-        """The manifest, its signature verified. Raises `Refusal`."""
+        """The manifest, after its signature is verified. Raises `Refusal`."""
         manifest = open_snapshot(sealed, self._run_id, self._learner)
         num_bytes = max(part.num_bytes for part in (manifest.whole, manifest.change) if part is not None)
         if num_bytes > self._max_bytes:
@@ -47,7 +47,7 @@ class Manifests:
         return manifest
 
     def add(self, signed: Signed) -> bool:
-        """Take in an opened manifest if it is newer than all others; whether it is."""
+        """Add an opened manifest if it is newer than all others; whether it is."""
         version = signed.manifest.version
         with self._lock:
             if self._newest is not None and version <= self._newest:
@@ -57,7 +57,7 @@ class Manifests:
             return True
 
     def replace_all(self, signed: Signed) -> None:
-        """Know this manifest only: its learner says that it is the newest."""
+        """Keep this manifest only: the learner declares it the newest."""
         with self._lock:
             self._known = {signed.manifest.version: signed}
             self._newest = signed.manifest.version
@@ -73,7 +73,7 @@ class Manifests:
             return dict(self._known)
 
     def sealed_after(self, version: int) -> bytes:
-        """The newest manifest as it was signed if its version is above this one, else nothing."""
+        """The newest manifest, as signed, if its version is above this one; else empty."""
         with self._lock:
             newest = self._newest
             return self._known[newest].sealed if newest is not None and newest > version else b""
@@ -82,11 +82,11 @@ class Manifests:
 def next_version(
     known: Mapping[int, SnapshotManifest], have: int, current: int | None, finish_behind: int
 ) -> int | None:
-    """The version to fetch, of those known; None when the newest is here.
+    """The version to fetch next among the known ones; None if the newest is complete here.
 
-    `have` is the newest complete version. `current`, which is on its way, is finished first unless `finish_behind`
-    newer ones are known. Otherwise it is the newest, or the first step to it when the changes from what is here take
-    fewer bytes than the whole.
+    `have` is the newest complete version. `current` is being fetched; it is finished first unless `finish_behind` newer
+    versions are known. Otherwise the result is the newest version, or the first step to it if the deltas from `have`
+    take fewer bytes than the whole.
     """
     missing = [version for version in known if version > have]
     if not missing:

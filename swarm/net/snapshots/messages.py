@@ -1,10 +1,10 @@
-"""What nodes send each other about snapshots, beside the chunks themselves.
+"""Messages about snapshots, apart from the chunks.
 
 | protocol | request | answer |
 | --- | --- | --- |
-| ask | `Ask` | `News`: a manifest the asker lacks, what is held here, a place if one is wanted |
-| announce | `Announcement` | nothing; sent by the learner when there is a new snapshot |
-| chunks | `Want` | a part's chunks from one on, each as soon as it is held here and verified |
+| ask | `Ask` | `News`: a manifest that the asker lacks, chunks held here, a place if one is wanted |
+| announce | `Announcement` | nothing; sent by the learner for a new snapshot |
+| chunks | `Want` | a part's chunks from an index on, each as soon as it is held here and verified |
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ Sealed = Annotated[bytes, Meta(max_length=MAX_SNAPSHOT_MANIFEST_BYTES)]
 
 
 class Ask(Struct, frozen=True, array_like=True):
-    """What is there, and what does the other hold of the newest version that the asker knows?"""
+    """Asks for news, and for the chunks held of the newest version that the asker knows."""
 
     version: Annotated[int, Meta(ge=-1, le=MAX_INTEGER)]
-    """-1: the asker knows of none."""
+    """The newest known version; -1: none."""
     limits: Limits | None = None
-    """Of a worker that wants a place in the learner's plan."""
+    """Rates of a worker that wants a place in the learner's plan."""
     failed: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_SOURCES)] = ()
-    """Sources of its place that have fed it nothing though they could."""
+    """Planned sources that delivered nothing although they could."""
 
 
 class News(Struct, frozen=True, array_like=True):
     """The answer to `Ask`."""
 
     sealed: Sealed
-    """Manifest of the newest version known here, if the asker does not know it."""
+    """Manifest of the newest version known here, if it is newer than the asker's."""
     whole: NumChunks
     change: NumChunks
-    """Chunks held of the two parts of the asker's version."""
+    """Held chunks of the two parts of the asker's version."""
     num_free: Annotated[int, Meta(ge=-(2**16), le=2**16)]
-    """How many more could be fed as planned; below 0 nobody is taken on."""
+    """Free places according to the plan; below 0 no further peer is accepted."""
     place: Place | None = None
-    """In the broadcast of the newest version; from the learner only."""
+    """The asker's place in the broadcast of the newest version; from the learner only."""
 
     def num_held(self, name: PartName) -> int:
-        """Chunks held of one part of the asker's version."""
+        """Held chunks of one part of the asker's version."""
         return self.whole if name == "whole" else self.change
 
 
 class Announcement(Struct, frozen=True, array_like=True):
-    """A new snapshot, and a worker's place in its broadcast."""
+    """A new snapshot, and the worker's place in its broadcast."""
 
     sealed: Sealed
     place: Place
 
 
 class Want(Struct, frozen=True, array_like=True):
-    """Asks for a part's chunks from one on."""
+    """Requests a part's chunks from an index on."""
 
     version: Version
     part: PartName
@@ -76,7 +76,7 @@ class Want(Struct, frozen=True, array_like=True):
 
 
 def ask(transport: RequestTransport, peer_id: str, question: Ask, timeout_s: float) -> News:
-    """A peer's answer. Raises `PeerUnreachable`, `Refusal` when it cannot be read."""
+    """A peer's answer. Raises `PeerUnreachable`, and `Refusal` if it cannot be decoded."""
     answer = transport.request(peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(question), timeout_s)
     try:
         return msgspec.msgpack.decode(answer, type=News)

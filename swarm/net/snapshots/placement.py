@@ -1,4 +1,4 @@
-"""The learner's side of a plan: which workers have a place in it, and which of them have fed nobody.
+"""The learner's side of a plan: which workers have a place in it, and which of them failed to feed others.
 
 Pure but for the clock; the caller holds a lock.
 """
@@ -19,26 +19,26 @@ from swarm.net.snapshots.plan import Limits, Place, Plan
 logger = logging.getLogger(__name__)
 
 FORGET_AFTER_POLLS = 3
-"""A worker that has not asked for this many times `poll_s` has no place in the next plan."""
+"""A worker that has not asked for this many times `poll_s` gets no place in the next plan."""
 MAX_WORKERS = 256
-"""With a place; one more takes that of the last that has not been in a broadcast yet."""
+"""Workers with a place. A new one displaces the one that asked longest ago among those without a broadcast yet."""
 IDLE_S, MAX_IDLE_S = 60.0, 3_600.0
-"""A worker that fed nobody though the plan said so is to feed nobody for this time, twice as long each time."""
+"""A worker that failed to feed its child is excluded as a source for this time, twice as long each time."""
 
 
 class _Worker(Struct):
-    """A peer that has asked for a place."""
+    """A worker that has asked for a place."""
 
     limits: Limits
     asked_at: float
     tried: bool = False
     """It had a place in an earlier broadcast."""
     failed: tuple[str, ...] = ()
-    """Sources that it said fed it nothing, when it last asked."""
+    """Sources that delivered nothing, according to its last request."""
 
 
 class Placement:
-    """The workers that have asked for a place, and the plan that is made of them."""
+    """The workers that have asked for a place, and the resulting plan."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Placement:
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limits` are the learner's own."""
+        """`limits` are the learner's own rates."""
         self._learner = learner
         self._limits = limits
         self._settings = settings
@@ -60,13 +60,13 @@ class Placement:
 
     @property
     def root(self) -> Place:
-        """The learner's own part."""
+        """The learner's own place."""
         return self.plan.places[self._learner]
 
     def place_for(self, worker: str, limits: Limits, failed: tuple[str, ...] = ()) -> Place | None:
-        """The place of a worker that asks; None when there are too many already.
+        """The place of a worker that asks; None if there are too many.
 
-        `failed` are sources of its place that it says fed it nothing.
+        `failed`: sources of its place that delivered nothing, as it reports.
         """
         known = self._workers.get(worker)
         if known is None and not self._make_room():
@@ -77,7 +77,7 @@ class Placement:
         return self.plan.places[worker]
 
     def begin_broadcast(self) -> dict[str, Place]:
-        """Plan anew; the places of all workers, which count as tried from now on."""
+        """Make a new plan. Returns the places of all workers, which count as tried from now on."""
         self._make_plan()
         for worker in self._workers.values():
             worker.tried = True
@@ -88,7 +88,7 @@ class Placement:
         self._workers.pop(worker, None)
 
     def _make_room(self) -> bool:
-        """Whether one more worker may have a place; one that was not tried yet makes room for it."""
+        """Whether there is room for one more worker; an untried one may be displaced."""
         if len(self._workers) < MAX_WORKERS:
             return True
         untried = [worker for worker, each in self._workers.items() if not each.tried]
@@ -97,9 +97,9 @@ class Placement:
         return bool(untried)
 
     def _blame(self, worker: str) -> bool:
-        """Whether another worker is to feed nobody from now on because it fed this one nothing.
+        """Whether this worker's source is excluded from now on because it delivered nothing.
 
-        Only the word of those that it was to feed counts; and a worker that complains of its own source is excused.
+        Only a report from its planned children counts, and a source that reports its own source is excused.
         """
         source = self.plan.places[worker].sources[0]
         found = self._workers.get(source)
@@ -114,7 +114,7 @@ class Placement:
         return self._idle.wait_s(worker, self._clock()) > 0
 
     def _make_plan(self) -> None:
-        """Place all workers that have asked lately; the others lose their places."""
+        """Place all workers that have asked recently; the others lose their places."""
         since = self._clock() - FORGET_AFTER_POLLS * self._settings.poll_s
         self._workers = {worker: each for worker, each in self._workers.items() if each.asked_at >= since}
         idle = frozenset(filter(self._is_idle, self._workers))

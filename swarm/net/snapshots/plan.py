@@ -1,12 +1,12 @@
-"""Who gets a snapshot from whom: chains where the learner's uplink exceeds a worker's, a tree where it does not.
+"""The broadcast plan: chains if the learner's uplink exceeds a worker's, a tree if not.
 
-Everyone gets the whole snapshot in one stream of R bytes/s. A node with uplink u can feed floor(u / R) others at that
-rate; R is the fastest at which that is enough places for all. With an uplink of U = m b at the learner and b at the
-workers, R is b: the learner starts m chains in which everybody feeds one. With U below b, R is U: the learner feeds
-one, and everybody floor(b / U). Places nearest to the learner are taken first, by those who can feed most.
+Every node gets the whole snapshot in one stream of R bytes/s. A node with uplink u can feed floor(u / R) others at that
+rate; R is the fastest rate that gives enough places for all. With uplinks U = m b of the learner and b of the workers,
+R is b: the learner starts m chains in which each node feeds one. With U below b, R is U: the learner feeds one, and
+each worker floor(b / U). Workers that can feed most get the places nearest to the learner.
 
-Source: arXiv:2602.02192, section 4.2 (chains); every chain carries the whole here, so that a node has one source and
-goes on from any other.
+Source: arXiv:2602.02192, section 4.2 (chains). Here every chain carries the whole snapshot, so that a node has one
+source and can continue from any other.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from swarm.net.records.identity import MAX_PEER_ID_CHARS
 
 MAX_CHILDREN = 16
 MAX_SOURCES = 4
-"""Told to each: the nearest ones above it, and the learner."""
+"""Sources in a place: the nearest nodes above it, and the learner."""
 ROUNDING = 1e-6
 MAX_BYTES_PER_S = 1e15
 
 PeerId = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 ClaimedRate = Annotated[float, Meta(ge=2**18, le=MAX_BYTES_PER_S)]
-"""What a stranger may say of its link: no less than settings allow, or one could make a broadcast crawl for all."""
+"""Link rates that a stranger may claim. The minimum is that of the settings: a lower one would slow down everybody."""
 
 
 class Limits(Struct, frozen=True, array_like=True):
-    """Bytes a second that a node gives and takes at most; None: not limited."""
+    """A node's largest upload and download rates in bytes/s; None: unlimited."""
 
     up: ClaimedRate | None = None
     down: ClaimedRate | None = None
 
 
 class Place(Struct, frozen=True, array_like=True):
-    """A node's part in handing a snapshot on."""
+    """A node's place in a broadcast."""
 
     sources: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_SOURCES)]
-    """Whom to get it from, then whom that gets it from, and so on; the learner last."""
+    """The node to fetch from, then that node's source, and so on; the learner last."""
     num_children: Annotated[int, Meta(ge=0, le=2**16)]
-    """How many to feed."""
+    """Number of nodes to feed."""
     bytes_per_s: Annotated[float, Meta(gt=0, le=MAX_BYTES_PER_S)] | None
-    """At which it is to come; None when no limit is known."""
+    """Planned rate of the stream; None without a known limit."""
     feeds: Annotated[tuple[PeerId, ...], Meta(max_length=2**10)] = ()
-    """Whom to feed before others."""
+    """Nodes to feed first."""
 
 
 class Plan:
@@ -66,10 +66,10 @@ class Plan:
         tried: Collection[str] = (),
         idle: Collection[str] = (),
     ) -> None:
-        """Place everyone; `fan_out` is how many a node feeds when nothing is known of links.
+        """Place all workers; `fan_out` is the number of children for nodes with unknown links.
 
-        Anybody may claim any link. So those who were `tried` come first, and the rate is theirs as long as there are
-        any; and who is known to have fed nobody, `idle`, comes last and is to feed nobody.
+        Claimed links are unverified. Workers that were `tried` come first and determine the rate if there are any.
+        Workers known to have fed nobody, `idle`, come last and feed nobody.
         """
         self._learner = learner
         self._fan_out = fan_out
@@ -80,7 +80,7 @@ class Plan:
         root = Place((), self._num_children(Limits(limits.up)), None)
         self.places: dict[str, Place] = {learner: root}
         self._free = deque([learner] * root.num_children)
-        """Places to be had, the nearest to the learner first."""
+        """Free places, nearest to the learner first."""
 
         def use(peer: str) -> tuple[bool, bool, int]:
             return peer not in idle, peer in tried, self._num_children(workers[peer])
@@ -92,7 +92,7 @@ class Plan:
     def _add(self, peer: str, limits: Limits) -> None:
         parent = self._free.popleft() if self._free else self._learner
         above = self.places[parent].sources
-        # The learner comes last: it has no sources of its own.
+        # Keep the last source: it is the learner, or nothing for a child of the learner.
         sources = (parent, *above[: MAX_SOURCES - 2], *above[MAX_SOURCES - 2 :][-1:])
         place = Place(sources, 0 if peer in self._idle else self._num_children(limits), self.bytes_per_s)
         self.places[peer] = place
@@ -106,9 +106,9 @@ class Plan:
 
 
 def stream_rate(learner: Limits, workers: Sequence[Limits], fan_out: int) -> float | None:
-    """Bytes a second at which all can get it at the same time, as far as limits say; None when there are none."""
+    """Largest rate in bytes/s at which all can receive at the same time, within the limits; None without limits."""
     downlinks = sorted(math.inf if limits.down is None else limits.down for limits in workers)
-    # Half of the workers may be slower than the rest need: those come last, and feed nobody.
+    # Up to half of the workers may be slower than the rest; they come last and feed nobody.
     most = min(learner.up or math.inf, downlinks[len(downlinks) // 2] if downlinks else math.inf)
     uplinks = [limits.up for limits in (learner, *workers)]
     shares = {up / k for up in set(uplinks) if up is not None for k in range(1, MAX_CHILDREN + 1)}

@@ -1,9 +1,9 @@
-"""The learner's part: snapshots are cut, signed, stored and announced.
+"""The learner's part: snapshots are split, signed, stored and announced.
 
-    publish ─▶ cut, sign, store ─▶ plan ─▶ announce: manifest and place, to every worker
-                                       └─▶ the workers that the plan feeds from here, chunk by chunk
+    publish ─▶ split, sign, store ─▶ plan ─▶ announce: manifest and place, to every worker
+                                         └─▶ chunks, to the workers that the plan feeds from here
 
-Workers ask the learner now and then for news, and tell it their limits: that is how they come into its plan.
+Workers poll the learner for news and report their rates; this enters them into the plan.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ logger = logging.getLogger(__name__)
 
 ANNOUNCE_TIMEOUT_S = 5.0
 NUM_ANNOUNCERS = 8
-"""Workers told at a time."""
+"""Workers notified in parallel."""
 
 
 class Publisher:
-    """`SnapshotPublisher` of a learner, with what an earlier process of it published."""
+    """`SnapshotPublisher` of a learner; continues with the snapshots of its earlier processes."""
 
     def __init__(self, transport: Transport, identity: Identity, folder: Path, settings: NetworkSettings) -> None:
-        """Snapshots that `identity` signs, kept in `folder`. Raises `SnapshotError` when the run is not known."""
+        """Snapshots signed by `identity`, stored in `folder`. Raises `SnapshotError` if the run is not known."""
         self._transport = transport
         self._identity = identity
         self._settings = settings.snapshots
         self._serving = Serving(transport, identity.peer_id, folder, settings)
-        self._serving.uploads.reach = 0  # nobody has heard of a version before the learner
+        self._serving.uploads.reach = 0  # no peer knows a version before its learner
         limits = Limits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._placement = Placement(identity.peer_id, limits, settings.snapshots, self._serving.counters)
         self._lock = threading.Lock()
-        """Of the placement, and of what waits to be published."""
+        """Guards the placement and the queue of snapshots to publish."""
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._announcers = ThreadPoolExecutor(NUM_ANNOUNCERS, "swarm-snapshots-announce")
         self._thread = SnapshotThread(self._serving, self._serving.verify, self._work)
 
     def start(self) -> None:
-        """Begin to answer workers and to publish. Raises `SnapshotError` when snapshots cannot be kept."""
+        """Start to answer workers and to publish. Raises `SnapshotError` if `folder` cannot be used."""
         self._serving.start(self._place_for, self._hear)
         self._thread.start()
 
     def close(self) -> None:
-        """Publish and answer no more; what is here stays for the next process."""
+        """Stop publishing and answering; stored snapshots stay for the next process."""
         self._serving.close()
         self._thread.close()
         self._announcers.shutdown(wait=False, cancel_futures=True)
 
     def publish(self, version: int, snapshot: bytes) -> None:
-        """Make a snapshot known to the run and serve it; returns at once. Raises `SnapshotError`."""
+        """Queue a snapshot to announce and serve; returns at once. Raises `SnapshotError`."""
         self._thread.require_running()
         with self._lock:
             newest = self._waiting[-1][0] if self._waiting else self.announced()
@@ -77,11 +77,11 @@ class Publisher:
         self._thread.wake()
 
     def announced(self) -> int | None:
-        """The newest version that is signed."""
+        """The newest signed version."""
         return self._serving.manifests.newest
 
     def progress(self) -> Progress | None:
-        """How far the newest snapshot is written, and which workers it goes to; None when there is none."""
+        """Progress of writing the newest snapshot, and the workers that receive it; None without one."""
         return self._serving.progress()
 
     def counters(self) -> dict[str, int]:
@@ -99,11 +99,11 @@ class Publisher:
             return place
 
     def _follow_plan(self) -> None:
-        # Other workers of the plan come before strangers.
+        # Workers in the plan come before strangers.
         self._serving.uploads.follow(self._placement.root, self._placement.plan.places.keys())
 
     def _hear(self, remote: str, announcement: Announcement) -> None:
-        """Take in what an earlier process of this learner published, when others have it and this node does not."""
+        """Accept a manifest of an earlier process of this learner that other peers have and this node lacks."""
         if announcement.sealed:
             self._serving.learn(announcement.sealed)
 
@@ -124,7 +124,7 @@ class Publisher:
             places = self._placement.begin_broadcast()
             self._follow_plan()
         told = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
-        # Nobody waits for the disk: chunks go out as they are written.
+        # Announced before the write completes: chunks go out as they are written.
         stored.whole.fill(snapshot)
         self._serving.counters.add("published")
         self._serving.store.collect()
@@ -132,7 +132,7 @@ class Publisher:
             each.result()
 
     def _store(self, version: int, snapshot: bytes) -> Stored:
-        """Sign a snapshot and store its manifest and its change; the whole is still to be written."""
+        """Sign a snapshot and store its manifest and delta; the whole is written later."""
         parent = self._serving.store.newest_complete() if self._settings.delta else None
         before = (parent.manifest.version, parent.whole.content()) if parent else None
         manifest, change = describe(

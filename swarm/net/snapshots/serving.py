@@ -1,4 +1,4 @@
-"""What publisher and subscriber have in common: the snapshots that are here, and the answers to peers that ask.
+"""The common part of publisher and subscriber: the stored snapshots, and the answers to peers' requests.
 
 Requests are answered on the network thread.
 """
@@ -24,18 +24,18 @@ from swarm.protocols import Transport
 
 
 class Progress(Struct, frozen=True):
-    """How far the newest snapshot has come, here."""
+    """Progress of the newest snapshot on this node."""
 
     version: int
     fraction: float
     source: str | None
-    """The peer that it comes from."""
+    """The peer that it is fetched from."""
     feeds: tuple[str, ...]
-    """The peers that it goes to."""
+    """The peers that it is sent to."""
 
 
 class Serving:
-    """One learner's snapshots, on disk and for everyone that asks."""
+    """One learner's snapshots, on disk and served to peers."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Serving:
         *,
         max_bytes: float = math.inf,
     ) -> None:
-        """Snapshots of the peer `learner`, kept in `folder`; see `Manifests` for `max_bytes`.
+        """Snapshots of the peer `learner`, stored in `folder`; see `Manifests` for `max_bytes`.
 
-        Raises `SnapshotError` when the run is not known.
+        Raises `SnapshotError` if the run is not known.
         """
         run = transport.manifest()
         if run is None:
@@ -63,10 +63,10 @@ class Serving:
         self._closed = False
 
     def start(self, place_for: Callable[[str, Ask], Place | None], hear: Callable[[str, Announcement], None]) -> None:
-        """Find what an earlier process left, and begin to answer.
+        """Load what an earlier process stored, and start to answer.
 
-        `place_for` a peer that asks says which place in the plan it has, if it has one; `hear` takes announcements in.
-        Raises `SnapshotError` when snapshots cannot be kept.
+        `place_for(peer, question)` returns the asker's place in the plan, if it has one; `hear` handles announcements.
+        Raises `SnapshotError` if the folder cannot be used.
         """
         self.store.load(self.manifests.open)
         for version in self.store.versions():
@@ -90,11 +90,11 @@ class Serving:
         self._transport.serve_stream(CHUNKS_PROTOCOL, self._give)
 
     def close(self) -> None:
-        """Answer no more; what is on disk stays for the next process."""
+        """Stop answering; stored snapshots stay for the next process."""
         self._closed = True
 
     def learn(self, sealed: bytes) -> bool:
-        """Take in a manifest; whether it is newer than all before. Raises `Refusal` for what is not signed."""
+        """Accept a manifest; whether it is newer than all before. Raises `Refusal` if it is not validly signed."""
         try:
             manifest = self.manifests.open(sealed)
         except Refusal:
@@ -103,13 +103,13 @@ class Serving:
         return self.manifests.add(Signed(sealed, manifest))
 
     def verify(self) -> None:
-        """Check what an earlier process left. Raises `OSError`."""
+        """Verify what an earlier process stored. Raises `OSError`."""
         for version in self.store.versions():
             if (stored := self.store.get(version)) is not None:
                 stored.verify()
 
     def progress(self, source: str | None = None) -> Progress | None:
-        """How far the newest snapshot has come; None when there is none. It comes from `source`."""
+        """Progress of the newest snapshot, which `source` sends; None without one."""
         version = self.manifests.newest
         if version is None:
             return None

@@ -1,8 +1,8 @@
-"""Which peer gives the next chunks of a part: what all that could say they hold, and how each has given so far.
+"""Choice of the peer that sends the next chunks of a part, by what peers hold and how they have performed.
 
-A peer is turned to for one of two reasons. A source has ended, and the fetch needs another (`after`); or a source is
-slow, and the fetch would gain by another (`better_than`). In both cases whoever is turned to holds more than this node,
-so that two nodes that wait never wait for each other.
+A new source is chosen in two cases: the current one has ended (`after`), or it is slow and another would be faster
+(`better_than`). In both cases the new source holds more chunks than this node, so two waiting nodes never wait for each
+other.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from swarm.reasons import Reason
 MAX_ASKED = 8
 FED_LITTLE = 1 / 8
 MAX_POOR_TURNS = 3
-"""How often in a row a source may say that it holds no more than this node."""
+"""How often in a row a source may claim to hold no more chunks than this node."""
 
 
 @dataclass(frozen=True)
 class Downloads:
-    """What all fetches of a node have in common."""
+    """State that all fetches of a node share."""
 
     transport: Transport
     stall_s: float
     bucket: TokenBucket
-    """What this node takes at most."""
+    """Limit of this node's download rate."""
     askers: Executor
     counters: Counters
     complaints: deque[tuple[str, Reason]]
-    """(peer id, reason) of what peers did that speaks against them."""
+    """(peer id, reason) of complaints about peers."""
     closing: threading.Event
-    """Set once the node stops."""
+    """Set when the node stops."""
 
 
 class Pace(Struct, frozen=True):
-    """What may be expected of a source."""
+    """Expected performance of a source."""
 
     bytes_per_s: float
     silence_s: float
-    """As long as a link may need for a few pieces at its usual rate."""
+    """Longest accepted silence: the time that a link at this rate needs for a few pieces."""
     lead: int
-    """Chunks that another must be ahead to be worth changing to: what the link should bring in `stall_s`."""
+    """Chunks that another peer must be ahead before a change pays: as many as the link carries in `stall_s`."""
 
     @staticmethod
     def of(place: Place, chunk_bytes: int, stall_s: float) -> Pace:
-        """As the plan promises, or the least that any source has to give."""
+        """From the planned rate, or the minimum rate of any source."""
         rate = place.bytes_per_s or MIN_RATE_BYTES_PER_S
         return Pace(
             bytes_per_s=rate,
@@ -69,32 +69,32 @@ class Pace(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """A peer that could give the next chunk."""
+    """A candidate for the next chunk."""
 
     peer_id: str
     is_kept: bool
-    """It has given until now, and is not to blame for having ended."""
+    """It was the source until now, and is not to blame for the end."""
     num_poor_turns: int
-    """How often in a row it failed after having given too little."""
+    """Failures in a row, each after too few chunks."""
     num_free: int
-    """Others that it could feed as planned; at 0 it takes one more, and all that it feeds become slower."""
+    """Free places according to the plan; at 0 it accepts one more, which slows down all that it feeds."""
     distance: int
-    """Its place among the sources that the plan names; others come with the last of them, the learner."""
+    """Its index among the planned sources; other peers get that of the last one, the learner."""
     num_held: int
     """Chunks that it holds."""
 
     @property
     def rank(self) -> tuple[bool, int, bool, int, int, str]:
-        """Of several sources, the one with the lowest rank is the best; the peer id decides between equals."""
+        """Sort key: the source with the lowest rank is the best; the peer id breaks ties."""
         is_full = self.num_free == 0
         return not self.is_kept, self.num_poor_turns, is_full, self.distance, -self.num_held, self.peer_id
 
 
 class Sources:
-    """The peers that one part may come from."""
+    """The candidate sources of one part."""
 
     def __init__(self, downloads: Downloads, stored: Stored, name: PartName, place: Place) -> None:
-        """Of a version's part `name`; `place` is this node's place in the plan."""
+        """Sources of part `name` of a version; `place` is this node's place in the plan."""
         part = stored.part(name)
         assert part is not None
         self._downloads = downloads
@@ -104,39 +104,39 @@ class Sources:
         self._place = place
         self.pace = Pace.of(place, part.chunks.chunk_bytes, downloads.stall_s)
         self.current: str | None = None
-        """The peer that gives just now, or gave last."""
+        """The current or last source."""
         self._liars: set[str] = set()
-        """They gave a wrong chunk, and are not asked again."""
+        """Peers that sent a wrong chunk; not asked again."""
         self._poor_turns: Counter[str] = Counter()
-        """By source: how often in a row it failed after having given too little."""
+        """By source: failures in a row, each after too few chunks."""
         self._num_from: Counter[str] = Counter()
-        """Chunks that each source gave."""
+        """Chunks received, by source."""
 
     @property
     def planned(self) -> str | None:
-        """The source that the plan says, unless it has lied."""
+        """The planned source, unless it sent a wrong chunk."""
         source = self._place.sources[0]
         return source if source not in self._liars else None
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The source that the plan said, when nearly all of what came had to come from others."""
+        """The planned source, if nearly all chunks had to come from others."""
         source = self._place.sources[0]
         return (source,) if self._num_from[source] < FED_LITTLE * self._num_from.total() else ()
 
     def gave(self, source: str, num_chunks: int, too_little: bool) -> None:
-        """A source has ended after so many chunks; `too_little`: in this time it should have given more."""
+        """Record the end of a source after `num_chunks`; `too_little`: fewer than expected in this time."""
         self._num_from[source] += num_chunks
         self._poor_turns[source] = self._poor_turns[source] + 1 if too_little else 0
 
     def lied(self, source: str) -> None:
-        """It gave a wrong chunk."""
+        """Record that a source sent a wrong chunk."""
         self._liars.add(source)
 
     def after(self, ended: str | None) -> str | None:
-        """The best peer to go on with; None if there is none.
+        """The best source to continue with; None if there is none.
 
-        The source that has just ended is the best one if it still answers, unless it is to blame.
+        The source that has just ended is preferred if it still answers and is not to blame.
         """
         found = []
         for peer, news in self._answers():
@@ -149,10 +149,10 @@ class Sources:
         return _best(found)
 
     def better_than(self, slow: str) -> str | None:
-        """A peer that is well ahead of this node and has a free place, to take chunks from instead of a slow source.
+        """A peer that is well ahead of this node and has a free place, to replace a slow source.
 
-        One more at a peer without a free place would make all that it feeds slow. And there is none if the slow source
-        has no more to give: then it waits itself, for one further up in the plan.
+        A peer without a free place would slow down all that it feeds. If the slow source has no more chunks itself,
+        there is no better one: it waits for a source further up in the plan.
         """
         found = []
         for peer, news in self._answers():
@@ -169,15 +169,16 @@ class Sources:
         return Source(peer, is_kept, self._poor_turns[peer], news.num_free, distance, news.num_held(self._name))
 
     def _is_to_blame(self, source: str, num_held: int) -> bool:
-        """Whether it gave too little although it had more; or says that it has no more, turn after turn.
+        """Whether it sent too little although it had more, or repeatedly claims to have no more.
 
-        A source in a chain that is cut further up has nothing more just now: only the chain's head has to move.
+        In a chain that is broken further up, a source has no more chunks for now: only the head of the chain has to
+        change its source.
         """
         has_more = num_held >= self._part.num_held + self.pace.lead
         return self._poor_turns[source] > (0 if has_more else MAX_POOR_TURNS)
 
     def _answers(self) -> Iterator[tuple[str, News]]:
-        """What possible sources say, for as long as is worth waiting: one that is slower is no good source."""
+        """Answers of the candidates within half of `stall_s`; a slower peer would be a poor source."""
         asked = [peer for peer in self._candidates() if peer not in self._liars][:MAX_ASKED]
         answers = {self._downloads.askers.submit(self._ask, peer): peer for peer in asked}
         try:

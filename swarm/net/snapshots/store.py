@@ -1,11 +1,11 @@
-"""Snapshots on disk, whole or on their way.
+"""Snapshots on disk, complete or in progress.
 
     FOLDER/VERSION/manifest    as the learner signed it
-    FOLDER/VERSION/whole       chunks up to where it has come; each was verified before it was written
-    FOLDER/VERSION/change      the same of the delta, where it came as one or is handed on
+    FOLDER/VERSION/whole       verified chunks from the first one on
+    FOLDER/VERSION/change      the same for the delta, if it was fetched or is passed on
 
-Chunks arrive in order, so that a file's length says how far it has come. After a restart, however the process ended,
-every chunk is verified again and those from the first bad one on are fetched anew.
+Chunks arrive in order, so a file's length gives its progress. After any restart every chunk is verified again; those
+from the first bad one on are fetched again.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ logger = logging.getLogger(__name__)
 PartName = Literal["whole", "change"]
 MANIFEST = "manifest"
 MAX_READ_BYTES = 2**30
-"""At once; the system gives at most twice that."""
+"""Per read; the system returns at most twice that."""
 
 
 class Part:
-    """One file of chunks. One thread adds, any may read."""
+    """One file of chunks. One thread adds, any thread may read."""
 
     def __init__(self, path: Path, chunks: ChunkList) -> None:
-        """The file in `path`, made if need be; nothing of it counts as held before `verify`. Raises `OSError`."""
+        """The file at `path`, created if missing; no chunk counts as held before `verify`. Raises `OSError`."""
         self.chunks = chunks
         self.num_held = 0
-        """Chunks from the first one on that are here and verified."""
+        """Verified chunks, from the first one on."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        # Whoever still reads when the version is removed holds it open.
+        # Closed with the last reference: a reader may still use the file after its version is removed.
         finalize(self, os.close, self._file)
         self._hash = blake3()
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is here."""
+        """Whether all chunks are held."""
         return self.num_held == len(self.chunks.chunk_ids)
 
     @property
     def num_bytes_held(self) -> int:
-        """Bytes of the chunks that are here."""
+        """Bytes of the held chunks."""
         return min(self.num_held * self.chunks.chunk_bytes, self.chunks.num_bytes)
 
     def verify(self) -> None:
-        """Count what an earlier process left, up to the first chunk that is missing or not what it should be."""
+        """Count the chunks of an earlier process, up to the first missing or bad one."""
         while not self.complete:
             chunk = self._read(self.num_held)
             if record_id(chunk) != self.chunks.chunk_ids[self.num_held]:
@@ -66,7 +66,7 @@ class Part:
             self.num_held += 1
 
     def add(self, chunk: bytes | memoryview) -> None:
-        """Take the next chunk in. Raises `CorruptChunk` for any other, `OSError` when it cannot be written."""
+        """Store the next chunk. Raises `CorruptChunk` for any other, `OSError` if it cannot be written."""
         if record_id(chunk) != self.chunks.chunk_ids[self.num_held]:
             raise CorruptChunk(f"chunk {self.num_held} is not the one that was signed for")
         offset, rest = self.num_held * self.chunks.chunk_bytes, memoryview(chunk)
@@ -77,13 +77,13 @@ class Part:
         self.num_held += 1
 
     def fill(self, content: bytes) -> None:
-        """Take everything that is missing from the whole content. Raises as `add` does."""
+        """Store all missing chunks of the whole content. Raises as `add` does."""
         view, size = memoryview(content), self.chunks.chunk_bytes
         while not self.complete:
             self.add(view[self.num_held * size : (self.num_held + 1) * size])
 
     def read(self, index: int) -> bytes:
-        """A chunk that is held. Raises `LookupError` when the disk gives something else."""
+        """A held chunk. Raises `LookupError` if it cannot be read in full."""
         chunk = self._read(index)
         if len(chunk) != self.chunks.size(index):
             raise LookupError(f"chunk {index} cannot be read")
@@ -93,46 +93,46 @@ class Part:
         return os.pread(self._file, self.chunks.size(index), index * self.chunks.chunk_bytes)
 
     def content(self) -> bytes:
-        """All of it. Raises `OSError`."""
+        """The bytes of all held chunks. Raises `OSError`."""
         pieces = []
         for start in range(0, self.num_bytes_held, MAX_READ_BYTES):
             pieces.append(os.pread(self._file, min(MAX_READ_BYTES, self.num_bytes_held - start), start))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def has(self, digest: bytes) -> bool:
-        """Whether all that was added has this digest."""
+        """Whether the held bytes have this digest."""
         return self._hash.digest() == digest
 
 
 class Stored:
-    """What is here of one version."""
+    """The stored parts of one version."""
 
     def __init__(self, folder: Path, sealed: bytes, manifest: SnapshotManifest) -> None:
-        """Its files, made if need be. Raises `OSError`."""
+        """The version's files, created if missing. Raises `OSError`."""
         self.sealed = sealed
         self.manifest = manifest
         self.whole = Part(folder / "whole", manifest.whole)
         self.change = Part(folder / "change", manifest.change) if manifest.change else None
         self.taking: PartName = "whole"
-        """What is being fetched while it is not complete."""
+        """The part that is being fetched while the version is incomplete."""
 
     @property
     def complete(self) -> bool:
-        """Whether the whole is here, and is what the learner signed for."""
+        """Whether the whole is held and has the signed digest."""
         return self.whole.complete and self.whole.has(self.manifest.digest)
 
     @property
     def fraction(self) -> float:
-        """How far it has come, from 0 to 1."""
+        """Progress in [0, 1]."""
         part = self.part(self.taking)
         return 1.0 if self.complete else part.num_held / len(part.chunks.chunk_ids) if part else 0.0
 
     def part(self, name: PartName) -> Part | None:
-        """One of the files."""
+        """One of the two parts; None for a missing delta."""
         return self.whole if name == "whole" else self.change
 
     def verify(self) -> None:
-        """See what an earlier process left."""
+        """Verify the chunks of an earlier process."""
         self.whole.verify()
         if self.change is not None:
             self.change.verify()
@@ -142,16 +142,16 @@ class SnapshotStore:
     """The versions in one folder. Thread-safe."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """`keep`: complete snapshots to keep."""
+        """`keep`: number of complete snapshots to keep."""
         self._folder = folder
         self._keep = keep
         self._lock = threading.Lock()
         self._stored: dict[int, Stored] = {}
 
     def load(self, open_manifest: Callable[[bytes], SnapshotManifest]) -> None:
-        """Find what earlier processes left, to be verified; what carries no good signature is removed.
+        """Load what earlier processes stored, still to be verified; folders without a valid signature are removed.
 
-        Raises `SnapshotError` when the folder cannot be used.
+        Raises `SnapshotError` if the folder cannot be used.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class SnapshotStore:
         self._stored[manifest.version] = Stored(folder, sealed, manifest)
 
     def begin(self, sealed: bytes, manifest: SnapshotManifest) -> Stored:
-        """What is here of a version, from now on also this manifest. Raises `OSError`."""
+        """The stored version with this manifest, created if missing. Raises `OSError`."""
         if (known := self.get(manifest.version)) is not None:
             return known
         folder = self._path(manifest.version)
@@ -185,28 +185,28 @@ class SnapshotStore:
         return stored
 
     def get(self, version: int) -> Stored | None:
-        """What is here of a version."""
+        """A stored version; None if there is none."""
         with self._lock:
             return self._stored.get(version)
 
     def versions(self) -> list[int]:
-        """Versions of which there is something, oldest first."""
+        """Stored versions, oldest first."""
         with self._lock:
             return sorted(self._stored)
 
     def newest_complete(self) -> Stored | None:
-        """The newest one that is all here."""
+        """The newest complete version."""
         complete = [stored for version in self.versions() if (stored := self.get(version)) and stored.complete]
         return complete[-1] if complete else None
 
     def remove(self, version: int) -> None:
-        """Let go of a version; whoever reads it can finish."""
+        """Remove a version; current readers can finish."""
         with self._lock:
             self._stored.pop(version, None)
         shutil.rmtree(self._path(version), ignore_errors=True)
 
     def collect(self, keep: int | None = None) -> None:
-        """Remove all that is older than the newest complete ones that are kept, and unfinished ones among them."""
+        """Remove all versions older than the newest complete one, except the `keep` newest complete ones."""
         complete = [version for version in self.versions() if (stored := self.get(version)) and stored.complete]
         kept = complete[-(keep or self._keep) :]
         for version in self.versions():

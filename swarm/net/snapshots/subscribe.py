@@ -1,10 +1,10 @@
-"""A worker's part: snapshots are fetched from the learner or from other workers, verified, stored and handed on.
+"""A worker's part: snapshots are fetched from the learner or other workers, verified, stored and passed on.
 
     announced ─▶ fetch chunks, verify, store ─▶ newest()
-                              └─▶ the peers that are fed from here, each chunk before the next is here
+                              └─▶ the peers fed from here: each chunk as soon as it is stored
 
-A worker asks the learner now and then for news, and so is known to its plan; when the learner is away it asks any
-other peer. A manifest counts for the learner's signature only, whichever peer hands it on.
+A worker polls the learner for news, which also keeps it in the plan; while the learner is away it asks any other peer.
+A manifest is valid only with the learner's signature, whichever peer passes it on.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 5.0
 NUM_ASKERS = 8
-"""Requests at a time."""
+"""Requests in parallel."""
 MAX_COMPLAINTS = 256
 CATCH_UP_S = 1.0
-"""Sources are paced already: a node that was held up for a moment may take faster what has come meanwhile."""
+"""Burst: sources are paced already, so a node that was delayed may catch up faster."""
 
 
 class Subscriber:
-    """`SnapshotFeed` of the peers that follow a learner."""
+    """`SnapshotFeed` of a peer that follows a learner."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Subscriber:
         *,
         max_bytes: float = math.inf,
     ) -> None:
-        """Snapshots of the peer `learner`, kept in `folder`; those larger than `max_bytes` are not fetched.
+        """Snapshots of the peer `learner`, stored in `folder`; those larger than `max_bytes` are not fetched.
 
-        Raises `SnapshotError` when the run is not known.
+        Raises `SnapshotError` if the run is not known.
         """
         self._transport = transport
         self._learner = learner
@@ -78,48 +78,48 @@ class Subscriber:
         self._polled_at = time.monotonic()
         self._fetching: Fetching | None = None
         self._failed: tuple[str, ...] = ()
-        """Sources of the last part that fed this node nothing."""
+        """Sources of the last part that delivered nothing."""
         self._refused: set[int] = set()
-        """Versions whose chunks do not make up what was signed."""
+        """Versions whose chunks do not match the signed digest."""
         self._lock = threading.Lock()
-        """Of what is handed out."""
+        """Guards `_ready` and `_handed_out`."""
         self._ready: tuple[int, bytes] | None = None
         self._handed_out = -1
 
     def start(self) -> None:
-        """Begin to fetch, and to answer others. Raises `SnapshotError` when snapshots cannot be kept."""
+        """Start to fetch and to answer others. Raises `SnapshotError` if the folder cannot be used."""
         self._serving.start(lambda peer, question: None, self._hear)
         self._thread.start()
 
     def close(self) -> None:
-        """Fetch and answer no more; what is here stays for the next process."""
+        """Stop fetching and answering; stored snapshots stay for the next process."""
         self._serving.close()
         self._thread.close()
         self._downloads.askers.shutdown(wait=False, cancel_futures=True)
 
     def newest(self) -> tuple[int, bytes] | None:
-        """The newest complete snapshot, once. Raises `SnapshotError` when there will be no more."""
+        """The newest complete snapshot, returned once. Raises `SnapshotError` after a permanent failure."""
         self._thread.require_running()
         with self._lock:
             ready, self._ready = self._ready, None
             return ready
 
     def announced(self) -> int | None:
-        """The newest version that the learner has signed, as far as is known here."""
+        """The newest signed version known here."""
         return self._serving.manifests.newest
 
     def progress(self) -> Progress | None:
-        """How far the newest snapshot has come; None when there is none."""
+        """Progress of the newest snapshot; None without one."""
         fetching = self._fetching
         return self._serving.progress(fetching.source if fetching else None)
 
     def complaints(self) -> list[tuple[str, Reason]]:
-        """(peer id, reason) of what peers did that speaks against them, since the last call."""
+        """(peer id, reason) of complaints about peers since the last call."""
         complaints = self._downloads.complaints
         return [complaints.popleft() for _ in range(len(complaints))]
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts: chunks given and received, changes of source, what was refused and why."""
+        """Cumulative counts: chunks sent and received, changes of source, refusals by reason."""
         return self._serving.counters.snapshot()
 
     # -- on the network thread
@@ -130,7 +130,7 @@ class Subscriber:
     # -- on any thread
 
     def _learn(self, remote: str, sealed: bytes, place: Place | None) -> None:
-        """Take in what a peer says is new. Raises `Refusal` for what the learner has not signed."""
+        """Handle news from a peer. Raises `Refusal` for a manifest that the learner has not signed."""
         if place is not None and place.sources and remote == self._learner:
             self._place = place
             self._serving.uploads.follow(place)
@@ -138,7 +138,7 @@ class Subscriber:
             self._thread.wake()
 
     def _poll(self) -> bool:
-        """Ask for news: the learner, or else another peer; whether there was an answer."""
+        """Ask the learner, or else another peer, for news; whether there was an answer."""
         announced = self.announced()
         others = [peer for peer in self._transport.status().connected if peer != self._learner]
         question = Ask(-1 if announced is None else announced, self._limits, self._failed)
@@ -154,7 +154,7 @@ class Subscriber:
     # -- on the thread of snapshots
 
     def _take_up(self) -> None:
-        """Verify what an earlier process left, and hand out the newest of it."""
+        """Verify what an earlier process stored, and hand out the newest complete snapshot."""
         self._serving.verify()
         newest = self._serving.store.newest_complete()
         if newest is not None:
@@ -169,7 +169,7 @@ class Subscriber:
         return 0.0
 
     def _target(self, current: int | None = None) -> Signed | None:
-        """What to fetch, with the version `current` on its way."""
+        """The version to fetch next, given the version `current` in progress."""
         complete = self._serving.store.newest_complete()
         known = self._serving.manifests.known()
         manifests = {version: each.manifest for version, each in known.items() if version not in self._refused}
@@ -178,7 +178,7 @@ class Subscriber:
         return known[version] if version is not None else None
 
     def _fetch(self, signed: Signed) -> None:
-        """Get a snapshot, as a change of its parent if that is here."""
+        """Fetch a snapshot, as a delta if its parent is stored."""
         manifest = signed.manifest
         stored = self._serving.store.begin(signed.sealed, manifest)
         parent = self._parent(stored)
@@ -197,16 +197,16 @@ class Subscriber:
         self._serving.manifests.forget_before(manifest.version)
 
     def _parent(self, stored: Stored) -> Stored | None:
-        """What the change is to be applied to; None when it is not here, or the whole is on its way already."""
+        """The parent of the delta; None if it is not stored, or if the whole is already in progress."""
         version = stored.manifest.parent
         parent = self._serving.store.get(version) if version is not None else None
         begun = stored.whole.num_held > 0 and stored.change is not None and not stored.change.complete
         return parent if parent is not None and parent.complete and not begun else None
 
     def _take_change(self, stored: Stored, parent: Stored) -> bool:
-        """Fetch the change and make the whole of it; False when something else is to be fetched first.
+        """Fetch the delta and build the whole from it; False if another version must be fetched first.
 
-        A change that does not make what was signed is counted, and the whole is to be fetched.
+        A delta with a wrong result is counted; the whole must then be fetched.
         """
         if not self._take(stored, "change"):
             return False
@@ -227,8 +227,8 @@ class Subscriber:
             self._fetching = None
 
     def _is_wanted(self, fetching: Fetching) -> bool:
-        """Whether a version that is on its way is still the one to fetch; asks for news when that is due."""
-        # Also while it takes long the learner must hear that this worker is there.
+        """Whether this version should still be fetched; also polls for news when that is due."""
+        # A worker must keep polling during a long fetch, or it loses its place in the plan.
         if time.monotonic() - self._polled_at > self._settings.poll_s:
             self._polled_at = time.monotonic()
             self._downloads.askers.submit(self._poll)
@@ -243,7 +243,7 @@ class Subscriber:
 
 
 def _apply(stored: Stored, parent: Stored) -> None:
-    """Make the whole of a change. Raises `SnapshotError`."""
+    """Build the whole from the delta. Raises `SnapshotError`."""
     assert stored.change is not None
     snapshot = apply_delta(stored.change.content(), parent.whole.content())
     if digest(snapshot) != stored.manifest.digest:

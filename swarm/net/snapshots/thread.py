@@ -1,4 +1,4 @@
-"""The "swarm-snapshots" thread: all that a node does about snapshots but answering others."""
+"""The "swarm-snapshots" thread: all work on snapshots except answering peers."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from swarm.net.snapshots.serving import Serving
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 8
-"""Failures of the work in a row, of whatever kind, after which the node must hear of it."""
+"""Consecutive failures of any kind after which the thread fails permanently and the node must be told."""
 RETRY_S = 0.5
 
 
 class SnapshotThread:
-    """Does what is due, rests, and does it again; only an error that stays ends it."""
+    """Runs the work when it is due; only a permanent error ends it."""
 
     def __init__(self, serving: Serving, begin: Callable[[], None], work: Callable[[], float]) -> None:
-        """`begin` is called once; then `work`, which returns the seconds until something may be due again."""
+        """`begin` is called once, then `work` repeatedly; `work` returns the seconds until the next call."""
         self._serving = serving
         self._begin = begin
         self._work = work
         self._num_failures = 0
         self._wake = threading.Event()
         self.closing = threading.Event()
-        """Set once the work is to end."""
+        """Set when the thread must stop."""
         self.failure: str | None = None
-        """Why it has ended."""
+        """Reason of a permanent failure."""
         self._thread = threading.Thread(target=self._run, name="swarm-snapshots", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Something is due."""
+        """Run the work now."""
         self._wake.set()
 
     def close(self) -> None:
-        """End the work, and wait for it."""
+        """Stop the thread and wait for it."""
         self.closing.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def require_running(self) -> None:
-        """Raises `SnapshotError` when it has failed for good."""
+        """Raises `SnapshotError` after a permanent failure."""
         if self.failure is not None:
             raise SnapshotError(self.failure)
 
@@ -59,12 +59,12 @@ class SnapshotThread:
                 self._wake.clear()
                 self._wake.wait(self._work_or_rest())
         except Exception as error:
-            # The last line of defence of this thread: the node must hear of it and stop.
+            # Last resort: the node must be told, and stop.
             logger.exception("the relay of snapshots failed")
             self.failure = f"the relay of snapshots failed: {error!r}"
 
     def _work_or_rest(self) -> float:
-        """Do what is due; seconds to rest."""
+        """Run the work; seconds to wait."""
         try:
             rest_s = self._work()
             self._num_failures = 0
@@ -80,7 +80,7 @@ class SnapshotThread:
         except SnapshotError:
             raise
         except Exception:
-            # What others send must not end this thread; what this node does wrong itself does not pass.
+            # Peers' input must not end this thread; an error of this node itself persists and reaches the limit.
             self._num_failures += 1
             if self._num_failures == MAX_FAILURES:
                 raise

@@ -1,4 +1,4 @@
-"""Chunks for other nodes: how many are given them at a time, who comes first, and when a stream is ended.
+"""Uploads of chunks to other nodes: number of streams, their priority, and when a stream is ended.
 
 All of it runs on the network thread.
 """
@@ -20,72 +20,71 @@ from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 
 SPARE = 1
-"""This many more than planned may be fed: a node that has lost its source is better served slowly than not."""
+"""Peers fed beyond the plan: a node that lost its source is better served slowly than not at all."""
 PATIENCE_S = 5.0
-"""A stream is ended when nothing has come for it for this time: nobody may be listening any more. A peer that has taken
-no chunk for this time, beside the time that the chunk may need, makes room for another."""
+"""A stream ends when no chunk becomes available for this time, since its peer may be gone. A peer that has not taken a
+chunk after this time, plus the time that the chunk may need, can be displaced."""
 MAX_REPEATS = 3
-"""How often one peer may have a part: connections break, but one that takes it again and again keeps others from it."""
+"""How often a peer may fetch the same part: connections break, but endless repeats would starve others."""
 MAX_COUNTED = 4_096
 REACH = 1_024
 
 
 class _Upload:
-    """One stream that has a place."""
+    """A stream that holds a place."""
 
     def __init__(self) -> None:
         self.give_up_at = math.inf
-        """When its peer should have taken the chunk that it was given last."""
+        """When the peer should have taken its last chunk."""
 
 
 class Uploads:
-    """Feeds others with chunks, no more of them at a time than planned.
+    """Sends chunks to other nodes, limited to the planned number at a time.
 
-    When all places are taken, a peer that ranks below the newcomer makes room for it, and so does one that takes
-    nothing of what it is given.
+    When all places are taken, a newcomer displaces a peer of lower rank, or one that does not take its chunks.
     """
 
     def __init__(
         self, store: SnapshotStore, counters: Counters, num_places: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`num_places` holds until a plan says otherwise."""
+        """`num_places` applies until there is a plan."""
         self._store = store
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
         self._fed: dict[str, _Upload] = {}
-        """By peer: the stream that feeds it; a newer stream of the same peer takes its place."""
+        """The current stream by peer; a newer stream of the same peer replaces it."""
         self._given: Counter[tuple[str, int, PartName]] = Counter()
-        """Chunks given of each part, by peer."""
+        """Chunks sent, by peer and part."""
         self._num_places = num_places
         self._first: Collection[str] = ()
         self._second: Collection[str] = ()
         self.reach = REACH
-        """A peer may wait for a version that is this much newer than those here: it may have heard of it first."""
+        """A peer may wait for a version this much newer than the stored ones, since it may have heard of it first."""
 
     def follow(self, place: Place, second: Collection[str] = ()) -> None:
-        """Feed as many as a plan says: those that it names come first, then `second`, then all others."""
+        """Follow a plan: its number of places; peers that it names come first, then `second`, then all others."""
         self._num_places = place.num_children
         self._first, self._second = place.feeds, second
 
     def _rank(self, peer: str) -> int:
-        """A peer makes room for those that rank above it."""
+        """A peer can be displaced by peers of higher rank."""
         return 2 if peer in self._first else 1 if peer in self._second else 0
 
     @property
     def num_free(self) -> int:
-        """How many more could be fed as planned; below 0 when more are fed than planned."""
+        """Free places according to the plan; negative if more are taken."""
         return self._num_places - len(self._fed)
 
     def fed(self) -> tuple[str, ...]:
-        """Who is being fed."""
+        """The peers being fed."""
         with self._lock:
             return tuple(self._fed)
 
     def give(self, remote: str, request: bytes) -> Iterator[bytes | None]:
-        """Chunks as they become available. Raises `LookupError`, `msgspec.MsgspecError`."""
+        """The requested chunks as they become available. Raises `LookupError`, `msgspec.MsgspecError`."""
         want = msgspec.msgpack.decode(request, type=Want)
-        # A peer that waits for a version that is not known here takes nobody's place.
+        # A peer that waits for a version unknown here holds no place.
         yield from self._wait_for(want)
         upload = self._admit(remote)
         try:
@@ -104,7 +103,7 @@ class Uploads:
             yield None
 
     def _admit(self, remote: str) -> _Upload:
-        """A place for a peer. Raises `LookupError` when nobody has to make room for it."""
+        """A place for a peer. Raises `LookupError` if none is free and nobody can be displaced."""
         with self._lock:
             if remote not in self._fed and self.num_free <= -SPARE:
                 now, rank = self._clock(), self._rank(remote)
@@ -146,7 +145,7 @@ class Uploads:
                 yield None
 
     def _count_chunk(self, remote: str, want: Want, part: Part) -> None:
-        """Count a chunk. Raises `LookupError` for a peer that has had this part too often."""
+        """Count a chunk. Raises `LookupError` for a peer that has fetched this part too often."""
         self._given[remote, want.version, want.part] += 1
         if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
             raise LookupError("it was given to you before")
@@ -156,7 +155,7 @@ class Uploads:
             self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
 
     def _part(self, want: Want) -> Part | None:
-        """The file that is wanted; None while its version is not known here. Raises `LookupError` if it never will."""
+        """The requested part; None while its version is unknown here. Raises `LookupError` if it never will be held."""
         stored = self._store.get(want.version)
         if stored is None:
             return None

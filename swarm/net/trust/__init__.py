@@ -1,4 +1,4 @@
-"""Whom to believe and how much: admission budgets, accounts, bans, and the exchange that the round uses.
+"""Trust: admission budgets, accounts, bans, and the group exchange that the round uses.
 
-No library's network is imported here.
+No network library is imported here.
 """

@@ -1,10 +1,10 @@
-"""What a node knows of each peer: how much it sends, how useful that was, and whether it is still listened to.
+"""Per-peer accounts: how much a peer sends, how useful it was, and whether it is quarantined.
 
-    record ──▶ admit: quarantined? replayed? over its rate? ──▶ regrading ──▶ report: what became of it
+    record ──▶ admit: quarantined? replayed? over its rate? ──▶ regrading ──▶ report: the outcome
                  ▲                                                              │
                  └───────────── reputation, quarantine with expiry ◀────────────┘
 
-Only outcomes that a signature pins on a peer count against it: anybody can replay or garble the record of another.
+Only outcomes that a signature attributes to a peer count against it: anybody can replay or garble another's record.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from swarm.settings import Settings
 
 MAX_TRACKED_PEERS = 1_024
 MAX_RETIRED_PEERS = 16_384
-"""Of those no longer tracked, what they had sent last is remembered, or they could send it again."""
+"""Accounts removed from memory keep their highest sequence number, so that old groups cannot be replayed."""
 PROVEN_MERIT = 3.0
-"""A peer with more recent merit than this, and than offences, has been of use here."""
+"""A peer is proven if its recent merit exceeds both this and its recent offences."""
 SEQUENCE_WINDOW = 1_024
-"""Sequence numbers remembered a peer. Gossip and repair deliver out of order; what lies below all remembered ones is
-taken for a replay."""
+"""Sequence numbers remembered per peer, since gossip and repair deliver out of order. Numbers below the window count
+as replayed.
+"""
 
 OFFENCES: dict[Outcome, float] = {
     Reason.MALFORMED: 2.0,
@@ -54,54 +55,54 @@ OFFENCES: dict[Outcome, float] = {
     Reason.WRONG_VERSION: 5.0,
     Reason.WRONG_LOGPROBS: 5.0,
 }
-"""Weight of each outcome that speaks against its sender: by what it cost here, and how well it is explained by
-mistakes. A question that does not match may come from another library version; a grading that hangs costs seconds; a
-slow download may be this node's own link's fault; nobody hands a wrong chunk or record on who has checked it. What is
-too long for this policy is not for others, but takes time to read: a few a minute are forgiven. Whose clock is wrong
-nobody can tell. Who speaks a later version sends in all honesty what is unknown here, however much of it: what bounds
-that is the budgets at the door."""
+"""Weight of each outcome that counts against the sender: by its cost to this node and how likely it is a mistake. A
+mismatched question may come from another library version. A grading that hangs costs seconds. A slow download may be
+the fault of this node's link. A peer that forwards a wrong chunk or record has not checked it. Groups too long for this
+policy may suit others but take time to read, so a few per minute are forgiven. Clock errors have no weight because
+either clock may be wrong. A later protocol version has none either: the sender is honest, and the admission budgets
+limit the volume."""
 
 MISTAKE = 1.0
-"""Outcomes up to this weight happen to honest peers in proportion to what they send: merit outweighs them whatever its
-amount. Those beyond cost this node dearly: the little merit that counts against them is soon used up."""
+"""Outcomes up to this weight occur for honest peers in proportion to their traffic, so merit offsets them fully.
+Heavier ones are costly, and merit offsets them only up to `merit_cap`."""
 
 FRAUDS = frozenset({Reason.WRONG_VERSION, Reason.WRONG_LOGPROBS})
-"""What no mistake explains: with it a peer's merits are forgotten, or a long honest life would pay for many lies."""
+"""Outcomes that are never mistakes. They erase a peer's merit: otherwise a long honest life would pay for many lies."""
 
 FORFEITS = FRAUDS | {Reason.HARMFUL}
-"""With these a peer's merits and standing are forgotten. `harmful`: this node became worse while it learned from it."""
+"""Outcomes that erase a peer's merit and standing. `harmful`: this node got worse while it learned from the peer."""
 
 MERITS: dict[Outcome, float] = {"informative": 1.0, "used": 1.0}
 
 MAX_STANDING_S = 600.0
 MAX_GAP_S = 300.0
-"""Standing grows with the time between useful groups, up to this long apart, and not with their number."""
+"""Standing grows with the time between useful groups, up to this gap, and not with their number."""
 NEWCOMER = 0.5
-"""A newcomer has less than this part of the standing of the most senior peer."""
+"""A peer with less than this fraction of the highest standing is a newcomer."""
 
 
 class SafetySettings(Settings):
-    """How much a peer may send, and when it is no longer listened to."""
+    """Rate limits per peer, and when a peer is quarantined."""
 
     groups_per_min: float = Field(3_000.0, gt=0)
-    """Largest sustained rate of one peer's groups; a minute's worth may come at once."""
+    """Largest sustained rate of one peer's groups; the burst is one minute's worth."""
     bytes_per_min: float = Field(128e6, gt=0)
     """Largest sustained rate of one peer's records."""
     newcomer_groups_per_min: float = Field(600.0, gt=0)
-    """The same of a peer that has not been of use here yet, and of all together that come by one connection; as much
-    as the inbox holds may come at once."""
+    """Largest sustained rate of the groups of a peer that has not been useful yet, and of all such peers behind one
+    connection together; the burst is the size of the inbox."""
     newcomer_bytes_per_min: float = Field(16e6, gt=0)
-    """Largest sustained rate of such a peer's records, as large as they are when they are opened."""
+    """Largest sustained rate of such a peer's records, by decompressed size."""
     verify_s_per_min: float = Field(20.0, gt=0)
-    """Verification time a peer's groups may cost a minute: the sender picks the questions, some take long to make."""
+    """Verification seconds per minute of a peer's groups: the sender chooses the questions, and some are slow."""
     quarantine_at: float = Field(10.0, gt=0)
-    """Weight of recent offences, beyond that of recent merits, at which a peer is quarantined."""
+    """Recent offence weight, after merit is subtracted, at which a peer is quarantined."""
     merit_cap: float = Field(0.5, ge=0, lt=1)
-    """Merits count against offences other than mistakes up to this part of `quarantine_at`."""
+    """Merit offsets offences other than mistakes up to this fraction of `quarantine_at`."""
     quarantine_s: float = Field(600.0, gt=0)
-    """Length of a first quarantine; it doubles with each further one, up to a day."""
+    """Length of the first quarantine; each further one is twice as long, up to a day."""
     half_life_s: float = Field(600.0, gt=0)
-    """Offences and merits lose half their weight in this time."""
+    """Half-life of offence and merit weights."""
 
 
 class PeerStats(Struct):
@@ -111,46 +112,46 @@ class PeerStats(Struct):
     used: int = 0
     num_bytes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """By reason, refusals at the door and complaints of the network included."""
+    """By reason, including refusals on arrival and complaints of the network."""
     last_seen: float | None = None
     merit: float = 0.0
     offence: float = 0.0
-    """Both decayed up to `weighed_at`, as `grave` is."""
+    """Both decayed up to `weighed_at`, as is `grave`."""
     grave: float = 0.0
-    """The part of `offence` that is more than mistakes."""
+    """The part of `offence` heavier than mistakes."""
     weighed_at: float = 0.0
     standing_s: float = 0.0
-    """Seconds over which it was useful, up to a limit."""
+    """Capped seconds over which the peer was useful."""
     useful_at: float | None = None
     quarantined_until: float | None = None
     num_quarantines: int = 0
     sequence_floor: int = -1
-    """Everything up to here counts as seen."""
+    """All numbers up to this one count as seen."""
     recent_sequences: array[int] = field(default_factory=lambda: array("q"))
-    """Seen above the floor, ascending: 8 KB at most, where a set of as many takes 100."""
+    """Seen numbers above the floor, ascending; at most 8 KB, where a set would take 100."""
     made_after: float = -math.inf
-    """Groups made up to then may have been here before it was last forgotten."""
+    """Groups made up to this time may have been seen before the account was removed."""
     newest_at: float = 0.0
-    """When the newest of its groups was made."""
+    """Creation time of its newest group."""
     group_allowance: float = math.inf
     byte_allowance: float = math.inf
     verify_allowance: float = math.inf
-    """Token buckets, the last in seconds; infinite until first used."""
+    """Token buckets, the last in seconds; infinite before first use."""
     refilled_at: float = 0.0
 
     @property
     def highest_sequence(self) -> int:
-        """Of all groups seen; -1 before the first."""
+        """Highest sequence number seen; -1 before the first."""
         return self.recent_sequences[-1] if self.recent_sequences else self.sequence_floor
 
     @property
     def reputation(self) -> float:
-        """In [0, 1]: part of the recent weight that is merit; a peer without history has 0.5."""
+        """Fraction of the recent weight that is merit, in [0, 1]; 0.5 without history."""
         return (self.merit + 1) / (self.merit + self.offence + 2)
 
 
 class PeerBook:
-    """Accounts of the peers heard of, bounded in number; pure but for the clock."""
+    """Accounts of all known peers, bounded in number; pure but for the clock."""
 
     def __init__(self, settings: SafetySettings, clock: Callable[[], float]) -> None:
         """An empty book. `clock` gives unix seconds."""
@@ -158,14 +159,14 @@ class PeerBook:
         self._clock = clock
         self._peers: OrderedDict[str, PeerStats] = OrderedDict()
         self._retired: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Of peers no longer tracked: highest sequence number, and when the newest of their groups was made."""
+        """Of removed accounts: highest sequence number, and creation time of the newest group."""
         self._retired_until = -math.inf
-        """Of a peer that is not even among these, what was made up to then may have been here before."""
+        """Peers outside `_retired`: groups made up to this time may have been seen before."""
 
     def knock(self, peer_id: str, num_bytes: int) -> None:
-        """Before a record is looked at whose signature is good: would nothing of its sender be admitted now?
+        """Check quarantine and rate limits before the content of a signed record is processed.
 
-        Raises `Refusal`: `quarantined`, `rate` or `verify_budget`, and books it then.
+        Raises `Refusal` and books the record: `quarantined`, `rate` or `verify_budget`.
         """
         stats, now = self._of(peer_id), self._clock()
         try:
@@ -176,7 +177,7 @@ class PeerBook:
             raise
 
     def admit(self, peer_id: str, sequence: int, num_bytes: int, created_at: float | None = None) -> None:
-        """Book a record whose signature is good; `created_at` is when its group was made, now unless given.
+        """Book a signed record; `created_at` is the creation time of its group, by default now.
 
         Raises `Refusal`: `quarantined`, `clock`, `replayed`, `rate` or `verify_budget`.
         """
@@ -189,14 +190,14 @@ class PeerBook:
         stats.byte_allowance -= num_bytes
 
     def is_quarantined(self, peer_id: str) -> bool:
-        """Whether nothing from this peer is looked at now."""
+        """Whether records of this peer are refused now."""
         stats = self._peers.get(peer_id)
         return stats is not None and self._is_quarantined(stats, self._clock())
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
-        """Book what became of a group, or a complaint of the network.
+        """Book the outcome of a group, or a complaint of the network.
 
-        `verify_s`: seconds its verification took.
+        `verify_s`: seconds of verification.
         """
         stats, now = self._of(peer_id), self._clock()
         stats.verify_allowance -= verify_s
@@ -210,21 +211,21 @@ class PeerBook:
             self._quarantine(stats, now)
 
     def established(self) -> frozenset[str]:
-        """Peers with standing: useful for at least half as long as whoever was useful longest, which has a limit.
+        """Peers with at least half the highest standing, which is capped.
 
-        Identities made for a purpose are not among them for as long, however much they send; in a young swarm, where
-        nobody has been there for long, everybody soon is.
+        New identities do not qualify for a while, however much they send. In a young swarm, where nobody has standing,
+        everybody soon qualifies.
         """
         enough = NEWCOMER * max((stats.standing_s for stats in self._peers.values()), default=0.0)
         return frozenset(peer_id for peer_id, stats in self._peers.items() if stats.standing_s >= enough)
 
     def quarantined(self) -> frozenset[str]:
-        """Peers not listened to now."""
+        """Peers in quarantine now."""
         now = self._clock()
         return frozenset(peer_id for peer_id, stats in self._peers.items() if self._is_quarantined(stats, now))
 
     def proven(self) -> frozenset[str]:
-        """Peers that have lately been of use, and of more use than harm."""
+        """Peers with enough recent merit that also exceeds their offences."""
         return frozenset(
             peer_id for peer_id, stats in self.stats().items() if stats.merit > max(PROVEN_MERIT, stats.offence)
         )
@@ -237,9 +238,9 @@ class PeerBook:
         return dict(self._peers)
 
     def highest_sequences(self) -> dict[str, int]:
-        """By peer id, for a checkpoint: what was received before a restart must not be received again.
+        """By peer id, for a checkpoint: groups received before a restart must not be accepted again.
 
-        None is ahead of this clock, or a peer whose clock was once wrong would not be heard for as long.
+        Capped at the current time: otherwise a peer whose clock was once ahead would be refused for that long.
         """
         now_ms = int(self._clock() * 1000)
         retired = {peer_id: highest for peer_id, (highest, _) in self._retired.items()}
@@ -247,7 +248,7 @@ class PeerBook:
         return {peer_id: min(highest, now_ms) for peer_id, highest in (retired | tracked).items()}
 
     def restore(self, highest_sequences: dict[str, int]) -> None:
-        """What `highest_sequences` gave."""
+        """The inverse of `highest_sequences`."""
         now = self._clock()
         for peer_id, sequence in highest_sequences.items():
             self._retire(peer_id, sequence, now)
@@ -266,9 +267,9 @@ class PeerBook:
         return stats
 
     def _forget_one(self) -> None:
-        """The peer silent for longest goes, those without standing before others.
+        """Remove the account silent for longest; those without standing go first.
 
-        Those in quarantine go last, or new keys would buy their release.
+        Quarantined accounts go last: otherwise new keys could end a quarantine.
         """
         now = self._clock()
         free = (peer_id for peer_id, stats in self._peers.items() if not self._is_quarantined(stats, now))
@@ -339,7 +340,7 @@ class PeerBook:
             stats.useful_at = now
 
     def _excess(self, stats: PeerStats) -> float:
-        """Weight of what merits do not make up for."""
+        """Offence weight that merit does not offset."""
         mistakes = stats.offence - stats.grave
         cap = self._settings.merit_cap * self._settings.quarantine_at
         return stats.grave - min(stats.merit - mistakes, cap)
@@ -355,7 +356,7 @@ class PeerBook:
         length_s = min(86_400.0, self._settings.quarantine_s * 2**stats.num_quarantines)
         stats.quarantined_until = now + length_s
         stats.num_quarantines += 1
-        # It comes back with a clean slate but a shorter leash: the next quarantine is twice as long.
+        # After a quarantine the weights restart at zero, but the next quarantine is twice as long.
         stats.merit = stats.offence = stats.grave = stats.standing_s = 0.0
         stats.useful_at = None
 

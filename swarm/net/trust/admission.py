@@ -1,11 +1,11 @@
-"""Who may still hand records to this node: decided by who it is and by lengths, before anything is verified or opened.
+"""Admission: which peers may still hand records to this node, by identity and size, before verification or decoding.
 
     gossip   the author   proven: a member's budget; connected: a newcomer's; all others together: one newcomer's
-    repair   the helper   a member's budget for all that it gives, and of that a newcomer's for authors not proven
+    repair   the helper   a member's budget in total, of which a newcomer's for authors that are not proven
 
-Any number of identities behind one connection get what one newcomer gets. All newcomers together, gone ones included,
-get as much as the newcomers that a node dials, or that are connected. An author is proven once what it sent was of use
-here; a node that judges nobody takes those for proven that are connected.
+All identities behind one connection share one newcomer's budget. All newcomers together, including those that left, get
+the budgets of as many newcomers as a node dials or has connected. An author is proven once its groups were useful here;
+a node that judges nobody treats connected authors as proven.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from swarm.net.config import NetworkSettings
 
 MAX_PURSES = 2_048
 CROWD = 32
-"""So many may come at once: as many as a node dials."""
+"""Number of newcomer budgets that all newcomers share: as many as a node dials."""
 STRANGERS = ""
-"""Who pays for what gossip brings from authors that are neither proven nor connected."""
+"""Payer for gossip of authors that are neither proven nor connected."""
 
 
 class Budget(Struct, frozen=True):
-    """What one payer may have taken in."""
+    """Budget of one payer."""
 
     records: float
-    """At once."""
+    """Burst."""
     num_bytes: float
-    """At once."""
+    """Burst."""
     records_per_min: float
     bytes_per_min: float
 
@@ -44,22 +44,22 @@ class _Purse(Struct):
 
 
 class Admission:
-    """Budgets of records and bytes, bounded in number; pure but for the clock. For one thread, but for `proven`."""
+    """Budgets of records and bytes, bounded in number; pure but for the clock. Not thread-safe except `proven`."""
 
     def __init__(self, settings: NetworkSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody is proven, and nobody has been judged."""
+        """No authors are proven or judged yet."""
         safety = settings.safety
         self.proven: frozenset[str] | None = None
-        """Authors that were of use here; None while nobody judges."""
+        """Authors that were useful here; None while nobody judges."""
         self._clock = clock
-        # A peer that comes late is given all that a shelf holds, by one helper.
+        # One helper may send a late peer everything that a shelf holds.
         self._member = Budget(
             max(safety.groups_per_min, settings.shelf_records),
             max(safety.bytes_per_min, settings.shelf_bytes),
             safety.groups_per_min,
             safety.bytes_per_min,
         )
-        # More at once than the inbox holds would be of no use.
+        # A burst larger than the inbox would be useless.
         self._newcomer = Budget(
             settings.inbox_records,
             settings.inbox_bytes,
@@ -69,17 +69,17 @@ class Admission:
         self._purses: OrderedDict[tuple[str, str], _Purse] = OrderedDict()
 
     def payer(self, author: str, connected: Collection[str]) -> str:
-        """On whose account an author's gossip goes: its own, or that of all strangers."""
+        """The account for an author's gossip: its own, or the one that all strangers share."""
         return author if author in connected or self._is_proven(author, connected) else STRANGERS
 
     def hears(self, author: str, connected: Collection[str], num_bytes: int) -> bool:
-        """Whether a record may be taken in that gossip brought; `num_bytes` is what it comes to when it is opened."""
+        """Whether a record from gossip may be accepted; `num_bytes` is its decompressed size."""
         if self._is_proven(author, connected):
             return self._spend("heard", author, self._member, num_bytes)
         return self._spend_as_newcomer("heard", self.payer(author, connected), connected, num_bytes)
 
     def is_given(self, helper: str, author: str, connected: Collection[str], sent_bytes: int, num_bytes: int) -> bool:
-        """Whether a record may be taken in that `helper` gave in the name of `author`, which nobody has verified."""
+        """Whether a record from `helper` may be accepted; `author` is not verified yet."""
         if not self._spend("given", helper, self._member, sent_bytes):
             return False
         if self._is_proven(author, connected):
@@ -90,7 +90,7 @@ class Admission:
         return author in (connected if self.proven is None else self.proven)
 
     def _spend_as_newcomer(self, what: str, payer: str, connected: Collection[str], num_bytes: int) -> bool:
-        """From its own purse, and from that of all newcomers: who comes back under other names finds it no fuller."""
+        """Charge the payer's budget and that of all newcomers, so that a new name does not give a fresh budget."""
         one, crowd = self._newcomer, max(CROWD, 1 + len(connected))
         everyone = Budget(*(crowd * limit for limit in msgspec.structs.astuple(one)))
         return self._spend(what, payer, one, num_bytes) and self._spend("newcomers", "", everyone, num_bytes)

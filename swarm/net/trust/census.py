@@ -1,4 +1,4 @@
-"""Who is in the run and what each was good for: the network's knowledge and the accounts in one table."""
+"""One table of all peers in the run: what the network knows of them, and their accounts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swarm.types import PeerRecord
 
 
 def take_census(transport: Transport, book: PeerBook, now: float) -> Roster:
-    """Every peer that is connected, known from a record of its own, or heard of by a group."""
+    """All peers that are connected, or known from their own record or from a group."""
     status = transport.status()
     records = {record.peer_id: record for record in transport.peers()}
     accounts = book.stats()

@@ -1,4 +1,4 @@
-"""What peers did to this node's network that speaks against them."""
+"""Misbehaviour of peers that the network observed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from swarm.net.counters import Counters
 from swarm.reasons import Reason
 
 MAX_COMPLAINTS = 256
-"""Kept until they are asked for."""
+"""Complaints kept until they are taken."""
 
 
 class Complaints:
-    """Counted by reason, and kept for whoever keeps the peers' accounts. Any thread may add."""
+    """Complaints, counted by reason and kept for the peers' accounts. Any thread may add."""
 
     def __init__(self, counters: Counters) -> None:
         """None yet."""
@@ -20,10 +20,10 @@ class Complaints:
         self._waiting: deque[tuple[str, Reason]] = deque(maxlen=MAX_COMPLAINTS)
 
     def add(self, peer_id: str, reason: Reason) -> None:
-        """Note what speaks against a peer."""
+        """Record a complaint about a peer."""
         self._counters.add(reason)
         self._waiting.append((peer_id, reason))
 
     def take(self) -> list[tuple[str, Reason]]:
-        """(peer id, reason) of what was noted since the last call."""
+        """(peer id, reason) of complaints since the last call."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]

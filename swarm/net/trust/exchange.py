@@ -1,4 +1,4 @@
-"""Rollout groups in and out of a transport: signed on the way out, checked on the way in."""
+"""Exchange of rollout groups over a transport: signs outgoing groups and checks incoming ones."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ WARN_OF_CLOCKS_EVERY_S = 600.0
 class Exchange:
     """`GroupExchange` over any `RecordTransport`.
 
-    Refusals are counted under the reasons that the transport found on arrival, those of `wire.check_age` and
-    `PeerBook.admit`, and under `duplicate` for a group seen before; those a signature pins on a peer also against it.
+    Refusals are counted by reason: those that the transport found on arrival, those of `wire.check_age` and
+    `PeerBook.admit`, and `duplicate` for a repeated group. Refusals that a signature attributes to a
+    peer count against it.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class Exchange:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Exchange groups as `identity`, refusing peers that misbehave under `safety`.
+        """Exchange groups as `identity`; peers that misbehave are refused under `safety`.
 
-        What exceeds `limits` is not shared; of what arrives the transport has refused it, by the same limits, and what
-        is too old for them is refused here.
+        Groups that exceed `limits` are not shared. The transport has checked arrivals against the same limits, except
+        for their age, which is checked here.
         """
         self.book = PeerBook(safety or SafetySettings(), clock)
         self._transport = transport
@@ -59,7 +60,7 @@ class Exchange:
         self._warned_of_clocks_at = -math.inf
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """Stamp, sign and publish a group; the group as published, or None when it could not be.
+        """Stamp, sign and publish a group. Returns the group as published, or None if it could not be.
 
         None means that no run is known yet, or that the group is larger than the limits allow.
         """
@@ -69,7 +70,7 @@ class Exchange:
         stamped = replace(group, run_id=run_id, peer_id=self._identity.peer_id)
         record = seal(self._identity, run_id, "group", stamped)
         try:
-            # As receivers do: what they would refuse is not sent.
+            # Apply the receivers' checks: do not send what they would refuse.
             open_group(check_seal(read_record(record, self._limits.max_record_bytes), run_id), self._limits)
         except Refusal as refusal:
             logger.warning("group %d not shared, others would refuse it: %s", group.sequence, refusal)
@@ -78,11 +79,11 @@ class Exchange:
         return stamped
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until records have arrived; whether they have."""
+        """Block until records have arrived or the timeout expires; whether records have arrived."""
         return self._transport.wait(timeout_s)
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """(content id, group) of what arrived and passed the checks, and refusals by reason, since the last call."""
+        """(content id, group) of accepted arrivals, and refusals by reason, since the last call."""
         groups: list[tuple[str, RolloutGroup]] = []
         refused: Counter[Reason] = Counter()
         run_id = self._transport.status().run_id
@@ -102,28 +103,28 @@ class Exchange:
         return groups, dict(refused)
 
     def judge(self, complaints: Iterable[tuple[str, Reason]] = ()) -> None:
-        """Count complaints, (peer id, reason), those of the transport included, and ban who has earned it.
+        """Book complaints (peer id, reason), including those of the transport, and ban quarantined peers.
 
-        `receive` does it too: this is for who learns from no groups.
+        `receive` does this too; call it on nodes that do not learn from groups.
         """
         for peer_id, reason in (*complaints, *self._transport.complaints()):
             self.book.report(peer_id, reason)
         self._close_the_door()
 
     def account(self, peer_id: str) -> str:
-        """A peer's own once it was of use here; those of all others are one, whatever their names."""
+        """A proven peer's own account; all other peers share one, whatever their names."""
         return peer_id if peer_id in self._proven else NEWCOMERS
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
-        """Tell what became of a group of `peer_id`, and what its verification took."""
+        """Report the outcome of a group of `peer_id`, and the seconds that its verification took."""
         self.book.report(peer_id, outcome, verify_s)
 
     def established(self) -> frozenset[str]:
-        """Peers that have been useful for long enough to count as authors of their own."""
+        """Peers that have been useful for long enough to count as separate authors."""
         return self.book.established()
 
     def _close_the_door(self) -> None:
-        """Nothing of a peer in quarantine shall take up gossip, inbox or shelf; who was of use may take up more."""
+        """Ban quarantined peers from gossip, inbox and shelf; give proven peers larger budgets."""
         quarantined = self.book.quarantined()
         if quarantined != self._banned:
             self._banned = quarantined
@@ -141,7 +142,7 @@ class Exchange:
             logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
 
     def _admit(self, arrival: Arrival, run_id: str | None) -> tuple[str, RolloutGroup] | None:
-        """What arrived as (content id, group), or None for one of this node's own. Raises `Refusal`."""
+        """An arrival as (content id, group), or None for one of this node's own groups. Raises `Refusal`."""
         if run_id is None:
             raise Refusal(Reason.WRONG_RUN, "no run is known yet")
         if isinstance(arrival, RefusedRecord):
@@ -157,14 +158,14 @@ class Exchange:
         return arrival.content_id, group
 
     def _pinned(self, author: str, check: Callable[[str], None]) -> None:
-        """A check of which the author bears the consequences."""
+        """Run a check; a refusal is attributed to the author."""
         try:
             check(author)
         except Refusal as refusal:
             raise Refusal(refusal.reason, refusal.detail, author) from refusal
 
     def status(self) -> NetworkStatus:
-        """The network as it is now."""
+        """Current state of the network."""
         return self._transport.status()
 
     def _seen_before(self, content_id: str) -> bool:

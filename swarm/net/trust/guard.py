@@ -1,4 +1,4 @@
-"""The one place where errors end that others provoke: counted, blamed on who sent what raised them, gone on after."""
+"""The one place that catches errors which peers provoke: counts them, blames the sender, and continues."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
 ORDINARY = (LookupError, OSError)
-"""What an honest request may meet with: something is not held here, or cannot be read."""
+"""Errors that an honest request may cause: something is not held here, or cannot be read."""
 
 
 class Guard:
-    """Keeps what runs on the network thread from what others send."""
+    """Protects the network thread from errors that peers provoke."""
 
     def __init__(self, counters: Counters, complain: Callable[[str, Reason], None]) -> None:
-        """`complain(peer, reason)` hears of who sent what could not be dealt with."""
+        """`complain(peer, reason)` is called for the sender of input that caused an error."""
         self._counters = counters
         self._complain = complain
 
     def request_failed(self, remote: str, error: Exception) -> None:
-        """A handler raised; its peer is told by whoever called it."""
+        """Count a handler's error; the caller reports it to the peer."""
         self._counters.add("handler_errors")
         if not isinstance(error, ORDINARY):
             self._complain(remote, Reason.BAD_REQUEST)
 
     def hearing(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
-        """`receive(sender, message)`, whatever a message makes of it; False when it raises."""
+        """Wrap `receive(sender, message)` so that it returns False instead of raising."""
 
         def hear(sender: str, message: bytes) -> bool:
             try:
@@ -48,7 +48,7 @@ class Guard:
         return hear
 
     async def keep(self, loop: Callable[[], Awaitable[None]], waits: Waits) -> None:
-        """Run a loop, and again after every error. Raises `TransportError` when the network itself is gone."""
+        """Run a loop, and restart it after every error. Raises `TransportError` if the network itself has failed."""
         pauses = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         while True:
             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who is in the run and how useful they were to this node: `OUT/peers.json`, written by a running node."""
+"""The peers in the run and how useful they were to this node: `OUT/peers.json`, written by a running node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ROSTER_BYTES = 16 * 2**20
 
 
 class PeerRow(Struct, frozen=True):
-    """One peer, as this node knows it."""
+    """This node's view of one peer."""
 
     peer_id: str
     model: str = ""
@@ -24,31 +24,31 @@ class PeerRow(Struct, frozen=True):
     version: str = ""
     connected: bool = False
     received: int = 0
-    """Groups that arrived from it."""
+    """Groups received from it."""
     used: int = 0
-    """Groups of it that an update has used."""
+    """Its groups that an update has used."""
     dropped: dict[str, int] = {}
-    """Groups of it that were not used, by reason."""
+    """Its groups that were not used, by reason."""
     bytes: int = 0
-    """Sealed bytes that arrived from it."""
+    """Sealed bytes received from it."""
     last_seen: float | None = None
     """Unix seconds of its last group or connection."""
     reputation: float = 1.0
     """In [0, 1]."""
     quarantined_until: float | None = None
-    """Unix seconds until which what it sends is refused."""
+    """Unix seconds until which its records are refused."""
 
     @property
     def usefulness(self) -> tuple[float, ...]:
-        """What rows are sorted by: groups used, their share of those received, reputation."""
+        """Sort key of the rows: groups used, their fraction of those received, reputation."""
         return (self.used, self.used / max(self.received, 1), self.reputation, self.received, self.connected)
 
 
 class Roster(Struct, frozen=True):
-    """All peers a node knows of at one moment."""
+    """All peers that a node knows at one moment."""
 
     time: float
-    """Unix seconds at which it was written."""
+    """Unix seconds of writing."""
     run_id: str | None
     self_id: str = msgspec.field(name="self")
     """Peer id of the node that wrote it; `self` in the file."""
@@ -56,12 +56,12 @@ class Roster(Struct, frozen=True):
 
 
 def encode_roster(roster: Roster) -> bytes:
-    """JSON."""
+    """The roster as JSON."""
     return msgspec.json.encode(roster)
 
 
 def decode_roster(encoded: bytes) -> Roster:
-    """The inverse; unknown fields are passed over. Raises `ConfigError`."""
+    """The inverse of `encode_roster`; unknown fields are ignored. Raises `ConfigError`."""
     try:
         return msgspec.json.decode(encoded, type=Roster)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -69,14 +69,14 @@ def decode_roster(encoded: bytes) -> Roster:
 
 
 def write_roster(out: Path, roster: Roster) -> None:
-    """Replace `OUT/peers.json` at once: a reader sees the old one or the new one."""
+    """Replace `OUT/peers.json` atomically."""
     staging = out / f".{ROSTER_FILE}.{os.getpid()}"
     staging.write_bytes(encode_roster(roster))
     staging.replace(out / ROSTER_FILE)
 
 
 def read_roster(out: Path) -> Roster:
-    """The roster of the node in a directory. Raises `ConfigError` when there is none."""
+    """The roster of the node in a directory. Raises `ConfigError` if there is none."""
     path = out / ROSTER_FILE
     try:
         with path.open("rb") as file:
