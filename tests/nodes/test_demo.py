@@ -72,8 +72,8 @@ def test_ctrl_c_stops_everything_soon_and_reports(tmp_path: Path) -> None:
 
 def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    with swarm(tmp_path, "demo", "--peers", "2", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
-        until(lambda: _peer_round(out / "peer-1") > 0 and _peer_round(out / "alone") > 0, demo, "a round")
+    with swarm(tmp_path, "demo", "--peers", "1", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
+        until(lambda: _peer_round(out / "peer-1") > 0, demo, "a round")
         everything = demo.tree()
         demo.kill()
         assert gone(everything)
