@@ -30,7 +30,7 @@ from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest
-from swarm.net.snapshots.plan import Limits, Place, Plan
+from swarm.net.snapshots.plan import LinkLimits, Place, RelayPlan
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.subscribe import Subscriber
 
@@ -38,14 +38,14 @@ LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
 """The latter with limited links: frequent polling by many nodes would use up the processor."""
 
 
-class Star(Plan):
+class Star(RelayPlan):
     """The baseline: the learner serves everybody itself."""
 
     def __init__(
         self,
         learner: str,
-        limits: Limits,
-        workers: Mapping[str, Limits],
+        limits: LinkLimits,
+        workers: Mapping[str, LinkLimits],
         fan_out: int,
         *,
         tried: Collection[str] = (),
@@ -107,7 +107,7 @@ class Node:
     def follow(self, learner: str, star: bool) -> None:
         """Start as the learner, or as a relaying worker, with nothing on disk."""
         assert self._transport is not None
-        vars(placement_module)["Plan"] = Star if star else Plan
+        vars(placement_module)["RelayPlan"] = Star if star else RelayPlan
         while self._transport.manifest() is None:
             time.sleep(LOOK_EVERY_S)
         folder = self._folder / "snapshots"

@@ -32,7 +32,7 @@ from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ASK_PROTOCOL, CHUNKS_PROTOCOL, Ask, Want
-from swarm.net.snapshots.plan import Limits
+from swarm.net.snapshots.plan import LinkLimits
 from swarm.types import (
     Completion,
     Heartbeat,
@@ -173,12 +173,12 @@ class ServiceAttacks:
 
     async def boast(self, victim: str) -> None:
         """Request a place in the plan with many children, and serve nobody."""
-        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, Limits(1e12, 1e12))))
+        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, LinkLimits(1e12, 1e12))))
 
     async def limit_senselessly(self, victim: str) -> None:
         """Absurd link limits."""
         up = self._random.choice([1e-320, 1e308, float("nan"), -1.0])
-        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, Limits(up, 1e6))))
+        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, LinkLimits(up, 1e6))))
 
     async def beat_falsely(self, victim: str) -> None:
         """Absurd figures of a worker."""

@@ -8,10 +8,10 @@ from swarm.net.counters import Counters
 from swarm.net.snapshots import placement as placement_module
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.placement import FORGET_AFTER_POLLS, IDLE_S, Placement
-from swarm.net.snapshots.plan import Limits, Place
+from swarm.net.snapshots.plan import LinkLimits, Place
 
 LEARNER = "learner"
-LINK = Limits(2.0**20, 2.0**20)
+LINK = LinkLimits(2.0**20, 2.0**20)
 """Of the learner and all workers: the plan is one chain."""
 
 

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.net.snapshots.manifests import next_version
-from swarm.net.snapshots.plan import MAX_SOURCES, Limits, Plan
+from swarm.net.snapshots.plan import MAX_SOURCES, LinkLimits, RelayPlan
 from swarm.types import ChunkList, SnapshotManifest
 
 LEARNER = "learner"
 Rate = float | None
 
 
-def plan(up: Rate, workers: list[tuple[Rate, Rate]], fan_out: int = 2) -> Plan:
-    limits = {f"w{index}": Limits(*each) for index, each in enumerate(workers)}
-    return Plan(LEARNER, Limits(up), limits, fan_out)
+def plan(up: Rate, workers: list[tuple[Rate, Rate]], fan_out: int = 2) -> RelayPlan:
+    limits = {f"w{index}": LinkLimits(*each) for index, each in enumerate(workers)}
+    return RelayPlan(LEARNER, LinkLimits(up), limits, fan_out)
 
 
-def depths(made: Plan) -> list[int]:
+def depths(made: RelayPlan) -> list[int]:
     """Hops from the learner to each, sorted."""
     found = []
     for worker in made.places:
@@ -35,7 +35,7 @@ def depths(made: Plan) -> list[int]:
     return sorted(found)[1:]
 
 
-def fed(made: Plan) -> Counter[str]:
+def fed(made: RelayPlan) -> Counter[str]:
     return Counter(place.sources[0] for place in made.places.values() if place.sources)
 
 
@@ -80,9 +80,9 @@ def test_nobody_to_give_to(up: Rate) -> None:
 
 @pytest.mark.parametrize("bad", [1e-320, 1.0, 0.0, -1.0, 2.0**18 - 1, 1e16, math.nan, math.inf, -math.inf])
 def test_limits_of_strangers_are_refused_by_their_type(bad: float) -> None:
-    decode = msgspec.msgpack.Decoder(Limits).decode
-    assert decode(msgspec.msgpack.encode(Limits(2.0**18, None))) == Limits(2.0**18)
-    for limits in (Limits(bad), Limits(None, bad)):
+    decode = msgspec.msgpack.Decoder(LinkLimits).decode
+    assert decode(msgspec.msgpack.encode(LinkLimits(2.0**18, None))) == LinkLimits(2.0**18)
+    for limits in (LinkLimits(bad), LinkLimits(None, bad)):
         with pytest.raises(msgspec.ValidationError):
             decode(msgspec.msgpack.encode(limits))
 
@@ -92,14 +92,14 @@ def test_no_rate_is_too_strange_to_plan_with() -> None:
 
 
 def test_those_who_were_tried_come_before_any_claim_and_the_idle_feed_nobody() -> None:
-    workers = {"boaster": Limits(1e12), "old": Limits(2.0), "idle": Limits(1e9), "new": Limits(1.0)}
-    made = Plan(LEARNER, Limits(1.0), workers, 2, tried={"old"}, idle={"idle"})
+    workers = {"boaster": LinkLimits(1e12), "old": LinkLimits(2.0), "idle": LinkLimits(1e9), "new": LinkLimits(1.0)}
+    made = RelayPlan(LEARNER, LinkLimits(1.0), workers, 2, tried={"old"}, idle={"idle"})
     assert made.places[LEARNER].feeds == ("old",) and made.bytes_per_s == 1.0
     assert made.places["old"].feeds == ("boaster", "new") and made.places["idle"].num_children == 0
     assert made.places["idle"].sources[0] == "boaster", "those come last"
     # One stranger alone could otherwise say at what rate all others are to get it.
-    slow = {"stranger": Limits(0.001, 0.001), "old": Limits(2.0, 2.0)}
-    assert Plan(LEARNER, Limits(1.0), slow, 2, tried={"old"}).bytes_per_s == 1.0
+    slow = {"stranger": LinkLimits(0.001, 0.001), "old": LinkLimits(2.0, 2.0)}
+    assert RelayPlan(LEARNER, LinkLimits(1.0), slow, 2, tried={"old"}).bytes_per_s == 1.0
 
 
 rates = st.one_of(st.none(), st.floats(0.01, 100.0))

@@ -23,7 +23,7 @@ from swarm.net.snapshots import thread as thread_module
 from swarm.net.snapshots.chunks import chunk_bytes_for, cut, describe
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, Announcement, Want
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, SnapshotAnnouncement, Want
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import Part, SnapshotStore
@@ -387,13 +387,13 @@ def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
     ]
     place = Place((stranger.peer_id,), 99, None)
     for sealed in foreign:
-        message = msgspec.msgpack.encode(Announcement(sealed, place))
+        message = msgspec.msgpack.encode(SnapshotAnnouncement(sealed, place))
         with pytest.raises(PeerUnreachable):
             node.request(worker._transport.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
     assert worker.announced() is None and worker.counters()["refused_manifests"] == len(foreign)
     assert worker._serving.uploads.num_free != 99
     # A good one may come from anybody; where to get it only the learner says.
-    message = msgspec.msgpack.encode(Announcement(seal_snapshot(LEARNER, manifest), place))
+    message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), place))
     node.request(worker._transport.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
     assert worker.announced() == 1 and worker._place.sources == (LEARNER.peer_id,)
 

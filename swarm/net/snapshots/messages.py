@@ -3,7 +3,7 @@
 | protocol | request | answer |
 | --- | --- | --- |
 | ask | `Ask` | `News`: a manifest that the asker lacks, chunks held here, a place if one is wanted |
-| announce | `Announcement` | nothing; sent by the learner for a new snapshot |
+| announce | `SnapshotAnnouncement` | nothing; sent by the learner for a new snapshot |
 | chunks | `Want` | a part's chunks from an index on, each as soon as it is held here and verified |
 """
 
@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from swarm.errors import Refusal
 from swarm.net.records.wire import MAX_SNAPSHOT_CHUNKS, MAX_SNAPSHOT_MANIFEST_BYTES
-from swarm.net.snapshots.plan import MAX_SOURCES, Limits, PeerId, Place
+from swarm.net.snapshots.plan import MAX_SOURCES, LinkLimits, PeerId, Place
 from swarm.net.snapshots.store import PartName
 from swarm.protocols import RequestTransport
 from swarm.reasons import Reason
@@ -36,7 +36,7 @@ class Ask(Struct, frozen=True, array_like=True):
 
     version: Annotated[int, Meta(ge=-1, le=MAX_INTEGER)]
     """The newest known version; -1: none."""
-    limits: Limits | None = None
+    limits: LinkLimits | None = None
     """Rates of a worker that wants a place in the learner's plan."""
     failed: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_SOURCES)] = ()
     """Planned sources that delivered nothing although they could."""
@@ -60,7 +60,7 @@ class News(Struct, frozen=True, array_like=True):
         return self.whole if name == "whole" else self.change
 
 
-class Announcement(Struct, frozen=True, array_like=True):
+class SnapshotAnnouncement(Struct, frozen=True, array_like=True):
     """A new snapshot, and the worker's place in its broadcast."""
 
     sealed: Sealed

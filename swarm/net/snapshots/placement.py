@@ -14,7 +14,7 @@ from msgspec import Struct
 from swarm.net.addresses.dial import Backoff
 from swarm.net.counters import Counters
 from swarm.net.snapshots.config import SnapshotSettings
-from swarm.net.snapshots.plan import Limits, Place, Plan
+from swarm.net.snapshots.plan import LinkLimits, Place, RelayPlan
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ IDLE_S, MAX_IDLE_S = 60.0, 3_600.0
 class _Worker(Struct):
     """A worker that has asked for a place."""
 
-    limits: Limits
+    limits: LinkLimits
     asked_at: float
     tried: bool = False
     """It had a place in an earlier broadcast."""
@@ -43,7 +43,7 @@ class Placement:
     def __init__(
         self,
         learner: str,
-        limits: Limits,
+        limits: LinkLimits,
         settings: SnapshotSettings,
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
@@ -56,14 +56,14 @@ class Placement:
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
         self._idle = Backoff(IDLE_S, MAX_IDLE_S)
-        self.plan = Plan(learner, limits, {}, settings.fan_out)
+        self.plan = RelayPlan(learner, limits, {}, settings.fan_out)
 
     @property
     def root(self) -> Place:
         """The learner's own place."""
         return self.plan.places[self._learner]
 
-    def place_for(self, worker: str, limits: Limits, failed: tuple[str, ...] = ()) -> Place | None:
+    def place_for(self, worker: str, limits: LinkLimits, failed: tuple[str, ...] = ()) -> Place | None:
         """The place of a worker that asks; None if there are too many.
 
         `failed`: sources of its place that delivered nothing, as it reports.
@@ -118,7 +118,7 @@ class Placement:
         since = self._clock() - FORGET_AFTER_POLLS * self._settings.poll_s
         self._workers = {worker: each for worker, each in self._workers.items() if each.asked_at >= since}
         idle = frozenset(filter(self._is_idle, self._workers))
-        self.plan = Plan(
+        self.plan = RelayPlan(
             self._learner,
             self._limits,
             {worker: each.limits for worker, each in self._workers.items()},

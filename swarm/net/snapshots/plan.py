@@ -33,7 +33,7 @@ ClaimedRate = Annotated[float, Meta(ge=2**18, le=MAX_BYTES_PER_S)]
 """Link rates that a stranger may claim. The minimum is that of the settings: a lower one would slow down everybody."""
 
 
-class Limits(Struct, frozen=True, array_like=True):
+class LinkLimits(Struct, frozen=True, array_like=True):
     """A node's largest upload and download rates in bytes/s; None: unlimited."""
 
     up: ClaimedRate | None = None
@@ -53,14 +53,14 @@ class Place(Struct, frozen=True, array_like=True):
     """Nodes to feed first."""
 
 
-class Plan:
+class RelayPlan:
     """The places of one broadcast."""
 
     def __init__(
         self,
         learner: str,
-        limits: Limits,
-        workers: Mapping[str, Limits],
+        limits: LinkLimits,
+        workers: Mapping[str, LinkLimits],
         fan_out: int,
         *,
         tried: Collection[str] = (),
@@ -77,7 +77,7 @@ class Plan:
         self._fed: defaultdict[str, list[str]] = defaultdict(list)
         counted = [each for peer, each in workers.items() if peer in tried] or list(workers.values())
         self.bytes_per_s = stream_rate(limits, counted, fan_out)
-        root = Place((), self._num_children(Limits(limits.up)), None)
+        root = Place((), self._num_children(LinkLimits(limits.up)), None)
         self.places: dict[str, Place] = {learner: root}
         self._free = deque([learner] * root.num_children)
         """Free places, nearest to the learner first."""
@@ -89,7 +89,7 @@ class Plan:
             self._add(peer, workers[peer])
         self.places = {peer: replace(place, feeds=tuple(self._fed[peer])) for peer, place in self.places.items()}
 
-    def _add(self, peer: str, limits: Limits) -> None:
+    def _add(self, peer: str, limits: LinkLimits) -> None:
         parent = self._free.popleft() if self._free else self._learner
         above = self.places[parent].sources
         # Keep the last source: it is the learner, or nothing for a child of the learner.
@@ -99,13 +99,13 @@ class Plan:
         self._fed[parent].append(peer)
         self._free += [peer] * place.num_children
 
-    def _num_children(self, limits: Limits) -> int:
+    def _num_children(self, limits: LinkLimits) -> int:
         rate = self.bytes_per_s
         slow = rate is not None and limits.down is not None and limits.down < rate * (1 - ROUNDING)
         return 0 if slow else _num_streams(limits.up, rate, self._fan_out)
 
 
-def stream_rate(learner: Limits, workers: Sequence[Limits], fan_out: int) -> float | None:
+def stream_rate(learner: LinkLimits, workers: Sequence[LinkLimits], fan_out: int) -> float | None:
     """Largest rate in bytes/s at which all can receive at the same time, within the limits; None without limits."""
     downlinks = sorted(math.inf if limits.down is None else limits.down for limits in workers)
     # Up to half of the workers may be slower than the rest; they come last and feed nobody.

@@ -22,9 +22,9 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_snapshot
 from swarm.net.snapshots.chunks import describe
 from swarm.net.snapshots.manifests import Signed
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, Announcement, Ask
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, Ask, SnapshotAnnouncement
 from swarm.net.snapshots.placement import Placement
-from swarm.net.snapshots.plan import Limits, Place
+from swarm.net.snapshots.plan import LinkLimits, Place
 from swarm.net.snapshots.serving import Progress, Serving
 from swarm.net.snapshots.store import Stored
 from swarm.net.snapshots.thread import SnapshotThread
@@ -47,7 +47,7 @@ class Publisher:
         self._settings = settings.snapshots
         self._serving = Serving(transport, identity.peer_id, folder, settings)
         self._serving.uploads.reach = 0  # no peer knows a version before its learner
-        limits = Limits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
+        limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._placement = Placement(identity.peer_id, limits, settings.snapshots, self._serving.counters)
         self._lock = threading.Lock()
         """Guards the placement and the queue of snapshots to publish."""
@@ -102,7 +102,7 @@ class Publisher:
         # Workers in the plan come before strangers.
         self._serving.uploads.follow(self._placement.root, self._placement.plan.places.keys())
 
-    def _hear(self, remote: str, announcement: Announcement) -> None:
+    def _hear(self, remote: str, announcement: SnapshotAnnouncement) -> None:
         """Accept a manifest of an earlier process of this learner that other peers have and this node lacks."""
         if announcement.sealed:
             self._serving.learn(announcement.sealed)
@@ -144,7 +144,7 @@ class Publisher:
         return stored
 
     def _announce(self, worker: str, place: Place, sealed: bytes) -> None:
-        message = msgspec.msgpack.encode(Announcement(sealed, place))
+        message = msgspec.msgpack.encode(SnapshotAnnouncement(sealed, place))
         try:
             self._transport.request(worker, ANNOUNCE_PROTOCOL, message, ANNOUNCE_TIMEOUT_S)
         except TransportError as error:

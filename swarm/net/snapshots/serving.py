@@ -16,7 +16,14 @@ from swarm.errors import Refusal, SnapshotError
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.snapshots.manifests import Manifests, Signed
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL, CHUNKS_PROTOCOL, Announcement, Ask, News
+from swarm.net.snapshots.messages import (
+    ANNOUNCE_PROTOCOL,
+    ASK_PROTOCOL,
+    CHUNKS_PROTOCOL,
+    Ask,
+    News,
+    SnapshotAnnouncement,
+)
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import SnapshotStore
 from swarm.net.snapshots.uploads import Uploads
@@ -62,7 +69,9 @@ class Serving:
         self._transport = transport
         self._closed = False
 
-    def start(self, place_for: Callable[[str, Ask], Place | None], hear: Callable[[str, Announcement], None]) -> None:
+    def start(
+        self, place_for: Callable[[str, Ask], Place | None], hear: Callable[[str, SnapshotAnnouncement], None]
+    ) -> None:
         """Load what an earlier process stored, and start to answer.
 
         `place_for(peer, question)` returns the asker's place in the plan, if it has one; `hear` handles announcements.
@@ -82,7 +91,7 @@ class Serving:
 
         def answer_announcement(remote: str, request: bytes) -> bytes:
             self._require_open()
-            hear(remote, msgspec.msgpack.decode(request, type=Announcement))
+            hear(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
             return b""
 
         self._transport.serve(ASK_PROTOCOL, answer_ask)

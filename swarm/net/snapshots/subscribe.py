@@ -24,8 +24,8 @@ from swarm.net.config import NetworkSettings
 from swarm.net.snapshots.delta import apply_delta, digest
 from swarm.net.snapshots.fetching import Fetching
 from swarm.net.snapshots.manifests import Signed, next_version
-from swarm.net.snapshots.messages import Announcement, Ask, ask
-from swarm.net.snapshots.plan import Limits, Place
+from swarm.net.snapshots.messages import Ask, SnapshotAnnouncement, ask
+from swarm.net.snapshots.plan import LinkLimits, Place
 from swarm.net.snapshots.serving import Progress, Serving
 from swarm.net.snapshots.sources import Downloads
 from swarm.net.snapshots.store import PartName, Stored
@@ -62,7 +62,7 @@ class Subscriber:
         self._transport = transport
         self._learner = learner
         self._settings = settings.snapshots
-        self._limits = Limits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
+        self._limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._serving = Serving(transport, learner, folder, settings, max_bytes=max_bytes)
         self._thread = SnapshotThread(self._serving, self._take_up, self._work)
         self._downloads = Downloads(
@@ -124,7 +124,7 @@ class Subscriber:
 
     # -- on the network thread
 
-    def _hear(self, remote: str, announcement: Announcement) -> None:
+    def _hear(self, remote: str, announcement: SnapshotAnnouncement) -> None:
         self._learn(remote, announcement.sealed, announcement.place)
 
     # -- on any thread
