@@ -27,7 +27,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_peer_record
 from swarm.types import PeerRecord
 from tests.net.records import until
-from tests.nodes.processes import LOOPBACK, Swarm, address_of, gone, swarm
+from tests.nodes.processes import LOOPBACK, Swarm, address_of, command_of, gone, is_daemon, swarm
 
 from .conftest import memory_bytes
 from .stranger import Stranger
@@ -54,9 +54,9 @@ class Run:
         """Of the one that publishes groups."""
         return list(self.nodes)[1]
 
-    def survivors(self) -> dict[int, str]:
+    def survivors(self) -> dict[int, list[str]]:
         """The processes that no attack on the directory may end."""
-        return {process.pid: process.name() for node in self.nodes.values() for process in lasting(node)}
+        return {process.pid: command_of(process)[:1] for node in self.nodes.values() for process in lasting(node)}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def attacker(run: Run, strangers: Callable[..., Stranger], request: pytest.Fixtu
 def lasting(node: Swarm) -> list[psutil.Process]:
     """A node and its daemon."""
     root, *children = node.tree()
-    return [root, *(child for child in children if child.name() == "p2pd")]
+    return [root, *(child for child in children if is_daemon(child))]
 
 
 def directory(node: Swarm) -> psutil.Process | None:

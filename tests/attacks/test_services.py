@@ -21,7 +21,7 @@ from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
 from swarm.types import PeerRecord
 from tests.net.records import until
-from tests.nodes.processes import LOOPBACK, Swarm, address_of, swarm
+from tests.nodes.processes import LOOPBACK, Swarm, address_of, is_daemon, swarm
 
 from .stranger import Stranger
 
@@ -41,7 +41,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory, victims: Callable[..., S
 
 def p2pd(node: Swarm) -> psutil.Process | None:
     """The network daemon of a node; None while it is started anew."""
-    return next((process for process in node.tree() if process.is_running() and process.name() == "p2pd"), None)
+    return next((process for process in node.tree() if process.is_running() and is_daemon(process)), None)
 
 
 def test_identities_with_idle_streams_keep_nobody_from_the_services(

@@ -22,6 +22,7 @@ from nodes.commands.bench import BENCHMARKS, FOLDER, bench
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal
+from tests.nodes.processes import is_daemon
 
 COMMAND = [sys.executable, "-m", "benchmarks.network", "--quick", "--no-baseline"]
 ROOT = Path(__file__).parent.parent.parent
@@ -126,7 +127,7 @@ def test_an_interrupt_ends_every_node() -> None:
     process = subprocess.Popen([*COMMAND, "--only", "delivered"], cwd=ROOT, stdout=subprocess.DEVNULL)
     parent = psutil.Process(process.pid)
     deadline = time.monotonic() + 300
-    while not any(child.name() == "p2pd" for child in parent.children(recursive=True)):
+    while not any(map(is_daemon, parent.children(recursive=True))):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
     nodes = parent.children(recursive=True)

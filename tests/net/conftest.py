@@ -22,6 +22,7 @@ from swarm.net.backends import NetworkTransport
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.own_entry import Profile
+from tests.nodes.processes import command_of, is_daemon
 
 from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest
 
@@ -36,12 +37,14 @@ NOT_INSTALLED = (
 
 def daemons(pid: int | None = None) -> list[psutil.Process]:
     """The network daemons of a process, this one by default."""
-    return [child for child in psutil.Process(pid).children() if child.name() == "p2pd"]
+    return [child for child in psutil.Process(pid).children() if is_daemon(child)]
 
 
 def directories() -> list[psutil.Process]:
     """The processes that keep this one's directories of peers."""
-    return [child for child in psutil.Process().children() if "swarm.net.hivemind.directory_process" in child.cmdline()]
+    return [
+        child for child in psutil.Process().children() if "swarm.net.hivemind.directory_process" in command_of(child)
+    ]
 
 
 @pytest.fixture

@@ -116,6 +116,19 @@ def gone(processes: list[psutil.Process], timeout_s: float = DEADLINE_S) -> bool
     return True
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    """A process's command line; empty once it has ended, as any process of another may do at any time."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def is_daemon(process: psutil.Process) -> bool:
+    """Whether it is hivemind's daemon, and still there."""
+    return any(part.endswith("p2pd") for part in command_of(process)[:1])
+
+
 def _runs(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

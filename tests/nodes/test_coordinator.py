@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarm.training.checkpoint import CheckpointStore
-from tests.nodes.processes import LOOPBACK, Swarm, gone, swarm, until
+from tests.nodes.processes import LOOPBACK, Swarm, command_of, gone, swarm, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -23,9 +25,9 @@ def _join(out: Path, *arguments: str) -> list[str]:
 def _follower(running: Swarm) -> int:
     """Process id of rank 1."""
     for process in running.tree():
-        environment = process.environ()
-        if environment.get("RANK") == "1" and "nodes.cli" in process.cmdline():
-            return process.pid
+        with suppress(psutil.NoSuchProcess):
+            if process.environ().get("RANK") == "1" and "nodes.cli" in command_of(process):
+                return process.pid
     raise AssertionError(f"there is no second rank:\n{running.text()}")
 
 

@@ -13,7 +13,7 @@ from swarm.config import NodeConfig
 from swarm.engines.config import GenerationSettings
 from swarm.errors import ConfigError
 from swarm.policy.distributed.ranks import Ranks
-from tests.nodes.processes import LOOPBACK, gone, swarm, until
+from tests.nodes.processes import LOOPBACK, command_of, gone, swarm, until
 
 OPTIONS = [*LOOPBACK, "--evaluation.num_questions=8", "--mix.fill=local", "--generation.max_staleness=1"]
 
@@ -24,7 +24,7 @@ def test_a_node_stops_in_the_middle_and_goes_on_where_it_was(tmp_path: Path) -> 
     with swarm(tmp_path, "join", "--out", str(tmp_path), *OPTIONS) as first:
         until(lambda: first.round() >= 4, first, "four rounds")
         everything = first.tree()
-        assert any("swarm.engines.process.worker" in process.cmdline() for process in everything)
+        assert any("swarm.engines.process.worker" in command_of(process) for process in everything)
         assert first.stop(signal.SIGINT) == 130
         assert gone(everything)
         done = first.round()
