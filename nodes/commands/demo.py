@@ -109,6 +109,8 @@ def demo(options: DemoOptions, console: Console) -> int:
         pass  # `stop` is set as well
     finally:
         stop_all(children)
+    for history in shown:
+        history.tail()
     _report(options, histories, control, console)
     if stop():
         return exits.INTERRUPTED
@@ -189,28 +191,19 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
         time.sleep(POLL_S)
     address = address_file.read_text().split()[0]
     for k, name in enumerate(names):
-        out = options.out / name
-        seed = str(options.seed * MAX_PEERS + k)
-        peer = Child(
-            name,
-            [command, config, "--name", name, "--out", str(out), "--seed", seed, "--bootstrap", address, "--no-report"],
-            out,
-        )
-        peer.start()
-        children.append(peer)
+        children.append(_start_node(options, name, [command, config, "--bootstrap", address], k))
     if options.has_control:
-        children.append(_start_control(options))
+        # Without a bootstrap it founds a run and stays alone in it. It asks what the first peer asks.
+        children.append(_start_node(options, CONTROL, ["join", str(options.out / CONTROL_FILE)], 0))
     return children
 
 
-def _start_control(options: DemoOptions) -> Child:
-    """A peer without a bootstrap: it founds a run and stays alone in it. It asks what the first peer asks."""
-    out = options.out / CONTROL
-    seed = str(options.seed * MAX_PEERS)
-    config = str(options.out / CONTROL_FILE)
-    control = Child(CONTROL, ["join", config, "--name", CONTROL, "--out", str(out), "--seed", seed, "--no-report"], out)
-    control.start()
-    return control
+def _start_node(options: DemoOptions, name: str, arguments: Sequence[str], stream: int) -> Child:
+    """Start a node with question stream `stream` of the demo's seed."""
+    out, seed = options.out / name, str(options.seed * MAX_PEERS + stream)
+    node = Child(name, [*arguments, "--name", name, "--out", str(out), "--seed", seed, "--no-report"], out)
+    node.start()
+    return node
 
 
 class _Watch:
@@ -271,8 +264,6 @@ class _Watch:
 def _report(
     options: DemoOptions, histories: Sequence[PeerHistory], control: PeerHistory | None, console: Console
 ) -> None:
-    for history in [*histories, control] if control else histories:
-        history.tail()
     config = {**structs.asdict(options), "out": str(options.out)}
     summary = swarm_summary(histories, config, versions(), control)
     write_report(options.out, histories, summary, control)

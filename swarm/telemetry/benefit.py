@@ -6,7 +6,7 @@ control's are all its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -18,8 +18,6 @@ Curve = npt.NDArray[np.float64]
 
 NUM_RESAMPLES = 4_000
 CONFIDENCE = 0.95
-SMOOTHING = 0.1
-"""`rounds_to_match` compares means over this share of the rounds."""
 
 
 class Benefit(TypedDict):
@@ -36,7 +34,7 @@ class Benefit(TypedDict):
     high: float
     """95% interval of the ratio, over nodes and tasks: a percentile bootstrap of both."""
     rounds_to_match: int | None
-    """Rounds after which the nodes reach `alone`, by moving averages; None when they do not."""
+    """Rounds after which the nodes' mean over a tenth of the rounds reaches `alone`; None if it does not."""
 
 
 def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | None:
@@ -52,16 +50,17 @@ def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | Non
     if alone.sum() <= 0:
         return None
     low, high = _interval(together, alone)
-    curve, lone_curve = _mean_curve(nodes, rounds), _curve(control, rounds)
-    last = max(1, int(rounds * REWARD_SHARE))
+    curve = _mean_curve(nodes, rounds)
+    window = max(1, int(rounds * REWARD_SHARE))
+    last_alone = float(np.nanmean(_curve(control, rounds)[-window:]))
     return Benefit(
         rounds=rounds,
-        together=float(np.nanmean(curve[-last:])),
-        alone=float(np.nanmean(lone_curve[-last:])),
+        together=float(np.nanmean(curve[-window:])),
+        alone=last_alone,
         cumulative_ratio=float(together.mean(axis=0).sum() / alone.sum()),
         low=low,
         high=high,
-        rounds_to_match=_rounds_to_match(curve, lone_curve),
+        rounds_to_match=_rounds_to_match(curve, window, last_alone),
     )
 
 
@@ -105,9 +104,8 @@ def _interval(together: Curve, alone: Curve) -> tuple[float, float]:
 
 def _curve(history: PeerHistory, rounds: int) -> Curve:
     """Mean reward by round, [rounds]; NaN where it is not known."""
-    known: Mapping[int, float | None] = {number: event.reward for number, event in history.rounds.items()}
-    values = [known.get(number) for number in range(1, rounds + 1)]
-    return np.array([np.nan if value is None else value for value in values])
+    events = [history.rounds.get(number) for number in range(1, rounds + 1)]
+    return np.array([np.nan if event is None or event.reward is None else event.reward for event in events])
 
 
 def _mean_curve(nodes: Sequence[PeerHistory], rounds: int) -> Curve:
@@ -116,10 +114,8 @@ def _mean_curve(nodes: Sequence[PeerHistory], rounds: int) -> Curve:
     return np.array([np.nan if value is None else value for value in means])
 
 
-def _rounds_to_match(curve: Curve, lone_curve: Curve) -> int | None:
-    """First round whose moving average, over the rounds up to it, reaches the control's last one."""
-    window = max(1, int(len(curve) * SMOOTHING))
-    target = np.nanmean(lone_curve[-window:])
+def _rounds_to_match(curve: Curve, window: int, target: float) -> int | None:
+    """First round at which the mean of the last `window` rounds reaches `target`."""
     for end in range(window, len(curve) + 1):
         if np.nanmean(curve[end - window : end]) >= target:
             return end

@@ -50,14 +50,15 @@ def write_report(
 def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerHistory | None = None) -> str:
     """The whole page."""
     peers = summary["peers"]
+    everyone = [*peers, summary["control"]] if summary["control"] else peers
     trained = plots.training(histories)
     sections = [
         _answer(summary),
-        _incomplete([*peers, summary["control"]] if summary["control"] else peers),
+        _incomplete(everyone),
         _headlines(peers, summary),
         _picture(partial(plots.draw_rewards, control=control), trained, 3.3, "Reward per peer and mean, by round"),
         _section("The learner and its workers", _following(histories) if len(trained) < len(histories) else ""),
-        _section("Peers", _peer_table([*peers, summary["control"]] if summary["control"] else peers)),
+        _section("Peers", _peer_table(everyone)),
         _section("Held-out questions by task", _task_table(histories)),
         _section(
             "Composition of updates",

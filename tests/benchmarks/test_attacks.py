@@ -20,31 +20,12 @@ from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
-from swarm.types import GradedGroup, PolicyId, RunManifest, Sampling, UpdateReport
+from swarm.types import GradedGroup, PolicyId, RunManifest, Sampling
 from tests.net.records import drained
+from tests.sapo.pupil import Pupil
 
 EACH = 30
 """Records of each kind: every variant at least twice."""
-
-
-class Pupil:
-    """An updater that keeps what it was to learn from others."""
-
-    version = 0
-    max_chars = 10**9
-
-    def __init__(self) -> None:
-        self.external: list[GradedGroup] = []
-
-    def fits(self, group: GradedGroup) -> bool:
-        return True
-
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        return [[[-1.0] for _ in graded.rewards] for graded in groups]
-
-    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
-        self.external += external
-        return UpdateReport()
 
 
 class Room:

@@ -23,7 +23,6 @@ from swarm.types import (
     Arrival,
     DatasetRef,
     Grade,
-    GradedGroup,
     PolicyId,
     ProceduralRef,
     Question,
@@ -31,8 +30,8 @@ from swarm.types import (
     RolloutGroup,
     Sampling,
     TaskRef,
-    UpdateReport,
 )
+from tests.sapo.pupil import Pupil
 
 HINT = "think of the carry"
 
@@ -101,26 +100,6 @@ def _plain(ref: TaskRef) -> TaskRef:
     return ProceduralRef(**msgspec.structs.asdict(ref)) if isinstance(ref, RiddleRef) else ref
 
 
-class Pupil:
-    """An updater that keeps what it was to learn from others."""
-
-    version = 0
-    max_chars = 10**9
-
-    def __init__(self) -> None:
-        self.external: list[RolloutGroup] = []
-
-    def fits(self, group: GradedGroup) -> bool:
-        return True
-
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        return [[[-1.0] for _ in graded.rewards] for graded in groups]
-
-    def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
-        self.external += [graded.group for graded in external]
-        return UpdateReport()
-
-
 class Peer(Struct):
     """A node of either version, with all that a round needs but a model."""
 
@@ -128,10 +107,14 @@ class Peer(Struct):
     pupil: Pupil
     exchange: Exchange
 
+    def groups(self) -> list[RolloutGroup]:
+        """Those of others that were learned from."""
+        return [graded.group for graded in self.pupil.external]
+
     def learned(self) -> dict[str, set[type]]:
         """By author: the kinds of question of the groups learned from."""
         kinds: dict[str, set[type]] = {}
-        for group in self.pupil.external:
+        for group in self.groups():
             kinds.setdefault(group.peer_id, set()).add(type(group.question))
         return kinds
 

@@ -25,7 +25,7 @@ if __name__ == "__main__":
             while not select.select([sys.stdin], [], [], 0.2)[0]:
                 peer.node.run_round()
                 learned = {author: sorted(kind.__name__ for kind in kinds) for author, kinds in peer.learned().items()}
-                hints = sorted({getattr(group, "hint", "") for group in peer.pupil.external})
+                hints = sorted({getattr(group, "hint", "") for group in peer.groups()})
                 print(json.dumps({"peer_id": identity.peer_id, "learned": learned, "hints": hints}), flush=True)
     finally:
         transport.close()

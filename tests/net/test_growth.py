@@ -41,13 +41,13 @@ def test_an_older_and_newer_nodes_learn_from_each_other() -> None:
         own = peer.node.peer_id
         other = (other_new if peer is new else new).node.peer_id
         assert peer.learned() == {old.node.peer_id: {ProceduralRef}, other: {ProceduralRef, RiddleRef}}
-        sent = [group for group in peer.pupil.external if isinstance(group, NewerGroup)]
+        sent = [group for group in peer.groups() if isinstance(group, NewerGroup)]
         assert {group.hint for group in sent if group.peer_id == other} == {HINT}, "the field arrives"
         assert {group.hint for group in sent if group.peer_id == old.node.peer_id} == {""}, "or its default is taken"
         assert old.learned()[own] == {ProceduralRef}
         account = old.exchange.book.stats()[own]
         assert account.dropped["unknown_question"] >= ROUNDS and account.offence == 0 and account.num_quarantines == 0
-    assert not any(isinstance(group, NewerGroup) for group in old.pupil.external)
+    assert not any(isinstance(group, NewerGroup) for group in old.groups())
     refused = old.node.ledger.snapshot()["dropped"]
     assert refused["unknown_question"] == sum(
         old.exchange.book.stats()[peer.node.peer_id].dropped["unknown_question"] for peer in (new, other_new)
