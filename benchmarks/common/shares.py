@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 20_000
 """Short, so that a process waits only a few milliseconds for its next share."""
+WEIGHT = 10
+"""Relative to processes without a limit, which only get what limited ones leave."""
 PATIENCE_S = 2.0
 
 
@@ -37,7 +39,7 @@ class CpuShares:
         self._groups: list[Path] = []
 
     def limit(self, pid: int, cores: float) -> None:
-        """Limit the process and its future children to `cores` CPU seconds per second. Raises `OSError`."""
+        """Give the process and its future children `cores` CPU seconds per second, and no more. Raises `OSError`."""
         group = self._parent / f"swarm-bench-{os.getpid()}-{pid}"
         group.mkdir()
         self._groups.append(group)
@@ -45,8 +47,10 @@ class CpuShares:
         if self._is_v1:
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(quota))
+            (group / "cpu.shares").write_text(str(1024 * WEIGHT))
         else:
             (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+            (group / "cpu.weight").write_text(str(100 * WEIGHT))
         (group / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
