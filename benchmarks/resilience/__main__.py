@@ -2,8 +2,8 @@
 
     python -m benchmarks.resilience [--quick] [--out FILE] [--only NAME ...] [--repeats N]
 
-Every figure is a ratio to the same nodes immediately before the attack. Attackers whose connections are closed return
-under another identity. Where control groups allow it, each node has its own share of the processor, like a separate
+Every figure is a ratio to the same nodes immediately before and after the attack: a policy that learns changes its own
+pace. Attackers whose connections are closed return under another identity. Where control groups allow it, each node has its own share of the processor, like a separate
 machine, so that the costs of attackers and of other nodes do not slow down the victim.
 """
 
@@ -207,7 +207,7 @@ class Attacked:
     """The effect of an attack on a node."""
 
     ratio: float | None
-    """Ratio of its rounds per minute to those before."""
+    """Ratio of its rounds per minute to those before and after."""
     growth: float
     """Growth of its memory, last quarter of the attack over the second, in percent."""
     identities: int
@@ -228,15 +228,17 @@ def bombs(plan: Plan) -> Result:
         nodes.start("join", address, cores=OTHER_CORES)
         nodes.warm_up(1)
         run_id = _run_id(plan.folder, address)
+        calm = nodes.pace(1, plan.calm_s)
         for _ in range(plan.repeats):
             for rate in BOMBS_PER_S:
                 attackers = Attackers(plan.folder, (victim,), Bombs(run_id, ref, str(answer)).throw, 1 / rate)
-                outcomes[rate].append(_attacked(plan, nodes, 1, attackers))
+                outcome, calm = _attacked(plan, nodes, 1, attackers, calm)
+                outcomes[rate].append(outcome)
     rows = []
     for rate, seen in outcomes.items():
         what = f"{rate} bombs per second"
         rows += [
-            row(f"{what}: rounds per minute, of those before", [o.ratio for o in seen], "", target=KEEPS),
+            row(f"{what}: rounds per minute, of those before and after", [o.ratio for o in seen], "", target=KEEPS),
             row(
                 f"{what}: memory, last quarter over second quarter",
                 [o.growth for o in seen],
@@ -256,14 +258,18 @@ def learner(plan: Plan) -> Result:
         nodes.start("work", address, cores=WORKER_CORES)
         nodes.warm_up(0)
         run_id = _run_id(plan.folder, address)
+        calm = nodes.pace(0, plan.calm_s)
         for _ in range(plan.repeats):
             for count in NUM_STRANGERS:
                 attackers = Attackers(
                     plan.folder, (address,), lambda stranger: None, LOOK_EVERY_S, count, _service_attacker(run_id)
                 )
-                outcomes[count].append(_attacked(plan, nodes, 0, attackers))
+                outcome, calm = _attacked(plan, nodes, 0, attackers, calm)
+                outcomes[count].append(outcome)
     rows = [
-        row(f"{count} strangers: steps per minute, of those before", [o.ratio for o in seen], "", target=KEEPS)
+        row(
+            f"{count} strangers: steps per minute, of those before and after", [o.ratio for o in seen], "", target=KEEPS
+        )
         for count, seen in outcomes.items()
     ]
     return rows, [_told("assaults", outcomes)]
@@ -277,14 +283,16 @@ def _service_attacker(run_id: str) -> Callable[[Stranger], None]:
     return arrive
 
 
-def _attacked(plan: Plan, nodes: Nodes, index: int, attackers: Attackers) -> Attacked:
-    before = nodes.pace(index, plan.calm_s)
+def _attacked(plan: Plan, nodes: Nodes, index: int, attackers: Attackers, before: float) -> tuple[Attacked, float]:
+    """The effect of an attack on a node with a pace of `before`, and its pace after the attack."""
     scale, began = Scale([nodes.children[index]]), time.time()
     with attackers:
         meanwhile = nodes.pace(index, plan.attack_s)
     memory: Memory = scale.stop(Times(began, began, time.time()))
-    ratio = meanwhile / before if before else None
-    return Attacked(ratio, memory.growth()[1], attackers.identities, attackers.acts)
+    after = nodes.pace(index, plan.calm_s)
+    calm = (before + after) / 2
+    ratio = meanwhile / calm if calm else None
+    return Attacked(ratio, memory.growth()[1], attackers.identities, attackers.acts), after
 
 
 def _run_id(folder: Path, address: str) -> str:
