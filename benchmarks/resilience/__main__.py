@@ -3,8 +3,9 @@
     python -m benchmarks.resilience [--quick] [--out FILE] [--only NAME ...] [--repeats N]
 
 Every figure is a ratio to the same nodes immediately before and after the attack: a policy that learns changes its own
-pace. Attackers whose connections are closed return under another identity. Where control groups allow it, each node has its own share of the processor, like a separate
-machine, so that the costs of attackers and of other nodes do not slow down the victim.
+pace. Attackers whose connections are closed return under another identity. Where control groups allow it, each node has
+its own share of the processor, like a separate machine, so that the costs of attackers and of other nodes do not slow
+down the victim.
 """
 
 from __future__ import annotations
