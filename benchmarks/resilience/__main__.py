@@ -40,8 +40,8 @@ WIDE_COMPLETIONS = 120
 WIDE_CHARS = 65_000
 START_TIMEOUT_S = 180.0
 WARM_ROUNDS = 20
-VICTIM_CORES, WORKER_CORES, OTHER_CORES = 0.6, 0.7, 0.3
-"""With them strangers have more than half a core of two."""
+VICTIM_CORES, WORKER_CORES, OTHER_CORES = 1.0, 0.5, 0.25
+"""The victim has as much as the smallest machine; strangers have at least half a core of two."""
 LOOK_EVERY_S = 0.5
 KEEPS = 0.9
 """Fraction of the rounds or steps per minute."""
