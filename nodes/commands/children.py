@@ -99,7 +99,8 @@ def start_command(module: str, arguments: Sequence[str], log: Path, stdin: Conne
     On Linux it is a fork of a process that has already imported what nodes need: this takes each node seconds
     otherwise. Other systems' libraries do not allow a fork after these imports.
     """
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    linux = sys.platform == "linux"
+    context = multiprocessing.get_context("forkserver") if linux else multiprocessing.get_context("spawn")
     context.set_forkserver_preload(IMPORTED_ONCE)
     ready, child_ready = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(module, arguments, log, stdin, dict(os.environ), child_ready))
