@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 
+from nodes.commands.children import start_command
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
@@ -26,6 +29,50 @@ DEADLINE_S = 300.0
 """A busy machine takes minutes for what takes seconds otherwise; only what never comes takes that long."""
 
 
+class Command:
+    """A `swarm` process as the demo starts its own, with the interface of `subprocess.Popen`."""
+
+    def __init__(self, log: Path, arguments: Sequence[str]) -> None:
+        with open(os.devnull, "rb") as nothing, Connection(os.dup(nothing.fileno()), writable=False) as stdin:
+            self._process = start_command("nodes.cli", arguments, log, stdin)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("swarm", timeout_s or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class Torchrun(subprocess.Popen[bytes]):
+    """Several processes of one node."""
+
+    def __init__(self, log: Path, arguments: Sequence[str], num_processes: int) -> None:
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+        super().__init__(
+            [sys.executable, "-m", *torchrun, "-m", "nodes.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log.open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
 class Swarm:
     """One process of the `swarm` command and what it starts; or torchrun with several of them."""
 
@@ -33,13 +80,8 @@ class Swarm:
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
         self.log = out / "test-log.txt"
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
-        self.process = subprocess.Popen(
-            [sys.executable, *(torchrun if num_processes > 1 else []), "-m", "nodes.cli", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self.log.open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        self.process = (
+            Torchrun(self.log, arguments, num_processes) if num_processes > 1 else Command(self.log, arguments)
         )
 
     def history(self) -> PeerHistory:
@@ -122,6 +164,13 @@ def command_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return []
+
+
+def writes_to(process: psutil.Process, log: Path) -> bool:
+    """Whether a process, still there, has this log as its output."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+        return os.readlink(f"/proc/{process.pid}/fd/1") == str(log)
+    return False
 
 
 def is_daemon(process: psutil.Process) -> bool:

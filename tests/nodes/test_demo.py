@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.processes import balanced, command_of, gone, is_daemon, summary, swarm, until
+from tests.nodes.processes import balanced, gone, is_daemon, summary, swarm, until, writes_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -23,7 +23,7 @@ def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path
     out = tmp_path / "demo"
     with swarm(tmp_path, "demo", "--peers", "3", "--rounds", "60", "--out", str(out), "--no-live") as demo:
         until(lambda: (out / "peer-2" / "checkpoints" / "round-00000025").is_dir(), demo, "a checkpoint")
-        victim = next(p for p in demo.tree() if str(out / "peer-2") in command_of(p))
+        victim = next(p for p in demo.tree() if writes_to(p, out / "peer-2" / "log.txt"))
         victim.send_signal(signal.SIGKILL)
         until(lambda: "restarted" in demo.text(), demo, "restart")
         everything = demo.tree()
@@ -101,7 +101,7 @@ def test_a_learner_teaches_workers_that_end_with_it(tmp_path: Path) -> None:
         until(lambda: any(_peer_round(out / name) > 0 for name in workers), demo, "a batch")
         working = max(workers, key=lambda name: _peer_round(out / name))
         (other,) = set(workers) - {working}
-        next(p for p in demo.tree() if str(out / other) in command_of(p)).send_signal(signal.SIGKILL)
+        next(p for p in demo.tree() if writes_to(p, out / other / "log.txt")).send_signal(signal.SIGKILL)
         everything = demo.tree()
         assert demo.wait() == 0, demo.text()
         assert gone(everything)
