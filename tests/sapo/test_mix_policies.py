@@ -196,7 +196,7 @@ def _play(auto: Auto, rewards: Sequence[float], informative: int = 4, num_extern
     rounds: list[MixRound] = []
     state: dict[str, float] = {}
     decisions = []
-    for number, reward in enumerate(rewards, 1):
+    for number, reward in enumerate(map(float, rewards), 1):
         this = own_round(number, reward, informative, 8 - informative, num_external=num_external)
         told = History(4, 4, (*rounds[-255:], this), state)
         decisions.append(auto(told, MANY))

@@ -133,24 +133,24 @@ def test_draws_are_in_proportion_to_weights() -> None:
     candidates = _at_hand(a=1, b=1, c=1, d=1)
     counts = Counter(
         mix([], candidates, Decision(0, 1, weights=[6.0, 3.0, 1.0, 0.0]), np.random.default_rng(seed)).external_ids
-        for seed in range(4_000)
+        for seed in range(1_000)
     )
-    # 4000 draws: 2400, 1200 and 400, standard deviations at most 31
-    assert abs(counts[("a-0",)] - 2_400) < 150 and abs(counts[("b-0",)] - 1_200) < 150
-    assert abs(counts[("c-0",)] - 400) < 100 and ("d-0",) not in counts
+    # 1000 draws: 600, 300 and 100, standard deviations at most 15.5
+    assert abs(counts[("a-0",)] - 600) < 75 and abs(counts[("b-0",)] - 300) < 75
+    assert abs(counts[("c-0",)] - 100) < 50 and ("d-0",) not in counts
 
 
 def test_the_second_place_is_drawn_in_proportion_to_what_is_left() -> None:
     """After a, whose weight is 6 of 10, b is three times as likely as c."""
     candidates = _at_hand(friend=3)
     firsts, seconds = Counter(), Counter()
-    for seed in range(4_000):
+    for seed in range(1_000):
         first, second = mix(
             [], candidates, Decision(0, 2, weights=[6.0, 3.0, 1.0]), np.random.default_rng(seed)
         ).external_ids
         firsts[first] += 1
         seconds[second] += first == "friend-0"
-    assert abs(seconds["friend-1"] / firsts["friend-0"] - 0.75) < 0.05
+    assert abs(seconds["friend-1"] / firsts["friend-0"] - 0.75) < 0.08
 
 
 def test_a_weight_cannot_take_more_than_a_fair_part() -> None:
