@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -27,11 +28,13 @@ from swarm.sapo.mixing import (
     MixState,
     mix_figures,
 )
+from swarm.sapo.pool import Pool, PoolSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import TrainingState
 from swarm.types import GradedGroup
 from tests.example_groups import graded
 from tests.sapo.mixes import Opinion, candidate, own_round
+from tests.sapo.test_round import Swarm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOCAL = [graded("me", index) for index in range(9)]
@@ -204,6 +207,40 @@ def test_a_decision_is_bounded_by_what_there_is() -> None:
     msgspec.json.encode(mixed.decision)
     drawn = _answering(Decision(4, np.int64(8), weights), many)
     assert len(drawn.external) == 8 and len({group.group.peer_id for group in drawn.external}) == 8
+
+
+class Curious(MixPolicy):
+    """Keeps the candidates of its last decision."""
+
+    seen: ClassVar[list[Candidate]] = []
+
+    def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        Curious.seen[:] = candidates
+        return Decision(0, 1)
+
+
+def test_a_policy_sees_what_the_pool_and_the_estimator_know() -> None:
+    swarm = Swarm()
+    senders = [swarm.node(seed) for seed in (1, 2, 3)]
+    worths = {senders[0].peer_id: 1.6, senders[1].peer_id: math.nan}
+    now = 1_000.0
+    receiver = swarm.node(
+        4,
+        mix=MixSettings(policy=f"{__name__}:Curious"),
+        pool=Pool(PoolSettings(max_uses=9)),
+        worth_of=worths.get,
+        clock=lambda: now,
+    )
+    for sender in senders:
+        sender.run_round()
+    first = receiver.run_round()
+    now += 60
+    second = receiver.run_round()
+    assert len(first.mix.external) == 1 and second.figures["mix/external"] == 1
+    known = {(each.sender, each.worth, each.task) for each in Curious.seen}
+    assert known == {(sender.peer_id, worth, "gcd") for sender, worth in zip(senders, (1.6, None, None), strict=True)}
+    assert {each.age_s for each in Curious.seen} == {60.0}
+    assert [each.content_id for each in Curious.seen if each.uses] == list(first.mix.external_ids)
 
 
 @pytest.fixture
