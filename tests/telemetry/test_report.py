@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from swarm.reasons import Reason, sentence
 from swarm.telemetry import plots
@@ -21,6 +22,7 @@ from swarm.telemetry.records import (
     Event,
     FollowingFigures,
     LearningFigures,
+    MixDecision,
     NoteEvent,
     RoundEvent,
     StartEvent,
@@ -96,7 +98,10 @@ def made(folder: Path, histories: list[PeerHistory]) -> tuple[Page, SwarmSummary
 
 def test_a_whole_run(tmp_path: Path) -> None:
     histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path / "run", 4, 60)]
+    assert histories[0].latest is not None
+    histories[0].latest = replace(histories[0].latest, mix=MixDecision("auto", 3, 5, "62% < 80% of own groups"))
     parsed, summary = made(tmp_path / "report", histories)
+    assert "3 local + 5 external by auto: 62% < 80% of own groups" in parsed.text
     first, last = summary["mean_reward_first"], summary["mean_reward_last"]
     assert first is not None and last is not None
     assert f"{first:.3f} → {last:.3f}" in parsed.text and f"×{last / first:.2f}" in parsed.text
