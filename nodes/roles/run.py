@@ -18,7 +18,7 @@ from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
-from swarm.net.addresses.nat import to_tell
+from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
@@ -154,4 +154,4 @@ def best_address(multiaddrs: Sequence[str]) -> str:
     """The address to give to others: one that other machines can reach, if there is any."""
     reachable = [address for address in multiaddrs if "/127.0.0.1/" not in address and "/::1/" not in address]
     over_tcp = [address for address in reachable if "/tcp/" in address]
-    return (*to_tell(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]
+    return (*most_reachable_first(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]

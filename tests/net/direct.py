@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
@@ -73,20 +73,22 @@ class DirectNetwork:
     async def publish(self, topic: str, record: bytes) -> None:
         for other in self._hub.connected(self._member).values():
             if other.run.topic == topic:
-                other.guard.hearing(other.records.receive)(self._member.identity.peer_id, record)
+                other.guard.guarded(other.records.receive_gossip)(self._member.identity.peer_id, record)
 
 
 class DirectSession(MemberSession):
     def __init__(self, member: Member, hub: DirectHub) -> None:
-        waits = AsyncioWaits()
-        super().__init__(member, DirectNetwork(hub, member), waits, Dialling(member, self._connect, waits), 10_000.0)
+        runtime = AsyncioRuntime()
+        super().__init__(
+            member, DirectNetwork(hub, member), runtime, Dialling(member, self._connect, runtime), 10_000.0
+        )
         self._hub = hub
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as loops:
             later = [partial(self._in_run, loop) for loop in (self._upkeep.repair, self._upkeep.download)]
-            for loop in (self._observe, self._join, self._tell, *later):
-                loops.create_task(self._keep(loop))
+            for loop in (self._observe, self._join, self._publish_outgoing, *later):
+                loops.create_task(self._supervise(loop))
 
     async def _connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         raise PeerUnreachable(f"{peer_id} is not on this hub")
@@ -100,11 +102,11 @@ class DirectSession(MemberSession):
             for _ in peers.connected & peers.banned:
                 self._member.counters.add("banned_connections")
             before, others = peers.in_run, self._hub.connected(self._member)
-            peers.see(frozenset(others), frozenset(n for n, other in others.items() if other.run.topic == run.topic))
+            peers.update(frozenset(others), frozenset(n for n, other in others.items() if other.run.topic == run.topic))
             if peers.in_run - before:
                 self._changed(before)
             self.wake()
-            await self._waits.sleep(0.02)
+            await self._runtime.sleep(0.02)
 
 
 class DirectTransport(MemberTransport):

@@ -18,7 +18,7 @@ from swarm.net.bandwidth import (
     TokenBucket,
     paced,
 )
-from swarm.net.hivemind.waits import AsyncioSignal
+from swarm.net.hivemind.runtime import AsyncioSignal
 
 CHUNK = 2**18
 

@@ -18,9 +18,9 @@ from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.records.framing import encode_request, read_answer
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
-from swarm.net.services.doors import MAX_STREAMS_PER_PEER
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
 
 from .records import drained, fast_settings, make_identity, make_manifest, signed, until
 

@@ -23,7 +23,7 @@ from swarm.net.snapshots import thread as thread_module
 from swarm.net.snapshots.chunks import chunk_bytes_for, cut, describe
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, SnapshotAnnouncement, Want
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, ChunksRequest, SnapshotAnnouncement
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import Part, SnapshotStore
@@ -428,19 +428,19 @@ def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
-    want = msgspec.msgpack.encode(Want(1, "whole", 0))
+    want = msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
     places = learner._serving.uploads.num_free
-    streams = [learner._serving.uploads.give(f"peer-{i}", want) for i in range(places + 1)]
+    streams = [learner._serving.uploads.send_chunks(f"peer-{i}", want) for i in range(places + 1)]
     assert [next(stream) for stream in streams] == [snapshot(0)[:CHUNK]] * (places + 1)
     with pytest.raises(LookupError, match="busy"):
-        next(learner._serving.uploads.give("one too many", want))
+        next(learner._serving.uploads.send_chunks("one too many", want))
     # The same peer again takes its own place, and who hangs up gives it back.
-    assert next(learner._serving.uploads.give("peer-0", want))
+    assert next(learner._serving.uploads.send_chunks("peer-0", want))
     streams.pop().close()
-    assert next(learner._serving.uploads.give("another", want))
-    for bad in (Want(1, "whole", 1_000), Want(1, "whole", -1), Want(1, "change", 0)):
+    assert next(learner._serving.uploads.send_chunks("another", want))
+    for bad in (ChunksRequest(1, "whole", 1_000), ChunksRequest(1, "whole", -1), ChunksRequest(1, "change", 0)):
         with pytest.raises((LookupError, msgspec.ValidationError)):
-            next(learner._serving.uploads.give("peer-0", msgspec.msgpack.encode(bad)))
+            next(learner._serving.uploads.send_chunks("peer-0", msgspec.msgpack.encode(bad)))
 
 
 def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
@@ -451,9 +451,13 @@ def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
     arrives(worker, 1, snapshot(0))
     for node, version in ((learner, 2), (learner, 2**62), (worker, 2**62)):
         with pytest.raises(LookupError, match="nothing is known"):
-            next(node._serving.uploads.give("stranger", msgspec.msgpack.encode(Want(version, "whole", 0))))
-    uploads, want = worker._serving.uploads, msgspec.msgpack.encode(Want(2, "whole", 0))
-    waiting = [uploads.give(f"stranger-{i}", want) for i in range(20)]
+            next(
+                node._serving.uploads.send_chunks(
+                    "stranger", msgspec.msgpack.encode(ChunksRequest(version, "whole", 0))
+                )
+            )
+    uploads, want = worker._serving.uploads, msgspec.msgpack.encode(ChunksRequest(2, "whole", 0))
+    waiting = [uploads.send_chunks(f"stranger-{i}", want) for i in range(20)]
     assert [next(stream) for stream in waiting] == [None] * 20 and uploads.fed() == ()
     uploads._clock = lambda: time.monotonic() + 60
     with pytest.raises(LookupError, match="nothing is known"):
@@ -464,30 +468,30 @@ def test_whom_the_plan_does_not_name_makes_room_and_so_does_who_takes_nothing(sw
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
-    uploads, want = learner._serving.uploads, msgspec.msgpack.encode(Want(1, "whole", 0))
+    uploads, want = learner._serving.uploads, msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
     now = 0.0
     uploads._clock = lambda: now
     uploads.follow(Place((), 1, None, feeds=("child",)), {"child", "worker", "other"})
-    strangers = [uploads.give(f"stranger-{i}", want) for i in range(2)]
-    child, worker, other = (uploads.give(name, want) for name in ("child", "worker", "other"))
+    strangers = [uploads.send_chunks(f"stranger-{i}", want) for i in range(2)]
+    child, worker, other = (uploads.send_chunks(name, want) for name in ("child", "worker", "other"))
     assert all(map(next, (*strangers, worker, child))) and set(uploads.fed()) == {"worker", "child"}
     assert [list(stream) for stream in strangers] == [[], []], "they are hung up on"
     with pytest.raises(LookupError, match="busy"):
         next(other)
     # The worker takes nothing any more; the child goes on.
     now = 60.0
-    assert next(child) and next(uploads.give("other", want)) and set(uploads.fed()) == {"child"} | {"other"}
+    assert next(child) and next(uploads.send_chunks("other", want)) and set(uploads.fed()) == {"child"} | {"other"}
 
 
 def test_nobody_gets_the_same_part_for_ever(swarm: Swarm) -> None:
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
-    want = msgspec.msgpack.encode(Want(1, "whole", 0))
+    want = msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
     until(lambda: (stored := learner._serving.store.get(1)) and stored.complete, "it is written")
     for _ in range(MAX_REPEATS):
-        assert sum(map(len, filter(None, learner._serving.uploads.give("stranger", want)))) == len(snapshot(0))
+        assert sum(map(len, filter(None, learner._serving.uploads.send_chunks("stranger", want)))) == len(snapshot(0))
     with pytest.raises(LookupError, match="given to you before"):
-        list(learner._serving.uploads.give("stranger", want))
+        list(learner._serving.uploads.send_chunks("stranger", want))
 
 
 def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:

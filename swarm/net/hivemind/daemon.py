@@ -51,7 +51,7 @@ from swarm.net.records.framing import (
     read_answer,
     read_request,
 )
-from swarm.net.services.doors import Doors, Stream
+from swarm.net.services.stream_admission import Stream, StreamAdmission
 from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def trial_start(timeout_s: float = 15.0) -> float:
     return asyncio.run(start())
 
 
-class Outgrown(TransportError):
+class DaemonTooLarge(TransportError):
     """The daemon exceeds its memory limit and must be restarted."""
 
 
@@ -125,7 +125,7 @@ class Daemon:
         self._handlers: dict[str, StreamHandler] = {}
         self._server: asyncio.Server | None = None
         self._streams: set[asyncio.Task[object]] = set()
-        self.doors = Doors()
+        self.admission = StreamAdmission()
         """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's requests are answered at all."""
@@ -241,14 +241,14 @@ class Daemon:
         return self._process.pid
 
     def check_size(self) -> None:
-        """Raises `Outgrown` if the daemon exceeds its memory limit.
+        """Raises `DaemonTooLarge` if the daemon exceeds its memory limit.
 
         The daemon limits neither streams nor peers' state, and has no option to do so.
         """
         with suppress(psutil.Error):
             num_bytes = psutil.Process(self.pid).memory_info().rss
             if num_bytes > self._max_bytes:
-                raise Outgrown(f"the network daemon must have at most {self._max_bytes} bytes, got {num_bytes}")
+                raise DaemonTooLarge(f"the network daemon must have at most {self._max_bytes} bytes, got {num_bytes}")
 
     async def wait_closed(self) -> str:
         """Wait until the daemon exits or closes its control connection; returns which."""
@@ -446,30 +446,30 @@ class Daemon:
         remote = _base58(info.peer)
         if not self.admits(remote):
             return
-        stream = self.doors.enter(remote, _readable(info.addr) or "", info.proto, writer.transport.abort)
+        stream = self.admission.admit(remote, _readable(info.addr) or "", info.proto, writer.transport.abort)
         if stream is None:
             return
         try:
             await self._attend(stream, info.proto, reader, writer)
         finally:
-            self.doors.leave(stream)
+            self.admission.release(stream)
 
     async def _attend(
         self, stream: Stream, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         async def read(count: int) -> bytes:
-            stream.waits(count)
+            stream.peer_turn(count)
             return await reader.readexactly(count)
 
         # Read the request even to refuse it: a close with unread bytes would lose the refusal.
         async with asyncio.timeout(REQUEST_TIMEOUT_S if stream.served else REFUSAL_TIMEOUT_S):
             request = await read_request(read)
-        stream.works()
+        stream.own_turn()
         if stream.served:
             await self._reply(stream, protocol, request, reader, writer)
         else:
             await _send(writer, encode_error("busy, ask later"))
-        stream.waits()
+        stream.peer_turn()
         await _hung_up(reader)
 
     async def _reply(
@@ -479,9 +479,9 @@ class Daemon:
             for frame in encode_answer(self._handlers[protocol](stream.remote, request)):
                 if frame:
                     await asyncio.sleep(self.pace(len(frame)))
-                    stream.waits(len(frame))
+                    stream.peer_turn(len(frame))
                     await _send(writer, frame)
-                    stream.works()
+                    stream.own_turn()
                 elif reader.at_eof():
                     return  # the asker has closed the stream
                 else:

@@ -53,7 +53,7 @@ class Entry(Struct, frozen=True):
         return msgspec.msgpack.encode(self.sealed)
 
 
-class Gate:
+class EntryChecker:
     """Opens and checks entries of a run's directory; anything else raises `Refusal`."""
 
     def __init__(self, run_id: str, part_of_key: dict[bytes, int], clock: Callable[[], float]) -> None:
@@ -117,7 +117,7 @@ class Entries:
         """No entries yet."""
         self._clock = clock
         self._parts: list[dict[str, tuple[Entry, bool]]] = [{} for _ in range(PARTS)]
-        self.friends: frozenset[str] = frozenset()
+        self.members: frozenset[str] = frozenset()
         """Connected members of the run; their entries are dropped last."""
 
     def put(self, entry: Entry, *, by_owner: bool) -> bool:
@@ -153,7 +153,7 @@ class Entries:
 
     def _worth(self, kept: tuple[Entry, bool]) -> tuple[bool, bool]:
         entry, by_owner = kept
-        return entry.peer_id in self.friends, by_owner
+        return entry.peer_id in self.members, by_owner
 
     def _drop_expired(self, part: dict[str, tuple[Entry, bool]]) -> None:
         now = self._clock()

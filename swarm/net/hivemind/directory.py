@@ -19,12 +19,12 @@ import msgspec
 
 from swarm.errors import DirectoryError, DirectoryLost, Refusal
 from swarm.net.hivemind.directory_messages import (
+    AddPeers,
     Announce,
     Announced,
     Failed,
     Found,
-    Meet,
-    Met,
+    PeersAdded,
     Read,
     Ready,
     Reply,
@@ -37,7 +37,7 @@ from swarm.net.hivemind.directory_messages import (
 from swarm.net.records.wire import open_peer_record
 from swarm.types import PeerRecord
 
-T = TypeVar("T", Ready, Met, Announced, Found)
+T = TypeVar("T", Ready, PeersAdded, Announced, Found)
 
 ANSWER_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 1.0
@@ -101,9 +101,9 @@ class Directory:
         """
         await self._ask(Setup(str(control), run_id, keeps), Ready)
 
-    async def meet(self, peer_ids: Collection[str], *, first: bool) -> frozenset[str]:
+    async def add_peers(self, peer_ids: Collection[str], *, first: bool) -> frozenset[str]:
         """Add all connected members to the DHT; returns those that answered. See `PeerDirectory.meet`."""
-        met = await self._ask(Meet(tuple(peer_ids), first), Met)
+        met = await self._ask(AddPeers(tuple(peer_ids), first), PeersAdded)
         return frozenset(met.peer_ids) & frozenset(peer_ids)
 
     async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:

@@ -16,7 +16,7 @@ from swarm.errors import DirectoryError, DirectoryLost
 from swarm.net.hivemind.directory import Directory
 from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
 from swarm.net.membership.member import Member
-from swarm.net.waits import Signal
+from swarm.net.runtime import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Discovery:
     async def _live_once(self) -> None:
         # Started before the run is known, so that it is ready by then.
         async with Directory.running() as directory:
-            await self._run_known.happens(math.inf)
+            await self._run_known.wait_for(math.inf)
             manifest = self._member.run.manifest
             assert manifest is not None
             await directory.open(self._control, manifest.run_id, keeps=self._member.own.profile.listed)
@@ -75,7 +75,7 @@ class Discovery:
             in_run = peers.in_run
             try:
                 alone = not met
-                met = await directory.meet(in_run, first=alone)
+                met = await directory.add_peers(in_run, first=alone)
                 now = time.monotonic()
                 if met and (alone or told != member.own.addresses or now >= renew_at):
                     told = member.own.addresses
@@ -93,7 +93,7 @@ class Discovery:
             # A peer's DHT starts a little after its connection.
             unmet = not met or bool(in_run - met)
             wait_s = ROUND_PAUSE_S if unmet else max(0.0, min(look_at, renew_at) - time.monotonic())
-            await self._peers_changed.happens(wait_s)
+            await self._peers_changed.wait_for(wait_s)
             await asyncio.sleep(ROUND_PAUSE_S)
 
     async def _look_up(self, directory: Directory, run_id: str) -> None:

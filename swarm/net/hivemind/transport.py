@@ -112,7 +112,7 @@ class HivemindTransport(MemberTransport):
         self._member.peers.ban(peer_ids)
         session, loop = self._session, self._loop
         if session is not None and loop is not None and not loop.is_closed():
-            asyncio.run_coroutine_threadsafe(session.look(), loop)
+            asyncio.run_coroutine_threadsafe(session.refresh(), loop)
 
     def close(self) -> None:
         """Stop the daemon and the network thread."""
@@ -167,7 +167,7 @@ class HivemindTransport(MemberTransport):
                 self._failures = 0
             self._failures += 1
             failures = self._failures
-            self._member.peers.see(frozenset(), frozenset())
+            self._member.peers.update(frozenset(), frozenset())
             if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
                 self._failure = f"the network failed {failures} times in a row, last because {reason}"
                 logger.error(self._failure)
@@ -179,7 +179,7 @@ class HivemindTransport(MemberTransport):
 
     async def _live_once(self, timeout_s: float) -> str:
         """Run one daemon from start to end; returns why it ended."""
-        from swarm.net.hivemind.daemon import Daemon, Outgrown
+        from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
         from swarm.net.hivemind.relay_daemon import start_relay
         from swarm.net.hivemind.session import Session
 
@@ -210,7 +210,7 @@ class HivemindTransport(MemberTransport):
             self._member.detail = "started"
             self._settled.set()
             return await self._session.run()
-        except Outgrown as error:
+        except DaemonTooLarge as error:
             # Strangers can cause this at any time, so it must never end the node.
             self._failures = 0
             self._member.counters.add("daemon_outgrown")

@@ -114,11 +114,11 @@ class Libp2pTransport(MemberTransport):
                 yield chunk
         finally:
             # Do not wait: an abandoned iterator may be collected on the network thread itself.
-            self._soon(partial(session.have_done, Future(), chunks.aclose))
+            self._soon(partial(session.run_step, Future(), chunks.aclose))
 
     def _done(self, session: Session, step: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         outcome: Future[T] = Future()
-        if not self._soon(partial(session.have_done, outcome, step)):
+        if not self._soon(partial(session.run_step, outcome, step)):
             raise PeerUnreachable("the network was closed meanwhile")
         try:
             return outcome.result(timeout_s)
@@ -130,7 +130,7 @@ class Libp2pTransport(MemberTransport):
         """Ban exactly these peers: disconnect them, do not dial them, pass on nothing that they write or forward."""
         self._member.peers.ban(peer_ids)
         if self._session is not None:
-            self._soon(self._session.look_again)
+            self._soon(self._session.refresh_soon)
 
     def close(self) -> None:
         """Leave the swarm and stop the network thread."""
@@ -169,7 +169,7 @@ class Libp2pTransport(MemberTransport):
             reason = self._live_once()
             self._session = self._token = self._scope = None
             self._member.peers.remember()
-            self._member.peers.see(frozenset(), frozenset())
+            self._member.peers.update(frozenset(), frozenset())
             if self._closing.is_set():
                 break
             if not self._settled.is_set():

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import Backoff
 from swarm.net.membership.member import Member
+from swarm.net.runtime import Signal
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.waits import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Joining:
                     await self._ask(peer_id)
             if run.manifest is None:
                 self._peers_changed.clear()
-                await self._peers_changed.happens(ASK_AGAIN_AFTER_S)
+                await self._peers_changed.wait_for(ASK_AGAIN_AFTER_S)
         logger.info("in the run %s", run.manifest.run_id)
 
     async def _ask(self, peer_id: str) -> None:

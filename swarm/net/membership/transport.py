@@ -73,7 +73,7 @@ class MemberTransport(ABC):
         elif len(record) > self._settings.max_record_bytes:
             self._member.counters.add("drop_oversized")
         else:
-            self._member.records.offer(record)
+            self._member.records.publish(record)
             self._wake()
 
     def has_room(self) -> bool:

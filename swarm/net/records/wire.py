@@ -33,7 +33,7 @@ from swarm.net.records.envelope import (
 )
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.shelf import RECORD_ID_BYTES
+from swarm.net.records.record_store import RECORD_ID_BYTES
 from swarm.reasons import Reason
 from swarm.types import (
     MAX_COMPLETIONS,
@@ -56,7 +56,7 @@ class Announcement(Struct, frozen=True):
     run_id: str
     peer_id: str
     record_id: bytes
-    """Digest of the sealed record; see `shelf.record_id`."""
+    """Digest of the sealed record; see `record_store.record_id`."""
     num_bytes: Positive
     chunk_ids: tuple[bytes, ...]
     """Digest of each 256 KiB chunk; the last chunk may be shorter."""

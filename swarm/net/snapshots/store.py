@@ -22,7 +22,7 @@ from weakref import finalize
 from blake3 import blake3
 
 from swarm.errors import CorruptChunk, Refusal, SnapshotError
-from swarm.net.records.shelf import record_id
+from swarm.net.records.record_store import record_id
 from swarm.types import ChunkList, SnapshotManifest
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.snapshots.delta import apply_delta, digest
 from swarm.net.snapshots.fetching import Fetching
 from swarm.net.snapshots.manifests import Signed, next_version
-from swarm.net.snapshots.messages import Ask, SnapshotAnnouncement, ask
+from swarm.net.snapshots.messages import SnapshotAnnouncement, StatusRequest, request_status
 from swarm.net.snapshots.plan import LinkLimits, Place
 from swarm.net.snapshots.serving import Progress, Serving
 from swarm.net.snapshots.sources import Downloads
@@ -64,7 +64,7 @@ class Subscriber:
         self._settings = settings.snapshots
         self._limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._serving = Serving(transport, learner, folder, settings, max_bytes=max_bytes)
-        self._thread = SnapshotThread(self._serving, self._take_up, self._work)
+        self._thread = SnapshotThread(self._serving, self._resume, self._work)
         self._downloads = Downloads(
             transport=transport,
             stall_s=settings.snapshots.stall_s,
@@ -88,7 +88,7 @@ class Subscriber:
 
     def start(self) -> None:
         """Start to fetch and to answer others. Raises `SnapshotError` if the folder cannot be used."""
-        self._serving.start(lambda peer, question: None, self._hear)
+        self._serving.start(lambda peer, question: None, self._on_announcement)
         self._thread.start()
 
     def close(self) -> None:
@@ -124,28 +124,28 @@ class Subscriber:
 
     # -- on the network thread
 
-    def _hear(self, remote: str, announcement: SnapshotAnnouncement) -> None:
-        self._learn(remote, announcement.sealed, announcement.place)
+    def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
+        self._on_news(remote, announcement.sealed, announcement.place)
 
     # -- on any thread
 
-    def _learn(self, remote: str, sealed: bytes, place: Place | None) -> None:
+    def _on_news(self, remote: str, sealed: bytes, place: Place | None) -> None:
         """Handle news from a peer. Raises `Refusal` for a manifest that the learner has not signed."""
         if place is not None and place.sources and remote == self._learner:
             self._place = place
             self._serving.uploads.follow(place)
-        if sealed and self._serving.learn(sealed):
+        if sealed and self._serving.add_manifest(sealed):
             self._thread.wake()
 
     def _poll(self) -> bool:
         """Ask the learner, or else another peer, for news; whether there was an answer."""
         announced = self.announced()
         others = [peer for peer in self._transport.status().connected if peer != self._learner]
-        question = Ask(-1 if announced is None else announced, self._limits, self._failed)
+        question = StatusRequest(-1 if announced is None else announced, self._limits, self._failed)
         for peer in (self._learner, *random.sample(others, min(1, len(others)))):
             try:
-                news = ask(self._transport, peer, question, ASK_TIMEOUT_S)
-                self._learn(peer, news.sealed, news.place)
+                news = request_status(self._transport, peer, question, ASK_TIMEOUT_S)
+                self._on_news(peer, news.sealed, news.place)
                 return True
             except (TransportError, Refusal) as error:
                 logger.debug("no news from %s: %s", peer, error)
@@ -153,7 +153,7 @@ class Subscriber:
 
     # -- on the thread of snapshots
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         """Verify what an earlier process stored, and hand out the newest complete snapshot."""
         self._serving.verify()
         newest = self._serving.store.newest_complete()

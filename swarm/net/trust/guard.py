@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import Backoff
 from swarm.net.counters import Counters
-from swarm.net.waits import Waits
+from swarm.net.runtime import AsyncRuntime
 from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Guard:
         if not isinstance(error, ORDINARY):
             self._complain(remote, Reason.BAD_REQUEST)
 
-    def hearing(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
+    def guarded(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
         """Wrap `receive(sender, message)` so that it returns False instead of raising."""
 
         def hear(sender: str, message: bytes) -> bool:
@@ -47,7 +47,7 @@ class Guard:
 
         return hear
 
-    async def keep(self, loop: Callable[[], Awaitable[None]], waits: Waits) -> None:
+    async def supervise(self, loop: Callable[[], Awaitable[None]], runtime: AsyncRuntime) -> None:
         """Run a loop, and restart it after every error. Raises `TransportError` if the network itself has failed."""
         pauses = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         while True:
@@ -63,4 +63,4 @@ class Guard:
             if now - began > MAX_PAUSE_S:
                 pauses.succeeded("")
             pauses.failed("", now)
-            await waits.sleep(pauses.wait_s("", now))
+            await runtime.sleep(pauses.wait_s("", now))
