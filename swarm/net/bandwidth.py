@@ -91,7 +91,7 @@ def paced(
                     async with runtime.timeout(patience_s):
                         chunk = await anext(chunks, None)
                 except TimeoutError as error:
-                    raise SlowHolder(f"{peer_id} gives less than {MIN_RATE_BYTES_PER_S} bytes/s") from error
+                    raise SlowHolder(f"{peer_id} sends less than {MIN_RATE_BYTES_PER_S} bytes/s") from error
                 if chunk is None:
                     return
                 restored_s = WITH_HEADERS * len(chunk) / MIN_RATE_BYTES_PER_S

@@ -244,14 +244,14 @@ class MemoryTransport:
             raise PeerUnreachable(f"no peer {peer_id} answers {protocol} on this hub")
         if self.peer_id in member._banned:
             member._counts["banned_streams"] += 1
-            raise PeerUnreachable(f"{member.peer_id} does not serve this peer")
+            raise PeerUnreachable(f"{member.peer_id} has banned this node")
         room = max_bytes
         silent_s = 0.0
         try:
             for chunk in member._handlers[protocol](self.peer_id, payload):
                 if chunk is None:
                     if silent_s >= timeout_s or not member._open:
-                        raise PeerUnreachable(f"nothing for {timeout_s:g} s")
+                        raise PeerUnreachable(f"no data for {timeout_s:g} s")
                     time.sleep(NOT_YET_S)
                     silent_s += NOT_YET_S
                     continue

@@ -164,7 +164,7 @@ def test_a_relays_limits_are_read() -> None:
     # type STATUS, reservation of one byte, limit {120 s, 131072 bytes}, status OK
     assert read_limits(bytes.fromhex("08021a010022060878108080082864")) == CircuitLimits(120, 131_072)
     assert read_limits(bytes.fromhex("08022864")) == CircuitLimits(0, 0)
-    with pytest.raises(ValueError, match="refused, with status 201"):
+    with pytest.raises(ValueError, match="refused the reservation with status 201"):
         read_limits(bytes.fromhex("080228c901"))
 
 

@@ -134,7 +134,7 @@ def test_what_cannot_be_shown_is_a_clear_error(tmp_path: Path) -> None:
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{make_identity(tmp_path, 'nobody').peer_id}"
     with pytest.raises(PeerUnreachable, match="connection refused"):
         show_peers(nobody, True, False, False, console)
-    with pytest.raises(ConfigError, match="names no peer"):
+    with pytest.raises(ConfigError, match="no valid peer id"):
         show_peers("/ip4/127.0.0.1/tcp/1/p2p/nonsense", True, False, False, console)
 
 

@@ -78,7 +78,7 @@ def binary_path() -> Path:
     folders = spec.submodule_search_locations if spec else None
     path = Path(folders[0]) / "hivemind_cli" / "p2pd" if folders else None
     if path is None or not path.is_file():
-        raise TransportError(f"hivemind's network daemon must be installed, found none at {path}; reinstall hivemind")
+        raise TransportError(f"hivemind's network daemon was not found at {path}: reinstall hivemind")
     return path
 
 
@@ -179,7 +179,9 @@ class Daemon:
             )
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise TransportError(f"the network daemon cannot be run on this platform: {error}") from error
+            raise TransportError(
+                f"the network daemon cannot run on this platform, try network.transport libp2p: {error}"
+            ) from error
         daemon = cls(process, folder, max_bytes)
         try:
             async with asyncio.timeout(timeout_s):
@@ -217,7 +219,7 @@ class Daemon:
 
     def last_output(self) -> str:
         """The daemon's last output line, for error messages."""
-        return f"its last words: {self._output[-1]}" if self._output else "it said nothing"
+        return f"its last output: {self._output[-1]}" if self._output else "it printed nothing"
 
     @property
     def control(self) -> Path:
@@ -248,7 +250,9 @@ class Daemon:
         with suppress(psutil.Error):
             num_bytes = psutil.Process(self.pid).memory_info().rss
             if num_bytes > self._max_bytes:
-                raise DaemonTooLarge(f"the network daemon must have at most {self._max_bytes} bytes, got {num_bytes}")
+                raise DaemonTooLarge(
+                    f"the network daemon uses {num_bytes} bytes, above network.daemon_bytes ({self._max_bytes})"
+                )
 
     async def wait_closed(self) -> str:
         """Wait until the daemon exits or closes its control connection; returns which."""
@@ -383,9 +387,9 @@ class Daemon:
                 async with asyncio.timeout(timeout_s):
                     return await reader.readexactly(count)
             except TimeoutError as error:
-                raise PeerUnreachable(f"nothing for {timeout_s:g} s") from error
+                raise PeerUnreachable(f"no data for {timeout_s:g} s") from error
             except (asyncio.IncompleteReadError, ConnectionError) as error:
-                raise PeerUnreachable("the stream ended early") from error
+                raise PeerUnreachable("the stream ended before the answer was complete") from error
 
         try:
             request = encode_request(payload)
@@ -412,7 +416,7 @@ class Daemon:
             await _read_response(reader)
         except asyncio.IncompleteReadError as error:
             writer.close()
-            raise TransportError("the daemon hung up") from error
+            raise TransportError("the daemon closed the connection") from error
         except BaseException:
             writer.close()
             raise
@@ -434,7 +438,7 @@ class Daemon:
         try:
             await self._serve(reader, writer)
         except (TransportError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            logger.debug("a stream was given up: %s", error)
+            logger.debug("dropped an incoming stream: %s", error)
         finally:
             self._streams.discard(task)
             writer.close()
@@ -507,7 +511,9 @@ class Daemon:
                 finally:
                     writer.close()
         except (TimeoutError, ValueError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
-            raise PeerUnreachable(f"{relay_id} is no relay for this node: {str(error) or repr(error)}") from error
+            raise PeerUnreachable(
+                f"the relay {relay_id} granted no reservation: {str(error) or repr(error)}"
+            ) from error
 
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._open()
@@ -530,9 +536,9 @@ class Daemon:
                 await write_pbmsg(writer, request)
                 return await _read_response(reader)
         except TimeoutError as error:
-            raise TransportError(f"no answer within {CONTROL_TIMEOUT_S:g} s") from error
+            raise TransportError(f"the daemon did not answer within {CONTROL_TIMEOUT_S:g} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise TransportError("the daemon hung up") from error
+            raise TransportError("the daemon closed the connection") from error
 
 
 async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
@@ -576,7 +582,7 @@ def _readable(address: bytes) -> str | None:
     try:
         return str(Multiaddr(address))
     except (ValueError, LookupError):
-        logger.debug("an address of this node cannot be written down: %s", address.hex())
+        logger.debug("cannot parse an address that the daemon reports: %s", address.hex())
         return None
 
 

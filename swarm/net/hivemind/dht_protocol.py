@@ -66,7 +66,7 @@ class Allowances:
     def admit(self, sender: PeerID) -> None:
         """Raises `Refused` for a sender that has used up its allowance."""
         if self._settled_at.get(sender, 0.0) > self._clock():
-            raise Refused("too much was asked for, ask later")
+            raise Refused("the rate limit is exceeded, ask later")
 
     def charge(self, sender: PeerID, num_bytes: int) -> None:
         """Charge a sender."""
@@ -214,7 +214,10 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Handle a store request."""
         columns = (request.keys, request.subkeys, request.values, request.expiration_time)
-        _require(len(set(map(len, columns))) == 1 and len(request.keys) <= MAX_KEYS, "not 1 to 16 whole entries")
+        _require(
+            len(set(map(len, columns))) == 1 and len(request.keys) <= MAX_KEYS,
+            "a store request must have up to 16 complete entries",
+        )
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
         if any(request.in_cache):
             stored = [False] * len(request.keys)
@@ -225,7 +228,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Handle a search for entries or for nodes near a key."""
         keys = list(request.keys)
-        _require(len(keys) == len(set(keys)) <= MAX_KEYS, "at most 16 distinct keys")
+        _require(len(keys) == len(set(keys)) <= MAX_KEYS, "a find request must have up to 16 distinct keys")
         _require(all(len(key) == DHTID.HASH_NBYTES for key in keys), "a key has a wrong length")
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
         asker = DHTID.from_bytes(request.peer.node_id) if request.peer.node_id else None
@@ -241,7 +244,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         try:
             async with self.rpc_semaphore:
                 response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
-            _require(len(response.results) == len(keys), "not one result a key")
+            _require(len(response.results) == len(keys), "an answer must have one result per key")
             found = {key: self._read(key, result) for key, result in zip(keys, response.results, strict=True)}
             node_id = DHTID.from_bytes(response.peer.node_id) if response.peer.node_id else None
         except Exception:

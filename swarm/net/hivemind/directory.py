@@ -75,7 +75,7 @@ class Directory:
             )
         except OSError as error:
             ours.close()
-            raise DirectoryLost(f"the directory's process cannot be started: {error}") from error
+            raise DirectoryLost(f"the directory process cannot be started: {error}") from error
         finally:
             theirs.close()
         try:
@@ -139,7 +139,7 @@ class Directory:
         except (EOFError, OSError) as error:
             raise DirectoryLost(f"it exited with {await self._exit_code()}") from error
         except (ValueError, msgspec.MsgspecError) as error:
-            raise DirectoryLost(f"it answered nonsense: {error}") from error
+            raise DirectoryLost(f"its answer cannot be decoded: {error}") from error
 
     async def _exit_code(self) -> int | None:
         """The exit code; None if the process closed its socket but still runs."""

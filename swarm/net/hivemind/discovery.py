@@ -50,7 +50,7 @@ class Discovery:
                 await self._live_once()
             except DirectoryError as loss:
                 self._member.counters.add("directory_restarts")
-                logger.warning("restarting the directory of peers: %s", loss)
+                logger.warning("restarting the process of the peer directory: %s", loss)
             if time.monotonic() - born > STEADY_AFTER_S:
                 pause_s = FIRST_RESTART_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(*APART))

@@ -61,5 +61,5 @@ async def _ask(daemon: Daemon, peer_id: str, addresses: Sequence[str], timeout_s
     await daemon.connect(peer_id, addresses)
     sealed = await daemon.call(peer_id, MANIFEST_PROTOCOL, b"", timeout_s)
     if not sealed:
-        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run itself yet")
+        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
     return sealed

@@ -183,10 +183,10 @@ class Session(MemberSession):
                 try:
                     limits = await self._daemon.circuit_limits(relay)
                 except PeerUnreachable as error:
-                    logger.info("no place at a relay: %s", error)
+                    logger.info("%s", error)
                     self._reservations.refused(relay, time.monotonic())
                 else:
-                    logger.debug("a place at %s, %s", relay, limits)
+                    logger.debug("reserved at the relay %s with %s", relay, limits)
                     self._reservations.granted(relay, time.monotonic())
                 await self.refresh()
             await asyncio.sleep(OBSERVE_EVERY_S)

@@ -65,7 +65,7 @@ class HivemindTransport(MemberTransport):
     def start(self) -> None:
         """Start the network thread and wait for its daemon. Raises `TransportError`, but not for absent peers."""
         if self._thread is not None:
-            raise TransportError("a transport can be started once only")
+            raise TransportError("a transport can be started only once")
         # Imported on the caller's thread: a racing import can fail on half-initialised modules.
         from swarm.net.hivemind.daemon import quiet_hivemind
 
@@ -88,7 +88,7 @@ class HivemindTransport(MemberTransport):
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
+            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
         answer = asyncio.run_coroutine_threadsafe(session.call(peer_id, protocol, payload, timeout_s), loop)
         try:
             return answer.result(timeout_s + CLOSE_TIMEOUT_S)
@@ -103,7 +103,7 @@ class HivemindTransport(MemberTransport):
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
+            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
         return _taken(chunks, loop, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
@@ -169,7 +169,7 @@ class HivemindTransport(MemberTransport):
             failures = self._failures
             self._member.peers.update(frozenset(), frozenset())
             if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
-                self._failure = f"the network failed {failures} times in a row, last because {reason}"
+                self._failure = f"the network failed {failures} times in a row, the last time because {reason}"
                 logger.error(self._failure)
                 return
             self._member.counters.add("daemon_restarts")
@@ -250,11 +250,11 @@ def _result(
 ) -> bytes | None:
     if loop.is_closed():
         step.close()
-        raise PeerUnreachable("the network was closed meanwhile")
+        raise PeerUnreachable("the network was closed during the request")
     try:
         return asyncio.run_coroutine_threadsafe(step, loop).result(timeout_s)
     except (TimeoutError, CancelledError) as error:
-        raise PeerUnreachable("the network was closed meanwhile") from error
+        raise PeerUnreachable("the network was closed during the request") from error
 
 
 async def _end_strays() -> None:

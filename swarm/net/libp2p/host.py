@@ -104,7 +104,7 @@ class GuardedPubsub(Pubsub):  # type: ignore[misc]
         except Exception:
             # py-libp2p's parsers may raise anything for strangers' bytes.
             self._counters.add("bad_messages")
-            logger.debug("a gossip message was given up", exc_info=True)
+            logger.debug("dropped a gossip message after an error", exc_info=True)
 
 
 class Host:
@@ -393,7 +393,7 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
         except Exception:
             # Strangers' input and disconnections may raise in any of py-libp2p's protocols.
             counters.add("bad_streams")
-            logger.debug("a stream was given up", exc_info=True)
+            logger.debug("dropped a stream after an error", exc_info=True)
             await _abandon(stream)
         finally:
             open_streams[remote] -= 1
@@ -413,7 +413,7 @@ async def _read_exactly(stream: NetStream, count: int) -> bytes:
     while len(received) < count:
         chunk = await stream.read(count - len(received))
         if not chunk:
-            raise PeerUnreachable("the peer hung up")
+            raise PeerUnreachable("the peer closed the stream")
         received += chunk
     return bytes(received)
 
@@ -422,7 +422,9 @@ def _check_free(address: str) -> None:
     # py-libp2p listens with SO_REUSEPORT: a port in use would be shared, and connections could go to either process.
     parts = address.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
-        raise TransportError(f"this network listens on /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT only, got {address!r}")
+        raise TransportError(
+            f"the libp2p transport listens on /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT, got {address!r}"
+        )
     with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -56,5 +56,5 @@ async def _ask(
     await host.connect(peer_id, addresses)
     sealed = await host.call(peer_id, MANIFEST_PROTOCOL, b"", timeout_s, MAX_MANIFEST_BYTES)
     if not sealed:
-        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run itself yet")
+        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
     return open_manifest(sealed, run_id), sealed

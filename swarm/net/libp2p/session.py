@@ -98,7 +98,7 @@ class Session(MemberSession):
 
     async def _do(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
         result: T | None = None
-        failure: Exception | None = PeerUnreachable("the network was closed meanwhile")
+        failure: Exception | None = PeerUnreachable("the network was closed during the request")
         try:
             result = await step()
             failure = None

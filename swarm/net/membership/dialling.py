@@ -112,7 +112,7 @@ class Dialling:
         try:
             await self._dial(peer_id, addresses)
         except PeerUnreachable as error:
-            logger.debug("dial failed: %s", error)
+            logger.debug("dialling %s failed: %s", peer_id, error)
             self._member.counters.add("dial_failures")
             if peer_id in self._peers.bootstrap:
                 self._failures[peer_id] = str(error)
@@ -135,7 +135,9 @@ class Dialling:
         found = [ip for address in reported for ip in await self._ips(address)]
         try:
             if not (given or found):
-                raise PeerUnreachable(f"{', '.join(reported)}: nothing that may be dialled in a public run")
+                raise PeerUnreachable(
+                    f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
+                )
             await self._connect(peer_id, (*(address for address in addresses if address in given), *found))
         except PeerUnreachable:
             self._reported.failed(reported, time.monotonic())

@@ -43,7 +43,7 @@ class Joining:
             if run.manifest is None:
                 self._peers_changed.clear()
                 await self._peers_changed.wait_for(ASK_AGAIN_AFTER_S)
-        logger.info("in the run %s", run.manifest.run_id)
+        logger.info("joined run %s", run.manifest.run_id)
 
     async def _ask(self, peer_id: str) -> None:
         try:
@@ -52,7 +52,7 @@ class Joining:
                 self._member.run.adopt(sealed)
                 return
         except PeerUnreachable as error:
-            logger.debug("no manifest: %s", error)
+            logger.debug("no manifest from %s: %s", peer_id, error)
         except Refusal as refusal:
             self._member.counters.add("refused_manifests")
             self._member.versions.refused(peer_id, refusal)

@@ -112,10 +112,10 @@ class KnownPeers:
             return
         addresses = [f"{address}/p2p/{peer_id}" for peer_id, group in self.remembered.items() for address in group]
         try:
-            write_addresses(self._settings.remember, addresses, "peers met; the latest last")
+            write_addresses(self._settings.remember, addresses, "known peers, the most recent last")
         except OSError as error:
             self._counters.add("remember_failures")
-            logger.warning("the peers met cannot be written to %s: %s", self._settings.remember, error)
+            logger.warning("cannot write the known peers to %s: %s", self._settings.remember, error)
 
 
 def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
@@ -126,4 +126,4 @@ def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"the file of peers met, {path}, cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"the file of known peers {path} cannot be read: {error.strerror or error}") from error

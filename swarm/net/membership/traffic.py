@@ -166,7 +166,7 @@ class RecordTraffic:
         """Raises `PeerUnreachable` for a record beyond the helper's budget."""
         if not self.admission.admits_repair(helper, author, self.peers.connected, sent_bytes, num_bytes):
             self.counters.add("drop_over_budget")
-            raise PeerUnreachable("it gave more of strangers' than is taken from one peer at a time")
+            raise PeerUnreachable("it sent more records than the budget of one helper allows")
 
     def _refuse_repaired(self, helper: str, record: bytes, refusal: Refusal) -> None:
         """Mark a record as seen. Raises `PeerUnreachable` if no honest helper would hold it."""
@@ -175,7 +175,7 @@ class RecordTraffic:
         self.counters.add("refused_repairs")
         if refusal.reason not in BY_OTHER_RULES:
             self.complaints.add(helper, Reason.BAD_GIFT)
-            raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
+            raise PeerUnreachable(f"it sent a record that no honest peer holds: {refusal}") from refusal
 
     def _cost(self, sealed: SealedRecord) -> int:
         """Bytes to decode a record. One that exceeds the limit will not be decompressed, so it costs its length."""

@@ -141,7 +141,7 @@ class Upkeep:
                 self._member.records.receive_large(download)
             except PeerUnreachable as error:
                 self._member.counters.add("fetch_failures")
-                logger.debug("%s announced what does not exist: %s", download.announcement.peer_id, error)
+                logger.debug("%s announced a record that does not exist: %s", download.announcement.peer_id, error)
             return True
         return False
 
@@ -157,7 +157,7 @@ class Upkeep:
             return False
         except PeerUnreachable as error:
             self._member.counters.add("holders_failed")
-            logger.debug("%s did not give a large record: %s", peer_id, error)
+            logger.debug("fetching a large record from %s failed: %s", peer_id, error)
             return False
         finally:
             self._downloading_from.remove(peer_id)
@@ -185,7 +185,7 @@ class Upkeep:
                 member.peers.learn(await ask_peers(self._fetch, peer_id, manifest.run_id, member.clock()), peer_id)
         except (PeerUnreachable, TimeoutError) as error:
             member.counters.add("peer_exchange_failures")
-            logger.debug("%s did not say whom it knows: %s", peer_id, error)
+            logger.debug("asking %s for its known peers failed: %s", peer_id, error)
 
     def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         return self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)

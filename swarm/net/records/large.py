@@ -55,7 +55,7 @@ def answer_large(store: RecordStore, request: bytes) -> Iterator[bytes]:
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
     record = store.get(wanted.record_id)
     if record is None or wanted.offset > len(record):
-        raise LookupError("not held here")
+        raise LookupError("the record is not held here")
     return _pieces(record, wanted.offset)
 
 
@@ -96,7 +96,7 @@ class Download:
                 return
             expected = announced.chunk_ids[self._verified // MAX_CHUNK_BYTES]
             if record_id(bytes(self._content[self._verified : end])) != expected:
-                raise PeerUnreachable(f"it sent something else at byte {self._verified} than was announced")
+                raise PeerUnreachable(f"the chunk at byte {self._verified} does not match the announcement")
             self._verified = end
 
     async def fetch_from(self, fetch: Fetch, peer_id: str) -> None:

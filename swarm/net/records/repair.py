@@ -90,12 +90,12 @@ class RecordReader:
             name = bytes(self._pending[:RECORD_ID_BYTES])
             length = int.from_bytes(self._pending[RECORD_ID_BYTES:header_bytes], "big")
             if name not in self._wanted or length > INLINE_BYTES:
-                raise PeerUnreachable("it gave something that was not asked for")
+                raise PeerUnreachable("it sent a record that was not requested")
             if len(self._pending) < header_bytes + length:
                 return
             record = bytes(self._pending[header_bytes : header_bytes + length])
             if record_id(record) != name:
-                raise PeerUnreachable("it gave a record under a false id")
+                raise PeerUnreachable("it sent a record that does not match its id")
             del self._pending[: header_bytes + length]
             self._wanted.remove(name)
             yield record

@@ -150,7 +150,7 @@ class Fetching:
                     if better is not None:
                         return better
         if not part.complete:
-            raise PeerUnreachable(f"{peer_id} ended before the part did")
+            raise PeerUnreachable(f"{peer_id} ended the stream before the part was complete")
         return None
 
     def _take_in(self, piece: bytes) -> None:

@@ -72,7 +72,9 @@ class Publisher:
         with self._lock:
             newest = self._waiting[-1][0] if self._waiting else self.announced()
             if newest is not None and version <= newest:
-                raise SnapshotError(f"versions must rise: {newest} has been published, got {version}")
+                raise SnapshotError(
+                    f"a snapshot's version must be above {newest}, the last one published, got {version}"
+                )
             self._waiting.append((version, snapshot))
         self._thread.wake()
 
@@ -149,6 +151,6 @@ class Publisher:
             self._transport.request(worker, ANNOUNCE_PROTOCOL, message, ANNOUNCE_TIMEOUT_S)
         except TransportError as error:
             self._serving.counters.add("unheard_announcements")
-            logger.debug("%s was not told of a snapshot: %s", worker, error)
+            logger.debug("announcing a snapshot to %s failed: %s", worker, error)
             with self._lock:
                 self._placement.forget(worker)

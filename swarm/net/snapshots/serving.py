@@ -59,7 +59,7 @@ class Serving:
         """
         run = transport.manifest()
         if run is None:
-            raise SnapshotError("a run must be joined before its snapshots can be followed")
+            raise SnapshotError("the run must be known before its snapshots can be served or fetched")
         self.run_id = run.run_id
         self.settings = settings.snapshots
         self.counters = Counters()
@@ -143,4 +143,4 @@ class Serving:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise LookupError("this node hands on no more")
+            raise LookupError("this node has stopped serving snapshots")

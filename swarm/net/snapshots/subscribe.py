@@ -148,7 +148,7 @@ class Subscriber:
                 self._on_news(peer, news.sealed, news.place)
                 return True
             except (TransportError, Refusal) as error:
-                logger.debug("no news from %s: %s", peer, error)
+                logger.debug("no snapshot status from %s: %s", peer, error)
         return False
 
     # -- on the thread of snapshots
@@ -189,7 +189,7 @@ class Subscriber:
         if not stored.complete:
             self._refused.add(manifest.version)
             self._serving.counters.add("refused_snapshots")
-            logger.error("the chunks of version %d are not what the learner signed for", manifest.version)
+            logger.error("snapshot %d is refused: its content does not match the signed digest", manifest.version)
             return
         self._serving.counters.add("completed")
         self._hand_out(stored)
@@ -214,7 +214,11 @@ class Subscriber:
             _apply(stored, parent)
         except SnapshotError as error:
             self._serving.counters.add("useless_changes")
-            logger.warning("the change to version %d does not fit what is here: %s", stored.manifest.version, error)
+            logger.warning(
+                "the delta to version %d cannot be applied, the whole is fetched instead: %s",
+                stored.manifest.version,
+                error,
+            )
         return True
 
     def _take(self, stored: Stored, name: PartName) -> bool:
@@ -247,5 +251,5 @@ def _apply(stored: Stored, parent: Stored) -> None:
     assert stored.change is not None
     snapshot = apply_delta(stored.change.content(), parent.whole.content())
     if digest(snapshot) != stored.manifest.digest:
-        raise SnapshotError("it makes something else of it than the learner has signed")
+        raise SnapshotError("the result does not match the signed digest")
     stored.whole.fill(snapshot)

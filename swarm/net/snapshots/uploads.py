@@ -99,7 +99,7 @@ class Uploads:
         while self._part(want) is None:
             newest = max(self._store.versions(), default=want.version)
             if self._clock() - began > PATIENCE_S or not 0 <= want.version - newest <= self.max_ahead:
-                raise LookupError(f"nothing is known of {want.version} here")
+                raise LookupError(f"version {want.version} is unknown here")
             yield None
 
     def _admit(self, remote: str) -> _Upload:
@@ -114,7 +114,7 @@ class Uploads:
                 elif stalled is not None and self._fed[stalled].give_up_at < now:
                     del self._fed[stalled]
                 else:
-                    raise LookupError("busy, ask others")
+                    raise LookupError("all upload slots are taken")
                 self._counters.add("places_taken_back")
             upload = self._fed[remote] = _Upload()
             return upload
@@ -125,7 +125,7 @@ class Uploads:
         while self._fed.get(remote) is upload:
             part = self._part(want)
             if part is None:
-                raise LookupError(f"{want.version} is here no more")
+                raise LookupError(f"version {want.version} was removed here")
             if index > len(part.chunks.chunk_ids):
                 raise LookupError(f"there is no chunk {index}")
             if index == len(part.chunks.chunk_ids):
@@ -140,7 +140,7 @@ class Uploads:
                 index += 1
                 moved_at = self._clock()
             elif self._clock() - moved_at > PATIENCE_S:
-                raise LookupError("nothing comes here either")
+                raise LookupError("no further chunk has arrived here")
             else:
                 yield None
 
@@ -148,7 +148,7 @@ class Uploads:
         """Count a chunk. Raises `LookupError` for a peer that has fetched this part too often."""
         self._given[remote, want.version, want.part] += 1
         if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
-            raise LookupError("it was given to you before")
+            raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
         if len(self._given) > MAX_COUNTED:
             here = set(self._store.versions())
             counts = {key: count for key, count in self._given.items() if key[1] in here}
@@ -161,7 +161,7 @@ class Uploads:
             return None
         part = stored.part(want.part)
         if part is None or not (part.complete or _is_coming(stored, want.part)):
-            raise LookupError(f"the {want.part} of {want.version} is not to be had here")
+            raise LookupError(f"the {want.part} of version {want.version} is not available here")
         return part
 
 

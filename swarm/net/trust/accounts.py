@@ -300,9 +300,9 @@ class PeerBook:
 
     def _check_sequence(self, stats: PeerStats, sequence: int, created_at: float, now: float) -> None:
         if sequence > (now + MAX_CLOCK_SKEW_S) * 1000:
-            raise Refusal(Reason.CLOCK, f"sequence number {sequence} is that of a time to come")
+            raise Refusal(Reason.CLOCK, f"sequence number {sequence} is a time in the future")
         if created_at <= stats.made_after:
-            raise Refusal(Reason.REPLAYED, "made before its sender was forgotten here")
+            raise Refusal(Reason.REPLAYED, "created before the account of its sender was removed here")
         recent = stats.recent_sequences
         place = bisect_left(recent, sequence)
         if sequence <= stats.sequence_floor or sequence in recent[place : place + 1]:
@@ -320,10 +320,10 @@ class PeerBook:
         stats.verify_allowance = min(rates.verify_s_per_min, stats.verify_allowance + minutes * rates.verify_s_per_min)
         stats.refilled_at = now
         if stats.verify_allowance < 0:
-            raise Refusal(Reason.VERIFY_BUDGET, f"more than {rates.verify_s_per_min:g} s of verification a minute")
+            raise Refusal(Reason.VERIFY_BUDGET, f"more than {rates.verify_s_per_min:g} s of verification per minute")
         if stats.group_allowance < 1 or stats.byte_allowance < num_bytes:
             raise Refusal(
-                Reason.RATE, f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes a minute"
+                Reason.RATE, f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes per minute"
             )
 
     def _judge(self, stats: PeerStats, outcome: Outcome, now: float) -> None:

@@ -73,7 +73,7 @@ class Exchange:
             # Apply the receivers' checks: do not send what they would refuse.
             open_group(check_seal(read_record(record, self._limits.max_record_bytes), run_id), self._limits)
         except Refusal as refusal:
-            logger.warning("group %d not shared, others would refuse it: %s", group.sequence, refusal)
+            logger.warning("group %d is not shared because others would refuse it: %s", group.sequence, refusal)
             return None
         self._transport.publish(record)
         return stamped

@@ -42,7 +42,7 @@ class Guard:
                 return receive(sender, message)
             except Exception:
                 self._complain(sender, Reason.BAD_GOSSIP)
-                logger.debug("a message of %s was given up", sender, exc_info=True)
+                logger.debug("dropped a message of %s after an error", sender, exc_info=True)
                 return False
 
         return hear
@@ -58,7 +58,7 @@ class Guard:
                 if isinstance(error, TransportError) and not isinstance(error, PeerUnreachable):
                     raise
                 self._counters.add("loop_errors")
-                logger.exception("a loop of the network goes on after an error")
+                logger.exception("a network loop is restarted after an error")
             now = time.monotonic()
             if now - began > MAX_PAUSE_S:
                 pauses.succeeded("")

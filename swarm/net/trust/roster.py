@@ -99,7 +99,7 @@ def decode_roster(encoded: bytes) -> Roster:
     try:
         return msgspec.json.decode(encoded, type=Roster)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"a roster must be what a node writes to {ROSTER_FILE}: {error}") from error
+        raise ConfigError(f"not a valid roster, as a node writes it to {ROSTER_FILE}: {error}") from error
 
 
 def write_roster(out: Path, roster: Roster) -> None:
