@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
@@ -43,6 +44,17 @@ def test_gossip_carries_what_its_author_signed_and_nothing_else(member: Member) 
     assert drained(member.records.inbox) == [record], "the replay has not made it known"
     member.records.receive_repaired(MALLORY.peer_id, _record(ALICE, 1), 3.0)
     assert drained(member.records.inbox) == [_record(ALICE, 1)], "whoever is asked may hand on the records of others"
+
+
+def test_an_announcement_that_is_refused_is_charged_to_its_author(member: Member) -> None:
+    too_large = Announcement(RUN_ID, MALLORY.peer_id, bytes(16), 10_001, (bytes(16),))
+    for announced in (too_large, replace(too_large, num_bytes=100, chunk_ids=()), replace(too_large, peer_id="alice")):
+        member.records.receive_gossip(MALLORY.peer_id, seal_announcement(MALLORY, announced))
+    refused = member.records.inbox.drain()
+    assert [(each.reason, each.peer_id) for each in refused if isinstance(each, RefusedRecord)] == [
+        (reason, MALLORY.peer_id) for reason in ("oversized", "limits", "wrong_peer")
+    ]
+    assert len(member.records.large) == len(member.records.store) == 0
 
 
 def test_one_that_floods_the_inbox_pushes_nobody_out(member: Member) -> None:

@@ -275,12 +275,20 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
 
 
 def open_announcement(signed: SignedRecord, run_id: str, max_record_bytes: int) -> Announcement:
-    """The announcement of a large record, signed by its publisher. Raises `Refusal`."""
+    """The announcement of a large record, signed by its publisher. Raises `Refusal`, attributed to the signer."""
     body = signed.body
-    check_kind(body, "large")
-    if len(signed.record) > MAX_ANNOUNCEMENT_BYTES:
-        raise Refusal(Reason.OVERSIZED, f"at most {MAX_ANNOUNCEMENT_BYTES} bytes, got {len(signed.record)}")
-    announced = decode(decompress(signed, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES), Announcement)
+    try:
+        check_kind(body, "large")
+        if len(signed.record) > MAX_ANNOUNCEMENT_BYTES:
+            raise Refusal(Reason.OVERSIZED, f"at most {MAX_ANNOUNCEMENT_BYTES} bytes, got {len(signed.record)}")
+        announced = decode(decompress(signed, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES), Announcement)
+        _check_announcement(announced, body, run_id, max_record_bytes)
+    except Refusal as refusal:
+        raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
+    return announced
+
+
+def _check_announcement(announced: Announcement, body: Body, run_id: str, max_record_bytes: int) -> None:
     if not announced.run_id == body.run_id == run_id:
         raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {announced.run_id!r}")
     if announced.peer_id != body.peer_id:
@@ -292,7 +300,6 @@ def open_announcement(signed: SignedRecord, run_id: str, max_record_bytes: int) 
         len(digest) != RECORD_ID_BYTES for digest in ids
     ):
         raise Refusal(Reason.LIMITS, f"the digests do not match {announced.num_bytes} bytes in number or length")
-    return announced
 
 
 def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
