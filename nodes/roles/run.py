@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
 from swarm.types import RunManifest
+
+logger = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity.key"
 MANIFEST_FILE = "run.manifest"
@@ -110,11 +113,15 @@ def remember(out: Path, sealed: bytes) -> None:
 
 
 def remembered(out: Path) -> bytes | None:
-    """The manifest stored by an earlier process; None without a valid one."""
+    """The manifest stored by an earlier process; None without a valid one, which is logged."""
+    path = out / MANIFEST_FILE
     try:
-        sealed = (out / MANIFEST_FILE).read_bytes()
+        sealed = path.read_bytes()
         reopen(sealed)
-    except (FileNotFoundError, Refusal):
+    except FileNotFoundError:
+        return None
+    except Refusal as refusal:
+        logger.warning("the run's manifest stored in %s is ignored: %s", path, refusal)
         return None
     return sealed
 
