@@ -22,7 +22,8 @@ class DirectHub:
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="direct-hub", daemon=True).start()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="direct-hub", daemon=True)
+        self._thread.start()
 
     def do(self, step: Awaitable[Any], timeout_s: float) -> Any:
         async def done() -> Any:
@@ -30,10 +31,24 @@ class DirectHub:
 
         return asyncio.run_coroutine_threadsafe(done(), self.loop).result(timeout_s + 5.0)
 
+    def close(self) -> None:
+        """Ends the sessions before the loop, even those that have not begun."""
+        self.do(_end_tasks(), 0.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
     def connected(self, own: Member) -> dict[str, Member]:
         me, banned = own.identity.peer_id, own.peers.banned
         present = {name: other for name, other in self.members.items() if name not in {me, *banned}}
         return {name: other for name, other in present.items() if me not in other.peers.banned}
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class DirectNetwork:

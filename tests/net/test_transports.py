@@ -93,7 +93,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]
     yield network
     for node in network.nodes:
         node.close()
-    direct_hub.loop.call_soon_threadsafe(direct_hub.loop.stop)
+    direct_hub.close()
 
 
 @pytest.fixture
