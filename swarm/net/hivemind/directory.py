@@ -102,7 +102,7 @@ class Directory:
         await self._ask(Setup(str(control), run_id, keeps), Ready)
 
     async def add_peers(self, peer_ids: Collection[str], *, first: bool) -> frozenset[str]:
-        """Add all connected members to the DHT; returns those that answered. See `PeerDirectory.meet`."""
+        """Add all connected members to the DHT; returns those that answered. See `PeerDirectory.add_peers`."""
         met = await self._ask(AddPeers(tuple(peer_ids), first), PeersAdded)
         return frozenset(met.peer_ids) & frozenset(peer_ids)
 

@@ -68,7 +68,7 @@ class Discovery:
     async def _look_for_ever(self, directory: Directory, run_id: str) -> None:
         member, peers = self._member, self._member.peers
         met: frozenset[str] = frozenset()
-        told: tuple[str, ...] = ()
+        announced: tuple[str, ...] = ()
         look_at, renew_at, pause_s = 0.0, 0.0, FIRST_LOOK_PAUSE_S
         while True:
             self._peers_changed.clear()
@@ -77,8 +77,8 @@ class Discovery:
                 alone = not met
                 met = await directory.add_peers(in_run, first=alone)
                 now = time.monotonic()
-                if met and (alone or told != member.own.addresses or now >= renew_at):
-                    told = member.own.addresses
+                if met and (alone or announced != member.own.addresses or now >= renew_at):
+                    announced = member.own.addresses
                     await self._announce(directory)
                     renew_at = now + member.settings.announce_every_s * random.uniform(*APART)
                 if met and (alone or now >= look_at):

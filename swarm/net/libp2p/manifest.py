@@ -15,7 +15,7 @@ from swarm.net.counters import Counters
 from swarm.net.libp2p.host import Host, open_host
 from swarm.net.records.identity import KEY_BYTES
 from swarm.net.records.wire import MAX_MANIFEST_BYTES, open_manifest
-from swarm.net.services.manifest import MANIFEST_PROTOCOL, nobody
+from swarm.net.services.manifest import MANIFEST_PROTOCOL, no_manifest
 from swarm.types import RunManifest
 
 
@@ -46,7 +46,7 @@ def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | 
     except ExceptionGroup as group:
         raise TransportError(f"the network could not be started: {group.exceptions[0]!r}") from group
     if not found:
-        raise nobody(failures, refusals)
+        raise no_manifest(failures, refusals)
     return found[0]
 
 

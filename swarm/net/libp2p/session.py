@@ -169,13 +169,13 @@ class Session(MemberSession):
             return
         receive = self._member.guard.guarded(self._member.records.receive_gossip)
 
-        def hear(forwarder: str, author: str, record: bytes) -> bool:
+        def receive_unless_banned(forwarder: str, author: str, record: bytes) -> bool:
             if forwarder in self._member.peers.banned:
                 self._member.counters.add("banned_gossip")
                 return False
             return receive(author, record)
 
-        await self._host.subscribe(topic, hear)
+        await self._host.subscribe(topic, receive_unless_banned)
 
 
 def _can_dial(address: str) -> bool:

@@ -125,12 +125,12 @@ class Publisher:
             self._serving.manifests.replace_all(Signed(stored.sealed, stored.manifest))
             places = self._placement.begin_broadcast()
             self._follow_plan()
-        told = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
+        announced = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
         # Announced before the write completes: chunks go out as they are written.
         stored.whole.fill(snapshot)
         self._serving.counters.add("published")
         self._serving.store.collect()
-        for each in told:
+        for each in announced:
             each.result()
 
     def _store(self, version: int, snapshot: bytes) -> Stored:

@@ -37,7 +37,7 @@ class Guard:
     def guarded(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
         """Wrap `receive(sender, message)` so that it returns False instead of raising."""
 
-        def hear(sender: str, message: bytes) -> bool:
+        def receive_guarded(sender: str, message: bytes) -> bool:
             try:
                 return receive(sender, message)
             except Exception:
@@ -45,7 +45,7 @@ class Guard:
                 logger.debug("dropped a message of %s after an error", sender, exc_info=True)
                 return False
 
-        return hear
+        return receive_guarded
 
     async def supervise(self, loop: Callable[[], Awaitable[None]], runtime: AsyncRuntime) -> None:
         """Run a loop, and restart it after every error. Raises `TransportError` if the network itself has failed."""

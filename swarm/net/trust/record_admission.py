@@ -75,18 +75,18 @@ class RecordAdmission:
     def admits_gossip(self, author: str, connected: Collection[str], num_bytes: int) -> bool:
         """Whether a record from gossip may be accepted; `num_bytes` is its decompressed size."""
         if self._is_proven(author, connected):
-            return self._spend("heard", author, self._member, num_bytes)
-        return self._spend_as_newcomer("heard", self.account(author, connected), connected, num_bytes)
+            return self._spend("gossip", author, self._member, num_bytes)
+        return self._spend_as_newcomer("gossip", self.account(author, connected), connected, num_bytes)
 
     def admits_repair(
         self, helper: str, author: str, connected: Collection[str], sent_bytes: int, num_bytes: int
     ) -> bool:
         """Whether a record from `helper` may be accepted; `author` is not verified yet."""
-        if not self._spend("given", helper, self._member, sent_bytes):
+        if not self._spend("repair", helper, self._member, sent_bytes):
             return False
         if self._is_proven(author, connected):
             return True
-        return self._spend_as_newcomer("strangers", helper, connected, num_bytes)
+        return self._spend_as_newcomer("repair of newcomers", helper, connected, num_bytes)
 
     def _is_proven(self, author: str, connected: Collection[str]) -> bool:
         return author in (connected if self.proven is None else self.proven)
