@@ -363,7 +363,7 @@ def test_a_snapshot_on_its_way_is_given_up_when_two_behind(swarm: Swarm) -> None
 def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> None:
     worker = swarm.worker("worker")
     gone, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(1), None, CHUNK)
-    worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
+    worker._on_news(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
     until(lambda: worker._fetching, "it looks for the first")
     learner = swarm.learner()
     learner.publish(2, snapshot(2))
@@ -498,7 +498,7 @@ def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
     worker = swarm.worker("worker", max_bytes=CHUNK)
     manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
     with pytest.raises(Refusal, match="oversized"):
-        worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
+        worker._on_news(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
     assert worker.announced() is None and worker.counters()["refused_manifests"] == 1
 
 
