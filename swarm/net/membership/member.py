@@ -60,7 +60,7 @@ class Member:
             settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions
         )
         self.answering = Answering(
-            settings, self.run, self.peers, self.own, self.records.record_store, self.guard, self.counters
+            settings, self.run, self.peers, self.own, self.records.store, self.guard, self.counters
         )
         self.detail = "not started"
         """Progress of the network, in words."""
