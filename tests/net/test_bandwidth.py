@@ -39,7 +39,7 @@ class Clock:
         self.now += duration_s
 
     @asynccontextmanager
-    async def within(self, timeout_s: float) -> AsyncIterator[None]:
+    async def timeout(self, timeout_s: float) -> AsyncIterator[None]:
         began = self.now
         yield
         if self.now - began > timeout_s:

@@ -127,7 +127,7 @@ def test_what_cannot_be_shown_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no .*peers.json"):
         show_peers(str(tmp_path), False, False, False, console)
     (tmp_path / "peers.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"peers\.json: a roster must be"):
+    with pytest.raises(ConfigError, match=r"peers\.json: not a valid roster"):
         show_peers(str(tmp_path), False, False, False, console)
     with pytest.raises(ConfigError, match="--watch needs a terminal"):
         show_peers(str(tmp_path), False, True, True, console)
