@@ -113,7 +113,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
                 raise OverflowError("provoked")
             real(sender, record)
 
-        monkeypatch.setattr(node._member.records, "receive", receive)
+        monkeypatch.setattr(node._member.records, "receive_gossip", receive)
 
     first = start("founder", before=deaf_at_first)
     assert isinstance(first, HivemindTransport)
