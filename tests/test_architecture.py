@@ -25,7 +25,7 @@ PURE = {
     "swarm.stopwatch",
 }
 LEDGER = {"swarm.telemetry.ledger"}
-NET = PURE | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.waits"}
+NET = PURE | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.broadcast.links import CONGESTION, Links, missing
 from benchmarks.broadcast.node import Spec
-from benchmarks.common.children import Child, ChildFailed, Nursery, until
+from benchmarks.common.children import Child, ChildFailed, ChildProcesses, until
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
 
@@ -129,7 +129,7 @@ def swarm(plan: Plan, num_workers: int, uplinks: int | None = UPLINKS) -> Iterat
     folder = Path(tempfile.mkdtemp(dir=plan.folder))
     with ExitStack() as stack:
         links = stack.enter_context(Links()) if plan.namespaces and uplinks is not None else None
-        nursery = stack.enter_context(Nursery(folder))
+        processes = stack.enter_context(ChildProcesses(folder))
         nodes, listen = [], []
         for index in range(num_workers + 1):
             name = f"node-{index}"
@@ -137,7 +137,7 @@ def swarm(plan: Plan, num_workers: int, uplinks: int | None = UPLINKS) -> Iterat
             address = links.add(name, rate) if links is not None and rate is not None else "127.0.0.1"
             command = [*(links.on(name) if links is not None else []), *NODE]
             spec = Spec(str(folder), name, rate, founder=index == 0)
-            nodes.append(nursery.start(name, [*command, spec.as_argument()]))
+            nodes.append(processes.start(name, [*command, spec.as_argument()]))
             listen.append(f"/ip4/{address}/tcp/0")
         for node in nodes:
             node.wait_for("warm", START_TIMEOUT_S)
@@ -278,19 +278,19 @@ def unlimited(plan: Plan) -> Result:
 def _over_sockets(plan: Plan, count: int, num_bytes: int) -> float:
     """Seconds until the last has it."""
     folder = Path(tempfile.mkdtemp(dir=plan.folder))
-    with Nursery(folder) as nursery:
-        server = nursery.start("server", [*SOCKETS, "serve", str(folder), str(num_bytes), str(count)])
+    with ChildProcesses(folder) as processes:
+        server = processes.start("server", [*SOCKETS, "serve", str(folder), str(num_bytes), str(count)])
         port = str(server.wait_for("ready")["port"])
-        clients = [nursery.start(f"client-{i}", [*SOCKETS, "fetch", port, str(num_bytes)]) for i in range(count)]
+        clients = [processes.start(f"client-{i}", [*SOCKETS, "fetch", port, str(num_bytes)]) for i in range(count)]
         return max(float(str(client.wait_for("fetched")["seconds"])) for client in clients)
 
 
 def _over_daemons(plan: Plan, count: int, num_bytes: int) -> float:
     """Seconds until the last has it."""
-    with Nursery(Path(tempfile.mkdtemp(dir=plan.folder))) as nursery:
-        server = nursery.start("server", [*DAEMONS, "serve", str(num_bytes)])
+    with ChildProcesses(Path(tempfile.mkdtemp(dir=plan.folder))) as processes:
+        server = processes.start("server", [*DAEMONS, "serve", str(num_bytes)])
         address = str(server.wait_for("ready")["address"])
-        clients = [nursery.start(f"client-{i}", [*DAEMONS, "fetch", address, str(num_bytes)]) for i in range(count)]
+        clients = [processes.start(f"client-{i}", [*DAEMONS, "fetch", address, str(num_bytes)]) for i in range(count)]
         for client in clients:
             client.wait_for("ready")
         for client in clients:
@@ -302,8 +302,8 @@ def change(plan: Plan) -> Result:
     """The size of a step's delta."""
     folder = Path(tempfile.mkdtemp(dir=plan.folder))
     model = "0.13 M" if plan.quick else "25 M"
-    with Nursery(folder) as nursery:
-        child = nursery.start("change", [*CHANGE, str(folder), model, "2" if plan.quick else "4"])
+    with ChildProcesses(folder) as processes:
+        child = processes.start("change", [*CHANGE, str(folder), model, "2" if plan.quick else "4"])
         changed = [child.wait_for("changed", 1800.0) for _ in range(3)]
     rows = []
     for event in changed:

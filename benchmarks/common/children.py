@@ -179,7 +179,7 @@ class Child:
         return ""
 
 
-class Nursery:
+class ChildProcesses:
     """All children of a measurement; the end of the block ends them, whatever happened."""
 
     def __init__(self, folder: Path) -> None:
@@ -187,7 +187,7 @@ class Nursery:
         self.folder = folder
         self.children: list[Child] = []
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ChildProcesses:
         """Start without children."""
         return self
 
@@ -203,7 +203,7 @@ class Nursery:
                     child.end()
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str] = {}) -> Child:
-        """Start a child that ends with this nursery."""
+        """Start a child that ends with this processes."""
         child = Child(name, arguments, self.folder / f"{name}.log", environment)
         self.children.append(child)
         return child

@@ -25,13 +25,13 @@ from swarm.net.hivemind.dht import key_of
 from swarm.net.hivemind.dht_entries import PARTS
 from swarm.net.records.framing import MAX_CHUNK_BYTES, encode_request
 from swarm.net.records.identity import Identity
+from swarm.net.records.record_store import RECORD_ID_BYTES, Held, record_id
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest
-from swarm.net.records.shelf import RECORD_ID_BYTES, Held, record_id
 from swarm.net.records.wire import MAX_MULTIADDRS, seal, seal_peer_record
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
-from swarm.net.snapshots.messages import ASK_PROTOCOL, CHUNKS_PROTOCOL, Ask, Want
+from swarm.net.snapshots.messages import ASK_PROTOCOL, CHUNKS_PROTOCOL, ChunksRequest, StatusRequest
 from swarm.net.snapshots.plan import LinkLimits
 from swarm.types import (
     Completion,
@@ -169,16 +169,16 @@ class ServiceAttacks:
 
     async def hold_snapshots(self, victim: str) -> None:
         """Occupy an upload place of a snapshot, for a version that will never exist."""
-        await self._ask(victim, CHUNKS_PROTOCOL, msgspec.msgpack.encode(Want(2**62, "whole", 0)))
+        await self._ask(victim, CHUNKS_PROTOCOL, msgspec.msgpack.encode(ChunksRequest(2**62, "whole", 0)))
 
     async def boast(self, victim: str) -> None:
         """Request a place in the plan with many children, and serve nobody."""
-        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, LinkLimits(1e12, 1e12))))
+        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(StatusRequest(-1, LinkLimits(1e12, 1e12))))
 
     async def limit_senselessly(self, victim: str) -> None:
         """Absurd link limits."""
         up = self._random.choice([1e-320, 1e308, float("nan"), -1.0])
-        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(Ask(-1, LinkLimits(up, 1e6))))
+        await self._ask(victim, ASK_PROTOCOL, msgspec.msgpack.encode(StatusRequest(-1, LinkLimits(up, 1e6))))
 
     async def beat_falsely(self, victim: str) -> None:
         """Absurd figures of a worker."""

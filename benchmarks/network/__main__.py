@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.common.children import ChildFailed, Nursery, until
+from benchmarks.common.children import ChildFailed, ChildProcesses, until
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.network import delivery
@@ -74,14 +74,14 @@ class Plan:
     ) -> Iterator[Fleet]:
         """Nodes that end with the block."""
         setting = Setting(kind, count, loss, delay_s, poll_s, self.peer_python, num_patient)
-        with self.nursery() as nursery:
-            yield Fleet(nursery, setting, kind)
+        with self.processes() as processes:
+            yield Fleet(processes, setting, kind)
 
     @contextmanager
-    def nursery(self) -> Iterator[Nursery]:
+    def processes(self) -> Iterator[ChildProcesses]:
         """Children, and a new folder for what they write."""
-        with Nursery(Path(tempfile.mkdtemp(dir=self.folder))) as nursery:
-            yield nursery
+        with ChildProcesses(Path(tempfile.mkdtemp(dir=self.folder))) as processes:
+            yield processes
 
 
 def _versus(mode: str, kinds: Collection[Kind]) -> str:
@@ -438,11 +438,11 @@ def hostile(plan: Plan) -> Result:
     for _ in range(plan.repeats):
         with (
             plan.fleet("learner", count, num_patient=int(plan.scaled(count / 2, 0))) as fleet,
-            plan.nursery() as nursery,
+            plan.processes() as processes,
         ):
             fleet.start()
             fleet.settle()
-            outcomes.append(flood(fleet, nursery, each, lying, per_s, calm_s=plan.scaled(30, 5)))
+            outcomes.append(flood(fleet, processes, each, lying, per_s, calm_s=plan.scaled(30, 5)))
     what = f"{each} each of {', '.join(KINDS)} records"
     what, then = f"{what}, at most {per_s:g}/s to {count} nodes", "the same"
 
@@ -480,12 +480,12 @@ def join(plan: Plan) -> Result:
     def received(out: Path) -> int:
         return PeerHistory.read(out / METRICS_FILE).groups["received"] if (out / METRICS_FILE).exists() else 0
 
-    with plan.nursery() as nursery:
+    with plan.processes() as processes:
 
         def run(name: str, *arguments: str) -> Path:
-            out = nursery.folder / name
+            out = processes.folder / name
             command = [sys.executable, "-m", "nodes.cli", *arguments, "--out", str(out), *loopback]
-            nursery.start(name, command, {"PYTHONPATH": str(ROOT)})
+            processes.start(name, command, {"PYTHONPATH": str(ROOT)})
             return out
 
         addresses = run("bootstrap", "bootstrap") / "multiaddrs"
@@ -503,7 +503,7 @@ def join(plan: Plan) -> Result:
             there = until(lambda out=out: received(out) > 0, 90.0, 0.05)  # type: ignore[misc]
             if repeat or plan.quick:
                 seconds.append(time.monotonic() - began if there else None)
-            nursery.children[-1].end()
+            processes.children[-1].end()
             if plan.quick:
                 break
     return [row("process start of `swarm join` to the first external group", seconds, "s")], []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.common.children import Child, Nursery, until
+from benchmarks.common.children import Child, ChildProcesses, until
 from benchmarks.network.delivery import Life, NodeLog
 from benchmarks.network.node import Spec
 
@@ -57,11 +57,11 @@ class Member:
 class Fleet:
     """N members; the first brings the run, or the first node of the DHT, and is never killed by a measurement."""
 
-    def __init__(self, nursery: Nursery, setting: Setting, name: str) -> None:
+    def __init__(self, processes: ChildProcesses, setting: Setting, name: str) -> None:
         """Start every process and wait until all have finished importing; none has joined the swarm yet."""
-        self._nursery = nursery
+        self._processes = processes
         self._setting = setting
-        folder = nursery.folder / name
+        folder = processes.folder / name
         folder.mkdir(parents=True)
         self.members = [
             Member(
@@ -99,7 +99,7 @@ class Fleet:
                 spec.as_argument(),
             ]
             environment = {"PYTHONPATH": "", "HIVEMIND_WORLD_SIZE": str(world_size)}
-        member.children.append(self._nursery.start(f"{spec.name}-{len(member.children)}", arguments, environment))
+        member.children.append(self._processes.start(f"{spec.name}-{len(member.children)}", arguments, environment))
 
     @property
     def first(self) -> Member:
@@ -166,7 +166,7 @@ class Fleet:
         return [_log_of(member) for member in self.members]
 
     def end(self) -> None:
-        """End every process now instead of with the nursery."""
+        """End every process now instead of with the processes."""
         for member in self.members:
             member.child.end()
 

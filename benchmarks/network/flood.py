@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.children import Child, Json, Nursery, until
+from benchmarks.common.children import Child, ChildProcesses, Json, until
 from benchmarks.network.attacks import KINDS, LYING
 from benchmarks.network.delivery import Delivery, NodeLog, deliveries, fraction, latency_ms
 from benchmarks.network.fleet import ROOT, Fleet
@@ -148,11 +148,11 @@ class Outcome:
         )
 
 
-def flood(fleet: Fleet, nursery: Nursery, each: int, lying: int, per_s: float, calm_s: float) -> Outcome:
+def flood(fleet: Fleet, processes: ChildProcesses, each: int, lying: int, per_s: float, calm_s: float) -> Outcome:
     """Let connected learners share without attack for a while, then under a flood."""
     children = [member.child for member in fleet.members]
     fleet.publish(SIZE_BYTES, 1 / GROUPS_PER_S)
-    hostile = _introduce(nursery, children)
+    hostile = _introduce(processes, children)
     hostile.wait_for("informed", 60.0)
     calm, scale = time.time(), Scale(children)
     time.sleep(calm_s)
@@ -207,10 +207,10 @@ def _honest(logs: Sequence[NodeLog], times: Times) -> list[Delivery]:
     return list(deliveries(logs, window_s=0.0, since=times.began, before=times.ended))
 
 
-def _introduce(nursery: Nursery, children: Sequence[Child]) -> Child:
+def _introduce(processes: ChildProcesses, children: Sequence[Child]) -> Child:
     """A hostile peer that is connected to everybody."""
-    command = [sys.executable, "-m", "benchmarks.network.hostile", json.dumps({"folder": str(nursery.folder)})]
-    hostile = nursery.start("hostile", command, {"PYTHONPATH": str(ROOT)})
+    command = [sys.executable, "-m", "benchmarks.network.hostile", json.dumps({"folder": str(processes.folder)})]
+    hostile = processes.start("hostile", command, {"PYTHONPATH": str(ROOT)})
     hostile.wait_for("warm")
     addresses = [
         address

@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common.children import Child, ChildFailed, Nursery, until
+from benchmarks.common.children import Child, ChildFailed, ChildProcesses, until
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.common.service_attacks import LEARNER_ATTACKS, ServiceAttacks
@@ -71,25 +71,25 @@ class Plan:
     @contextmanager
     def nodes(self) -> Iterator[Nodes]:
         """Processes that end with the block."""
-        with Nursery(Path(tempfile.mkdtemp(dir=self.folder))) as nursery:
-            yield Nodes(nursery, self.shares)
+        with ChildProcesses(Path(tempfile.mkdtemp(dir=self.folder))) as processes:
+            yield Nodes(processes, self.shares)
 
 
 class Nodes:
     """`swarm` processes on loopback."""
 
-    def __init__(self, nursery: Nursery, shares: CpuShares | None) -> None:
+    def __init__(self, processes: ChildProcesses, shares: CpuShares | None) -> None:
         """None yet."""
-        self._nursery = nursery
+        self._processes = processes
         self._shares = shares
         self.children: list[Child] = []
         self.addresses: list[str] = []
 
     def start(self, role: str, *arguments: str, cores: float) -> str:
         """Start another node with its share of the processor; returns its address."""
-        out = self._nursery.folder / f"{role}-{len(self.children)}"
+        out = self._processes.folder / f"{role}-{len(self.children)}"
         command = [sys.executable, "-m", "nodes.cli", role, *arguments, "--out", str(out), *LOOPBACK]
-        self.children.append(self._nursery.start(out.name, command, {"PYTHONPATH": str(ROOT)}))
+        self.children.append(self._processes.start(out.name, command, {"PYTHONPATH": str(ROOT)}))
         if self._shares is not None:
             self._shares.limit(self.children[-1].process.pid, cores)
         file = out / "multiaddrs"
@@ -103,7 +103,7 @@ class Nodes:
         child = self.children[index]
         if not child.running:
             raise ChildFailed(f"{child.name} ended: {child.last_words()}")
-        latest = PeerHistory.read(self._nursery.folder / child.name / METRICS_FILE).latest
+        latest = PeerHistory.read(self._processes.folder / child.name / METRICS_FILE).latest
         return latest.round if latest else 0
 
     def warm_up(self, index: int) -> None:

@@ -17,7 +17,7 @@ from swarm.errors import TransportError
 from swarm.net.hivemind.dht import PeerDirectory
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.shelf import Held
+from swarm.net.records.record_store import Held
 from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, seal, seal_peer_record
 from swarm.types import PeerRecord
 
@@ -141,7 +141,7 @@ async def _directory(num_records: int) -> float:
     async with daemons(DIRECTORY_NODES) as members:
         directories = [await PeerDirectory.create(member.daemon.p2p, _run_id()) for member in members]
         for directory, member in zip(directories, members, strict=True):
-            await directory.meet((other.peer_id for other in members if other is not member), first=True)
+            await directory.add_peers((other.peer_id for other in members if other is not member), first=True)
         few = await _reading(directories, members, 0)
         expires_at = time.time() + RECORD_LIFE_S
         for index in range(num_records):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
-from swarm.net.records.shelf import Shelf
+from swarm.net.records.record_store import RecordStore
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 TOPIC = "swarm/benchmark/groups"
@@ -98,11 +98,11 @@ async def _start() -> Member:
 
 
 async def _listen(member: Member) -> None:
-    shelf = Shelf(1_024, 2**26, 120.0)
+    store = RecordStore(1_024, 2**26, 120.0)
 
     def deliver(sender: str, message: bytes) -> None:
         # What a node does with a message on its network thread, short of the mailbox.
-        if shelf.add(message):
+        if store.add(message):
             member.arrivals.setdefault(int.from_bytes(message[:NUMBER_BYTES], "big"), time.perf_counter())
 
     await member.daemon.subscribe(TOPIC, deliver)

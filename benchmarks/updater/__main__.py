@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.children import ChildFailed, Nursery
+from benchmarks.common.children import ChildFailed, ChildProcesses
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.updater.spec import Spec
@@ -91,9 +91,9 @@ class Plan:
     def write(self, workload: Workload) -> tuple[Path, float]:
         """A folder with the workload, and the floating-point operations of an update."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        with Nursery(folder) as nursery:
+        with ChildProcesses(folder) as processes:
             command = [sys.executable, "-m", "benchmarks.updater.workload", workload.as_argument(), str(folder)]
-            child = nursery.start("workload", command, self._environment())
+            child = processes.start("workload", command, self._environment())
             return folder, float(str(child.wait_for("written", PATIENCE_S)["flops"]))
 
     def run(self, side: Side, folder: Path, *, updates: int = 2, parameters_to: Path | None = None) -> Run:
@@ -101,8 +101,8 @@ class Plan:
         dtype = "bfloat16" if self.device.startswith("cuda") else "float32"
         spec = Spec(str(folder), self.device, dtype, self.threads, dict(side.settings))
         command = [sys.executable, "-m", f"benchmarks.updater.{side.module}", spec.as_argument()]
-        with Nursery(folder) as nursery:
-            child = nursery.start(side.module, command, self._environment())
+        with ChildProcesses(folder) as processes:
+            child = processes.start(side.module, command, self._environment())
             child.wait_for("ready", PATIENCE_S)
             done = []
             for index in range(updates):

@@ -14,8 +14,7 @@ from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, ConfigError
 from swarm.figures import finite
 from swarm.net.records.identity import Identity
-from swarm.net.trust.census import take_census
-from swarm.net.trust.roster import write_roster
+from swarm.net.trust.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import Transport, Verifier
@@ -103,7 +102,7 @@ class PeerNode:
         """Write the list of peers and their usefulness, at a limited rate."""
         if time.monotonic() - self._roster_at >= ROSTER_EVERY_S:
             self._roster_at = time.monotonic()
-            write_roster(self._config.out, take_census(self._transport, self._shell.exchange.book, time.time()))
+            write_roster(self._config.out, build_roster(self._transport, self._shell.exchange.book, time.time()))
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -18,12 +19,14 @@ from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
-from swarm.net.addresses.nat import to_tell
+from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
 from swarm.types import RunManifest
+
+logger = logging.getLogger(__name__)
 
 IDENTITY_FILE = "identity.key"
 MANIFEST_FILE = "run.manifest"
@@ -110,11 +113,15 @@ def remember(out: Path, sealed: bytes) -> None:
 
 
 def remembered(out: Path) -> bytes | None:
-    """The manifest stored by an earlier process; None without a valid one."""
+    """The manifest stored by an earlier process; None without a valid one, which is logged."""
+    path = out / MANIFEST_FILE
     try:
-        sealed = (out / MANIFEST_FILE).read_bytes()
+        sealed = path.read_bytes()
         reopen(sealed)
-    except (FileNotFoundError, Refusal):
+    except FileNotFoundError:
+        return None
+    except Refusal as refusal:
+        logger.warning("the run's manifest stored in %s is ignored: %s", path, refusal)
         return None
     return sealed
 
@@ -154,4 +161,4 @@ def best_address(multiaddrs: Sequence[str]) -> str:
     """The address to give to others: one that other machines can reach, if there is any."""
     reachable = [address for address in multiaddrs if "/127.0.0.1/" not in address and "/::1/" not in address]
     over_tcp = [address for address in reachable if "/tcp/" in address]
-    return (*to_tell(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]
+    return (*most_reachable_first(over_tcp or reachable), *multiaddrs, "(no address yet)")[0]

@@ -17,11 +17,14 @@ import numpy as np
 from nodes.roles.launch import Role
 from nodes.roles.shell import EndReason, Shell, stream_seed
 from nodes.roles.snapshots import open_subscriber
-from swarm.central.follower import BatchReport, Follower
+from swarm.central.follower import BatchReport, Follower, SamplingPlan
+from swarm.central.installer import SnapshotInstaller
+from swarm.central.worker_groups import WorkerGroups
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
+from swarm.groups.building import OwnGroups
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import Heartbeats
 from swarm.net.snapshots.subscribe import Subscriber
@@ -30,7 +33,6 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.policy.snapshot import most_bytes, unpack
 from swarm.protocols import Transport, Verifier
-from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import FollowingFigures, RoundEvent
 from swarm.types import Heartbeat, PolicyId
 
@@ -96,7 +98,7 @@ class WorkerNode:
         self._heartbeats = Heartbeats(self._transport, learner, self._report)
         self._open.callback(self._heartbeats.close)
         if self._config.follow.swap_in_flight:
-            self._installer = _Installer(self._follower, self._heartbeats)
+            self._installer = _InstallThread(self._follower.snapshots, self._heartbeats)
             self._open.callback(self._installer.close)
         self._shell.start_clock()
 
@@ -107,12 +109,12 @@ class WorkerNode:
         if self._config.follow.swap_in_flight:
             self._installer.check()
         else:
-            self._follower.install()
+            self._follower.snapshots.install()
         self._tell_of_learner()
-        if self._follower.lagging or not self._wanted():
+        if self._follower.lagging or not self._follower.wanted:
             self._follower.send()
             self._pause()
-        elif self._follower.held_up:
+        elif self._follower.groups.held_up:
             self._follower.send()
             self._hold()
         else:
@@ -143,44 +145,30 @@ class WorkerNode:
         # Without a seed, every process asks different questions, also after a restart.
         fresh = np.random.SeedSequence([stream_seed(self._identity.peer_id), int(self._started_at * 1000)])
         seed = config.seed if config.seed is not None else int(fresh.generate_state(1)[0])
-        return Follower(
+        sampling = config.generation.sampling()
+        own = OwnGroups(
             peer_id=self._identity.peer_id,
             policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
-            seed=seed,
-            group_size=config.generation.group_size,
-            settings=config.follow,
-            sampling=config.generation.sampling(),
-            engine=self._engine,
-            verifier=self._verifier,
+            sampling=sampling,
             exchange=self._shell.exchange,
-            feed=self._feed,
-            read=unpack,
-            ledger=Ledger(),
-            max_staleness=self._max_staleness,
-            hides=self._policy.hides,
-            learner_version=self._learner_version,
-            wanted=self._wanted,
-            has_room=self._has_room,
+            token_ids=True,
+        )
+        return Follower(
+            SamplingPlan(seed, config.follow.questions, config.generation.group_size, sampling),
+            self._engine,
+            self._verifier,
+            SnapshotInstaller(self._engine, self._feed, unpack),
+            WorkerGroups(own, self._verifier, self._policy.hides, self._has_room),
+            orders=lambda: self._heartbeats.orders,
+            cancelled=self._cancelled,
             pause=self._hold,
         )
-
-    def _max_staleness(self) -> int:
-        orders = self._heartbeats.orders
-        return orders.max_staleness if orders else 0
-
-    def _learner_version(self) -> int | None:
-        orders = self._heartbeats.orders
-        return orders.version if orders else None
-
-    def _wanted(self) -> bool:
-        orders = self._heartbeats.orders
-        return orders is not None and orders.active and not orders.finished and not self._cancelled()
 
     def _tell_of_learner(self) -> None:
         """Note when the learner stops answering, which other connected peers would hide, and when it answers again."""
         away = self._heartbeats.away
         if away and not self._learner_away:
-            version = self._follower.version
+            version = self._follower.snapshots.version
             kept = "without a snapshot so far" if version is None else f"keeping version {version}"
             self.note(f"the learner does not answer: waiting for it, {kept}", "warning")
         elif self._learner_away and not away:
@@ -204,12 +192,12 @@ class WorkerNode:
             self.note("the outbox is full of groups that nobody takes: not sampling until there is room", "warning")
 
     def _report(self) -> Heartbeat:
-        follower = self._follower
+        groups = self._follower.groups
         return Heartbeat(
             started_at=self._started_at,
-            version=follower.version,
-            num_completions=follower.num_completions,
-            reward=follower.reward,
+            version=self._follower.snapshots.version,
+            num_completions=groups.num_completions,
+            reward=groups.reward,
             price=self._config.follow.price,
         )
 
@@ -220,31 +208,32 @@ class WorkerNode:
     def _record(self, report: BatchReport) -> None:
         self._batches += 1
         self._tokens += report.num_tokens
+        snapshots = self._follower.snapshots
         self._shell.made(
             RoundEvent(
                 round=self._batches,
                 reward=report.reward,
-                groups=self._follower.ledger.snapshot(),
+                groups=self._follower.groups.ledger.snapshot(),
                 tokens_generated=self._tokens,
                 tokens_per_s=report.num_tokens / report.seconds,
                 figures=finite(report.figures),
                 timings={"generate": report.seconds},
                 following=FollowingFigures(
-                    version=self._follower.version,
-                    announced=self._feed.announced(),
-                    installed=self._follower.num_installed,
-                    refused=self._follower.num_refused,
+                    version=snapshots.version,
+                    announced=snapshots.announced,
+                    installed=snapshots.num_installed,
+                    refused=snapshots.num_refused,
                     paused_s=self._paused_s,
                 ),
             )
         )
 
 
-class _Installer:
+class _InstallThread:
     """Installs every new snapshot in the engine as soon as it arrives, independently of the main thread."""
 
-    def __init__(self, follower: Follower, heartbeats: Heartbeats) -> None:
-        self._follower = follower
+    def __init__(self, snapshots: SnapshotInstaller, heartbeats: Heartbeats) -> None:
+        self._snapshots = snapshots
         self._heartbeats = heartbeats
         self._stopped = threading.Event()
         self._failed: Exception | None = None
@@ -264,7 +253,7 @@ class _Installer:
     def _run(self) -> None:
         try:
             while not self._stopped.wait(LOOK_EVERY_S):
-                if self._follower.install():
+                if self._snapshots.install():
                     self._heartbeats.soon()  # the learner measures the time of a broadcast
         except Exception as error:  # passed to the main thread, which raises it
             self._failed = error

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from swarm.errors import PeerUnreachable
 from swarm.net.records.large import Fetch
-from swarm.net.waits import Waits
+from swarm.net.runtime import AsyncRuntime
 
 BURST_S = 0.25
 """Burst: the seconds' worth of bytes that may be sent at once."""
@@ -74,7 +74,9 @@ class Rates:
         return left >= 1
 
 
-def paced(fetch: Fetch, bucket: TokenBucket, waits: Waits, clock: Callable[[], float] = time.monotonic) -> Fetch:
+def paced(
+    fetch: Fetch, bucket: TokenBucket, runtime: AsyncRuntime, clock: Callable[[], float] = time.monotonic
+) -> Fetch:
     """`fetch`, limited by `bucket`. Raises `SlowHolder` if the peer is slower than the minimum rate.
 
     Time during which this node itself delays the peer does not count.
@@ -86,15 +88,15 @@ def paced(fetch: Fetch, bucket: TokenBucket, waits: Waits, clock: Callable[[], f
             while True:
                 began = clock()
                 try:
-                    async with waits.within(patience_s):
+                    async with runtime.timeout(patience_s):
                         chunk = await anext(chunks, None)
                 except TimeoutError as error:
-                    raise SlowHolder(f"{peer_id} gives less than {MIN_RATE_BYTES_PER_S} bytes/s") from error
+                    raise SlowHolder(f"{peer_id} sends less than {MIN_RATE_BYTES_PER_S} bytes/s") from error
                 if chunk is None:
                     return
                 restored_s = WITH_HEADERS * len(chunk) / MIN_RATE_BYTES_PER_S
                 patience_s = min(PATIENCE_S, patience_s - (clock() - began) + restored_s)
-                await waits.sleep(bucket.spend(len(chunk)))
+                await runtime.sleep(bucket.spend(len(chunk)))
                 yield chunk
 
     return fetch_in_time

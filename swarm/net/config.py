@@ -92,5 +92,5 @@ class NetworkSettings(Settings):
     @model_validator(mode="after")
     def _a_relay_is_public(self) -> Self:
         if self.serve_relay and self.relay == "always":
-            raise ValueError("a relay must be public: set serve_relay, or relay to 'always', not both")
+            raise ValueError("a relay must be publicly reachable itself: set either serve_relay, or relay to 'always'")
         return self

@@ -11,8 +11,8 @@ from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.records.envelope import SignedRecord, read_record
 from swarm.net.records.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
 from swarm.net.records.mailbox import Mailbox
+from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import MAX_LISTED
-from swarm.net.records.shelf import Shelf, record_id
 from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, refused
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
@@ -74,7 +74,7 @@ class MemoryTransport:
         self._clock = clock
         self._limits = limits or Limits()
         self._inbox = Mailbox[Read](inbox_records, inbox_bytes)
-        self._shelf = Shelf(shelf_records, inbox_bytes, backfill_s)
+        self._store = RecordStore(shelf_records, inbox_bytes, backfill_s)
         self._backfill_s = backfill_s
         self._backfilled = False
         self._banned: frozenset[str] = frozenset()
@@ -152,14 +152,14 @@ class MemoryTransport:
 
     def _keep(self, record: bytes, read: Read) -> bool:
         """Whether a record is new; only a signed one is held for others."""
-        return self._shelf.add(record) if isinstance(read, SignedRecord) else self._shelf.note(record_id(record))
+        return self._store.add(record) if isinstance(read, SignedRecord) else self._store.mark_seen(record_id(record))
 
     def _backfill(self, run: RunManifest) -> None:
         """Deliver what was published before this peer entered."""
         for member in self._in_run(run):
-            for held in reversed(member._shelf.listing(self._backfill_s, 0.0, MAX_LISTED)):
-                record = member._shelf.get(held.record_id)
-                if record is not None and not self._shelf.knows(held.record_id):
+            for held in reversed(member._store.listing(self._backfill_s, 0.0, MAX_LISTED)):
+                record = member._store.get(held.record_id)
+                if record is not None and not self._store.has_seen(held.record_id):
                     self._deliver(member.peer_id, record, self._read(record, run.run_id), "backfilled")
 
     def has_room(self) -> bool:
@@ -244,14 +244,14 @@ class MemoryTransport:
             raise PeerUnreachable(f"no peer {peer_id} answers {protocol} on this hub")
         if self.peer_id in member._banned:
             member._counts["banned_streams"] += 1
-            raise PeerUnreachable(f"{member.peer_id} does not serve this peer")
+            raise PeerUnreachable(f"{member.peer_id} has banned this node")
         room = max_bytes
         silent_s = 0.0
         try:
             for chunk in member._handlers[protocol](self.peer_id, payload):
                 if chunk is None:
                     if silent_s >= timeout_s or not member._open:
-                        raise PeerUnreachable(f"nothing for {timeout_s:g} s")
+                        raise PeerUnreachable(f"no data for {timeout_s:g} s")
                     time.sleep(NOT_YET_S)
                     silent_s += NOT_YET_S
                     continue

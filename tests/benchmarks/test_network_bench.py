@@ -109,10 +109,10 @@ def test_a_quick_run_prints_a_table_and_writes_the_json_shape(tmp_path: Path) ->
 @pytest.mark.network
 def test_a_small_flood_is_accounted_for(tmp_path: Path) -> None:
     plan = Plan(quick=True, repeats=1, peer_python=None, folder=tmp_path)
-    with plan.fleet("learner", 2) as fleet, plan.nursery() as nursery:
+    with plan.fleet("learner", 2) as fleet, plan.processes() as processes:
         fleet.start()
         assert fleet.settle()
-        outcome = flood(fleet, nursery, each=20, lying=5, per_s=100.0, calm_s=2.0)
+        outcome = flood(fleet, processes, each=20, lying=5, per_s=100.0, calm_s=2.0)
     assert outcome.sent == {**dict.fromkeys(KINDS, 20), LYING: 5}
     assert (outcome.num_entered, outcome.false_rewards, outcome.trained_twice) == (0, 0, 0)
     assert (outcome.crashes, outcome.unaccounted) == (0, 0)

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from swarm.central.follower import Follower, FollowSettings
+from swarm.central.follower import Follower, SamplingPlan
+from swarm.central.installer import SnapshotInstaller
+from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
+from swarm.groups.building import OwnGroups
 from swarm.groups.versions import oldest_version
-from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Answers,
     Completion,
     Grade,
     NetworkStatus,
+    Orders,
     PolicyId,
     Question,
     Rejection,
@@ -116,34 +119,36 @@ def _read(snapshot: bytes) -> dict[str, object]:
 
 
 class Bench:
-    def __init__(self, max_staleness: int = 2, make: type[Follower] = Follower) -> None:
+    def __init__(self, max_staleness: int = 2) -> None:
         self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
         self.verifier = FakeVerifier()
-        self.wanted = True
+        self.wanted, self.finished, self.away, self.cancelled = True, False, False, False
         self.room = 1_000
         self.pauses: list[Callable[[], None]] = []
-        self.learner_version: int | None = None
+        self.learner_version = 0
         self.hidden = -1
-        self.follower = make(
+        own = OwnGroups(
             peer_id="me",
             policy_id=PolicyId("tiny", "hash", 0),
-            seed=1,
-            group_size=2,
-            settings=FollowSettings(questions=4),
             sampling=Sampling(),
-            engine=self.engine,
-            verifier=self.verifier,
             exchange=self.exchange,
-            feed=self.feed,
-            read=_read,
-            ledger=Ledger(),
-            max_staleness=lambda: max_staleness,
-            learner_version=lambda: self.learner_version,
-            hides=lambda token_ids: self.hidden in token_ids,
-            wanted=lambda: self.wanted,
-            has_room=lambda: len(self.exchange.sent) < self.room,
+            token_ids=True,
+        )
+        self.follower = Follower(
+            SamplingPlan(seed=1, num_questions=4, group_size=2, sampling=Sampling()),
+            self.engine,
+            self.verifier,
+            SnapshotInstaller(self.engine, self.feed, _read),
+            WorkerGroups(
+                own, self.verifier, lambda ids: self.hidden in ids, lambda: len(self.exchange.sent) < self.room
+            ),
+            orders=lambda: self.orders(max_staleness),
+            cancelled=lambda: self.cancelled,
             pause=lambda: self.pauses.pop(0)(),
         )
+
+    def orders(self, max_staleness: int) -> Orders | None:
+        return None if self.away else Orders(self.learner_version, max_staleness, self.wanted, self.finished)
 
     def make_room(self) -> None:
         self.room += 1
@@ -154,14 +159,14 @@ class Bench:
 
     @property
     def local(self) -> dict[str, int]:
-        return self.follower.ledger.snapshot()["local"]
+        return self.follower.groups.ledger.snapshot()["local"]
 
 
 def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_needs() -> None:
     bench = Bench()
-    assert bench.follower.lagging and not bench.follower.install()
+    assert bench.follower.lagging and not bench.follower.snapshots.install()
     bench.feed.offer(3)
-    assert bench.follower.install() and not bench.follower.lagging
+    assert bench.follower.snapshots.install() and not bench.follower.lagging
     report = bench.follower.run_batch()
     assert (report.num_groups, report.reward, report.num_tokens) == (4, 0.5, 16)
     assert (report.figures["reward/std"], report.figures["completions/mean_length"]) == (0.5, 2.0)
@@ -176,7 +181,7 @@ def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_need
 def test_without_room_for_its_groups_it_samples_nothing_and_with_room_it_goes_on() -> None:
     bench = Bench()
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.room = 1
     sampled: list[int] = []
     bench.engine.between = [lambda: sampled.append(1)] * 4
@@ -186,27 +191,27 @@ def test_without_room_for_its_groups_it_samples_nothing_and_with_room_it_goes_on
     report = bench.follower.run_batch()
     assert seen == [1, 1], "the engine stands still after the second group"
     assert report.num_groups == len(bench.exchange.sent) == 4 and bench.pauses == []
-    assert not bench.follower.held_up
+    assert not bench.follower.groups.held_up
 
 
 def test_without_room_a_batch_still_ends_when_it_is_not_wanted_and_its_groups_are_kept() -> None:
     bench = Bench()
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.room = 0
     bench.pauses = [lambda: None, lambda: setattr(bench, "wanted", False)]
     assert bench.follower.run_batch().num_groups == 1
-    assert bench.exchange.sent == [] and bench.follower.held_up
+    assert bench.exchange.sent == [] and bench.follower.groups.held_up
     assert bench.local == {"not_finished": 3}
     bench.make_room()
     bench.follower.send()
-    assert len(bench.exchange.sent) == 1 and not bench.follower.held_up
+    assert len(bench.exchange.sent) == 1 and not bench.follower.groups.held_up
 
 
 def test_what_went_stale_while_there_was_no_room_is_not_sent() -> None:
     bench = Bench()
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.room = 0
     bench.pauses = [lambda: setattr(bench, "learner_version", 6)]
     bench.follower.run_batch()
@@ -219,7 +224,7 @@ def test_routing_stays_here_for_no_receiver_takes_it() -> None:
     bench = Bench()
     bench.engine.routing = b"experts"
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.follower.run_batch()
     sent = [completion for group in bench.exchange.sent for completion in group.completions]
     assert len(sent) == 8
@@ -230,7 +235,7 @@ def test_what_its_text_does_not_show_is_not_sent() -> None:
     bench = Bench()
     bench.hidden = 2
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.follower.run_batch()
     assert bench.exchange.sent == [] and bench.local == {"hidden_tokens": 4}
 
@@ -238,7 +243,7 @@ def test_what_its_text_does_not_show_is_not_sent() -> None:
 def test_it_pauses_when_the_learner_is_ahead_by_its_own_word_and_has_announced_nothing_newer() -> None:
     bench = Bench(max_staleness=2)
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.learner_version = 5
     assert not bench.follower.lagging
     bench.learner_version = 6
@@ -250,11 +255,11 @@ def test_it_pauses_when_the_learner_is_ahead_by_its_own_word_and_has_announced_n
 def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -> None:
     bench = Bench()
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
 
     def arrive() -> None:
         bench.feed.offer(4)
-        bench.follower.install()
+        bench.follower.snapshots.install()
 
     # It enters while the second group is at its first token.
     bench.engine.between = [arrive]
@@ -279,41 +284,51 @@ def _begun_before(engine: FakeEngine, stream: Iterator[tuple[int, Answers]]) -> 
 def test_it_goes_on_under_the_old_snapshot_while_the_new_one_arrives_and_pauses_beyond_the_budget() -> None:
     bench = Bench(max_staleness=2)
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.feed.known = 5
     assert not bench.follower.lagging
     assert bench.follower.run_batch().num_groups == 4 and len(bench.exchange.sent) == 4
     bench.feed.known = 6
     assert bench.follower.lagging
     bench.feed.offer(6)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     assert not bench.follower.lagging
 
 
 def test_a_batch_ends_early_when_it_could_not_be_used_or_is_not_wanted() -> None:
     bench = Bench(max_staleness=0)
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.engine.between = [lambda: setattr(bench.feed, "known", 4)]
     assert bench.follower.run_batch().num_groups == 2
     assert bench.local["not_finished"] == 2
     assert bench.local["stale_version"] == 1, "the second one was finished too late to be sent"
     bench.feed.offer(4)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.wanted = False
     assert bench.follower.run_batch().num_groups == 1
+
+
+@pytest.mark.parametrize("state", ["finished", "away", "cancelled"])
+def test_a_batch_ends_when_the_learner_has_finished_or_is_away_or_the_node_stops(state: str) -> None:
+    bench = Bench()
+    bench.feed.offer(3)
+    bench.follower.snapshots.install()
+    assert bench.follower.wanted
+    setattr(bench, state, True)
+    assert not bench.follower.wanted and bench.follower.run_batch().num_groups == 1
 
 
 def test_a_snapshot_that_cannot_generate_is_taken_back() -> None:
     bench = Bench()
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.follower.run_batch()
     bench.engine.broken = {4}
     bench.feed.offer(4)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.follower.run_batch()
-    assert (bench.follower.version, bench.engine.version, bench.follower.num_refused) == (3, 3, 1)
+    assert (bench.follower.snapshots.version, bench.engine.version, bench.follower.snapshots.num_refused) == (3, 3, 1)
     assert bench.follower.run_batch().num_groups == 4
 
 
@@ -321,7 +336,7 @@ def test_once_the_new_one_has_generated_there_is_no_way_back() -> None:
     bench = Bench()
     for version in (3, 4):
         bench.feed.offer(version)
-        bench.follower.install()
+        bench.follower.snapshots.install()
     bench.follower.run_batch()
     bench.engine.broken = {4}
     with pytest.raises(EngineError):
@@ -332,9 +347,9 @@ def test_once_the_new_one_has_generated_there_is_no_way_back() -> None:
 def test_a_snapshot_that_does_not_fit_changes_nothing(snapshot: bytes) -> None:
     bench = Bench()
     bench.feed.offer(3)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     bench.engine.refused = {4}
     bench.feed.offer(4, snapshot)
-    assert not bench.follower.install()
-    assert (bench.follower.version, bench.follower.num_refused) == (3, 1)
+    assert not bench.follower.snapshots.install()
+    assert (bench.follower.snapshots.version, bench.follower.snapshots.num_refused) == (3, 1)
     assert bench.follower.run_batch().num_groups == 4

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
@@ -22,7 +22,8 @@ class DirectHub:
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="direct-hub", daemon=True).start()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="direct-hub", daemon=True)
+        self._thread.start()
 
     def do(self, step: Awaitable[Any], timeout_s: float) -> Any:
         async def done() -> Any:
@@ -30,10 +31,24 @@ class DirectHub:
 
         return asyncio.run_coroutine_threadsafe(done(), self.loop).result(timeout_s + 5.0)
 
+    def close(self) -> None:
+        """Ends the sessions before the loop, even those that have not begun."""
+        self.do(_end_tasks(), 0.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
     def connected(self, own: Member) -> dict[str, Member]:
         me, banned = own.identity.peer_id, own.peers.banned
         present = {name: other for name, other in self.members.items() if name not in {me, *banned}}
         return {name: other for name, other in present.items() if me not in other.peers.banned}
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class DirectNetwork:
@@ -73,20 +88,22 @@ class DirectNetwork:
     async def publish(self, topic: str, record: bytes) -> None:
         for other in self._hub.connected(self._member).values():
             if other.run.topic == topic:
-                other.guard.hearing(other.records.receive)(self._member.identity.peer_id, record)
+                other.guard.guarded(other.records.receive_gossip)(self._member.identity.peer_id, record)
 
 
 class DirectSession(MemberSession):
     def __init__(self, member: Member, hub: DirectHub) -> None:
-        waits = AsyncioWaits()
-        super().__init__(member, DirectNetwork(hub, member), waits, Dialling(member, self._connect, waits), 10_000.0)
+        runtime = AsyncioRuntime()
+        super().__init__(
+            member, DirectNetwork(hub, member), runtime, Dialling(member, self._connect, runtime), 10_000.0
+        )
         self._hub = hub
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as loops:
             later = [partial(self._in_run, loop) for loop in (self._upkeep.repair, self._upkeep.download)]
-            for loop in (self._observe, self._join, self._tell, *later):
-                loops.create_task(self._keep(loop))
+            for loop in (self._observe, self._join, self._publish_outgoing, *later):
+                loops.create_task(self._supervise(loop))
 
     async def _connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         raise PeerUnreachable(f"{peer_id} is not on this hub")
@@ -100,11 +117,11 @@ class DirectSession(MemberSession):
             for _ in peers.connected & peers.banned:
                 self._member.counters.add("banned_connections")
             before, others = peers.in_run, self._hub.connected(self._member)
-            peers.see(frozenset(others), frozenset(n for n, other in others.items() if other.run.topic == run.topic))
+            peers.update(frozenset(others), frozenset(n for n, other in others.items() if other.run.topic == run.topic))
             if peers.in_run - before:
                 self._changed(before)
             self.wake()
-            await self._waits.sleep(0.02)
+            await self._runtime.sleep(0.02)
 
 
 class DirectTransport(MemberTransport):

@@ -245,13 +245,13 @@ def test_texts_that_are_too_long_weigh_by_what_they_cost(clock: Clock) -> None:
 def test_who_would_be_refused_is_not_opened(clock: Clock) -> None:
     book = _book(clock, groups_per_min=2.0, quarantine_at=4.0)
     for n in range(2):
-        book.knock("fast", 100)
+        book.precheck("fast", 100)
         book.admit("fast", n, 100)
     with pytest.raises(Refusal, match="rate"):
-        book.knock("fast", 100)
+        book.precheck("fast", 100)
     book.report("bad", "verifier_timeout")
     with pytest.raises(Refusal, match="quarantined"):
-        book.knock("bad", 100)
+        book.precheck("bad", 100)
     assert book.stats()["fast"].received == 3 and book.stats()["bad"].received == 1
 
 

@@ -18,7 +18,7 @@ from swarm.net.bandwidth import (
     TokenBucket,
     paced,
 )
-from swarm.net.hivemind.waits import AsyncioSignal
+from swarm.net.hivemind.runtime import AsyncioSignal
 
 CHUNK = 2**18
 
@@ -39,7 +39,7 @@ class Clock:
         self.now += duration_s
 
     @asynccontextmanager
-    async def within(self, timeout_s: float) -> AsyncIterator[None]:
+    async def timeout(self, timeout_s: float) -> AsyncIterator[None]:
         began = self.now
         yield
         if self.now - began > timeout_s:
@@ -102,7 +102,7 @@ def test_a_peer_that_is_fast_enough_may_also_pause() -> None:
 def test_a_peer_that_is_too_slow_is_given_up_whatever_it_gave_before(gaps_s: list[float]) -> None:
     clock = Clock()
     began = clock.now
-    with pytest.raises(SlowHolder, match="peer gives less than"):
+    with pytest.raises(SlowHolder, match="peer sends less than"):
         fetch_all(clock, gaps_s)
     assert clock.now - began < 40
 

@@ -45,7 +45,7 @@ def test_entries_that_name_no_peer_are_refused(entry: str) -> None:
 
 def test_what_is_written_is_read_and_bytes_of_any_kind_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "new" / "peers.known"
-    write_addresses(path, [A, B], "peers met")
+    write_addresses(path, [A, B], "known peers")
     assert read_addresses(path) == (A, B) and list(path.parent.iterdir()) == [path]
     path.write_bytes(os.urandom(2_000))
     assert read_addresses(path) == ()

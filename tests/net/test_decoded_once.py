@@ -18,11 +18,11 @@ from swarm.net.membership.own_entry import Profile
 from swarm.net.records import envelope as envelope_module
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import announce
-from swarm.net.records.shelf import Shelf
+from swarm.net.records.record_store import RecordStore
 from swarm.net.records.wire import make_run_id, seal
 from swarm.net.trust.accounts import SafetySettings
-from swarm.net.trust.admission import Admission
 from swarm.net.trust.exchange import Exchange
+from swarm.net.trust.record_admission import RecordAdmission
 from swarm.reasons import Reason
 from swarm.types import Arrival, Completion, NetworkStatus
 
@@ -79,7 +79,7 @@ class Door:
     def __init__(self) -> None:
         settings = NetworkSettings(max_record_bytes=8 * 2**20)
         self.member = Member(settings, OWN, Profile(), sealed_manifest(ALICE))
-        self.member.peers.see(frozenset({ALICE.peer_id}), frozenset())
+        self.member.peers.update(frozenset({ALICE.peer_id}), frozenset())
 
     def status(self) -> NetworkStatus:
         return self.member.status()
@@ -118,7 +118,7 @@ def test_by_gossip(door: Door, work: Counter[str]) -> None:
     record = group_record()
     work.clear()
     for _ in range(3):
-        door.member.records.receive(ALICE.peer_id, record)
+        door.member.records.receive_gossip(ALICE.peer_id, record)
     assert received(door) == 1
     assert work == ONCE, "the same bytes again are known without a look"
 
@@ -126,7 +126,7 @@ def test_by_gossip(door: Door, work: Counter[str]) -> None:
 def test_by_repair(door: Door, work: Counter[str]) -> None:
     record = group_record()
     work.clear()
-    door.member.records.mend("helper", record, 3.0)
+    door.member.records.receive_repaired("helper", record, 3.0)
     assert received(door) == 1
     assert work == ONCE
 
@@ -135,13 +135,13 @@ def test_a_large_one(door: Door, work: Counter[str]) -> None:
     record = group_record(25_000)
     assert len(record) > 1_000_000
     work.clear()
-    door.member.records.receive(ALICE.peer_id, announce(ALICE, RUN_ID, record))
+    door.member.records.receive_gossip(ALICE.peer_id, announce(ALICE, RUN_ID, record))
     assert work == {"Envelope": 1, "Body": 1, "verify": 1, "decompress": 1, "Announcement": 1}
     work.clear()
     taken = door.member.records.large.take()
     assert taken is not None
     taken[1].feed(record)
-    door.member.records.complete(taken[1])
+    door.member.records.receive_large(taken[1])
     assert received(door) == 1
     assert work == ONCE
 
@@ -162,15 +162,15 @@ def test_in_one_process_the_envelope_is_opened_once_for_all(work: Counter[str]) 
 
 def test_what_is_over_budget_or_forged_is_not_decoded(door: Door, work: Counter[str]) -> None:
     forged = group_record()[:-1] + b"?"
-    door.member.records.receive(ALICE.peer_id, forged)
+    door.member.records.receive_gossip(ALICE.peer_id, forged)
     assert "RolloutGroup" not in work and "decompress" not in work
     work.clear()
     ahead = seal(ALICE, RUN_ID, "group", make_group(RUN_ID, ALICE.peer_id, 1))
-    door.member.records.admission = Admission(
+    door.member.records.admission = RecordAdmission(
         NetworkSettings(safety=SafetySettings(groups_per_min=0.001), shelf_records=1)
     )
     with pytest.raises(PeerUnreachable):
         for _ in range(2):
-            door.member.records.mend("helper", ahead, 3.0)
-            door.member.records.shelf = Shelf(1, 10**6, 60.0)  # as if it were unknown again
+            door.member.records.receive_repaired("helper", ahead, 3.0)
+            door.member.records.store = RecordStore(1, 10**6, 60.0)  # as if it were unknown again
     assert work == {**ONCE, "Envelope": 2, "Body": 2}, "the second time only its label was looked at"

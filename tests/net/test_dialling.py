@@ -8,11 +8,18 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
-from swarm.net.addresses.told import FREE_FAILURES
+from swarm.net.addresses.reported import FREE_FAILURES
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import dialling as dialling_module
-from swarm.net.membership.dialling import ENOUGH_PEERS, MAX_DIALS_AT_ONCE, STEADY_AFTER_S, UNHEARD_S, Dialling, Unheard
+from swarm.net.membership.dialling import (
+    ENOUGH_PEERS,
+    MAX_DIALS_AT_ONCE,
+    SILENT_S,
+    STEADY_AFTER_S,
+    Dialling,
+    SilentPeers,
+)
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
@@ -48,7 +55,7 @@ class Node:
         self.member = Member(NetworkSettings(bootstrap=bootstrap), identity, Profile(), None, self.clock)
         self.dialled: list[tuple[str, tuple[str, ...]]] = []
         self.problem: str | None = None
-        self.dialling = Dialling(self.member, self.connect, AsyncioWaits())
+        self.dialling = Dialling(self.member, self.connect, AsyncioRuntime())
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         self.dialled.append((peer_id, tuple(addresses)))
@@ -147,24 +154,24 @@ def test_a_dial_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
     async def hang(peer_id: str, addresses: Sequence[str]) -> None:
         await asyncio.Event().wait()
 
-    dialling = Dialling(node.member, hang, AsyncioWaits())
+    dialling = Dialling(node.member, hang, AsyncioRuntime())
     with pytest.raises(PeerUnreachable, match="could not be dialled within 0.05 s"):
         asyncio.run(dialling.reach(BOOT, NOBODY, 0.05))
 
 
 def test_a_member_that_is_connected_but_unheard_is_hung_up_on_now_and_then() -> None:
-    unheard = Unheard()
+    silent = SilentPeers()
     everyone = ("heard", "silent", "stranger")
 
     def due(now: float) -> list[str]:
-        return unheard.due(everyone, {"heard"}, {"heard", "silent", "away"}, now)
+        return silent.due(everyone, {"heard"}, {"heard", "silent", "away"}, now)
 
-    assert due(0.0) == due(UNHEARD_S - 0.1) == []
-    assert due(2 * UNHEARD_S) == ["silent"]
-    assert due(2 * UNHEARD_S + 0.1) == [], "it gets time"
-    assert unheard.due(everyone, {"heard", "silent"}, {"silent"}, 50.0) == []
+    assert due(0.0) == due(SILENT_S - 0.1) == []
+    assert due(2 * SILENT_S) == ["silent"]
+    assert due(2 * SILENT_S + 0.1) == [], "it gets time"
+    assert silent.due(everyone, {"heard", "silent"}, {"silent"}, 50.0) == []
     assert due(60.0) == [], "heard in between: its time begins anew"
-    assert due(60.0 + 2 * UNHEARD_S) == ["silent"]
+    assert due(60.0 + 2 * SILENT_S) == ["silent"]
 
 
 PUBLIC_BOOTSTRAP = f"/ip4/8.8.8.8/tcp/1/p2p/{BOOT}"

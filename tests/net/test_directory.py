@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import DirectoryLost, Refusal
-from swarm.net.hivemind.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, Gate, part_of
+from swarm.net.hivemind.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, EntryChecker, part_of
 from swarm.net.hivemind.directory import Directory
 from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES, receive
 from swarm.net.records.identity import Identity
@@ -40,8 +40,8 @@ def entry(expires_at: float = NOW + 100.0, part: int | None = None) -> Entry:
             return Entry(part_of(identity.peer_id), identity.peer_id, sealed, expires_at)
 
 
-def gate() -> Gate:
-    return Gate(RUN, KEYS, lambda: NOW)
+def checker() -> EntryChecker:
+    return EntryChecker(RUN, KEYS, lambda: NOW)
 
 
 def key(part: int) -> bytes:
@@ -58,15 +58,15 @@ def row(one: Entry) -> list[object]:
 
 def test_an_entry_is_let_in_alone_and_in_a_part() -> None:
     one = entry()
-    assert gate().open(key(one.part), msgpack.packb(one.peer_id), one.packed, one.expires_at) == one
-    assert gate().open_part(key(one.part), dictionary(row(one)), 10_000) == [one]
+    assert checker().open(key(one.part), msgpack.packb(one.peer_id), one.packed, one.expires_at) == one
+    assert checker().open_part(key(one.part), dictionary(row(one)), 10_000) == [one]
 
 
 def test_bad_entries_of_a_part_are_left_out_and_void_no_other() -> None:
     one, elsewhere, late = entry(part=3), entry(part=4), entry(NOW + 10_000.0, part=3)
     forged = [*row(entry(part=3))[:2], math.inf]
     part = dictionary(row(elsewhere), row(late), row(one), forged, [one.peer_id, b"\xc1", 1.0])
-    assert gate().open_part(key(3), part, 10_000) == [one]
+    assert checker().open_part(key(3), part, 10_000) == [one]
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_bad_entries_of_a_part_are_left_out_and_void_no_other() -> None:
 )
 def test_what_is_no_part_is_refused_before_it_is_decoded(bad: bytes) -> None:
     with pytest.raises(Refusal):
-        gate().open_part(key(3), bad, 10_000)
+        checker().open_part(key(3), bad, 10_000)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.floats())
 def test_any_bytes_are_refused_and_do_no_more(subkey: bytes, value: bytes, expires_at: float) -> None:
     for attempt in (
-        lambda: gate().open(key(1), subkey, value, expires_at),
-        lambda: gate().open_part(key(1), value, 10_000),
-        lambda: gate().open(value, subkey, value, expires_at),
+        lambda: checker().open(key(1), subkey, value, expires_at),
+        lambda: checker().open_part(key(1), value, 10_000),
+        lambda: checker().open(value, subkey, value, expires_at),
     ):
         with pytest.raises(Refusal):
             attempt()
@@ -107,7 +107,7 @@ def test_only_a_runs_own_keys_are_there() -> None:
     one = entry()
     for other in (b"", bytes([99]) * 20, key((one.part + 1) % PARTS)):
         with pytest.raises(Refusal):
-            gate().open(other, msgpack.packb(one.peer_id), one.packed, one.expires_at)
+            checker().open(other, msgpack.packb(one.peer_id), one.packed, one.expires_at)
 
 
 def test_a_fresher_entry_takes_the_place_of_its_owners_older_one() -> None:
@@ -126,14 +126,14 @@ def test_a_fresher_entry_takes_the_place_of_its_owners_older_one() -> None:
 def test_a_full_part_keeps_what_owners_brought_and_who_is_in_the_run() -> None:
     entries = Entries(lambda: NOW)
     brought = [made(f"owner-{index}") for index in range(MAX_ENTRIES // 2)]
-    friends = [made(f"friend-{index}") for index in range(MAX_ENTRIES // 4)]
-    entries.friends = frozenset(friend.peer_id for friend in friends)
+    members = [made(f"member-{index}") for index in range(MAX_ENTRIES // 4)]
+    entries.members = frozenset(member.peer_id for member in members)
     assert all(entries.put(one, by_owner=True) for one in brought)
-    assert all(entries.put(one, by_owner=False) for one in friends)
+    assert all(entries.put(one, by_owner=False) for one in members)
     for index in range(10 * MAX_ENTRIES):
         entries.put(made(f"fake-{index}"), by_owner=False)
     held = entries.of(0)
-    assert len(held) == MAX_ENTRIES and {*brought, *friends} <= set(held)
+    assert len(held) == MAX_ENTRIES and {*brought, *members} <= set(held)
     assert len({one.peer_id for one in held} - {f"fake-{index}" for index in range(MAX_ENTRIES)}) > len(brought), (
         "the first to come have no advantage"
     )

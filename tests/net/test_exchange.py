@@ -131,4 +131,4 @@ def test_a_clock_that_is_ahead_is_told_once_and_held_against_nobody(caplog: pyte
         pair.near.publish(seal(pair.alice, pair.run_id, "group", group))
     assert pair.receiver.receive() == ([], {"clock": 30})
     assert not pair.receiver.book.is_quarantined(pair.alice.peer_id)
-    assert caplog.text.count("made 660 s from now") == 1
+    assert caplog.text.count("created 660 s in the future") == 1

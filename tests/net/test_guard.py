@@ -13,9 +13,9 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.backends import NetworkTransport
 from swarm.net.counters import Counters
 from swarm.net.hivemind.discovery import Discovery
+from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.hivemind.session import Session
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.hivemind.waits import AsyncioWaits
 from swarm.net.membership.upkeep import Upkeep
 from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
@@ -55,7 +55,7 @@ def test_a_message_that_cannot_be_taken_in_costs_its_sender() -> None:
             raise RecursionError
         return True
 
-    hear = book.guard.hearing(receive)
+    hear = book.guard.guarded(receive)
     assert [hear("sender", message) for message in (b"bad", b"good")] == [False, True]
     assert heard == [b"bad", b"good"] and book.complaints == [("sender", "bad_gossip")]
 
@@ -70,12 +70,12 @@ def test_a_loop_begins_again_after_every_error_until_the_network_is_gone(monkeyp
 
     book = Book()
     with pytest.raises(TransportError, match="gone"):
-        asyncio.run(book.guard.keep(loop, AsyncioWaits()))
+        asyncio.run(book.guard.supervise(loop, AsyncioRuntime()))
     assert problems == [] and book.counters.snapshot() == {"loop_errors": 3}
 
 
-SESSION_LOOPS = ("_dial", "_reserve", "_observe", "_join", "_hear", "_tell")
-UPKEEP_LOOPS = ("repair", "download", "acquaint")
+SESSION_LOOPS = ("_dial", "_reserve", "_observe", "_join", "_receive_gossip", "_publish_outgoing")
+UPKEEP_LOOPS = ("repair", "download", "exchange_peers")
 
 
 @pytest.mark.network
@@ -105,7 +105,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
 
     def deaf_at_first(node: NetworkTransport) -> None:
         victim.append(node)
-        real = node._member.records.receive
+        real = node._member.records.receive_gossip
 
         def receive(sender: str, record: bytes) -> None:
             if "receive" not in raised:
@@ -113,7 +113,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
                 raise OverflowError("provoked")
             real(sender, record)
 
-        monkeypatch.setattr(node._member.records, "receive", receive)
+        monkeypatch.setattr(node._member.records, "receive_gossip", receive)
 
     first = start("founder", before=deaf_at_first)
     assert isinstance(first, HivemindTransport)

@@ -158,7 +158,7 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
         monkeypatch.undo()
         raise LookupError("unforeseen")
 
-    monkeypatch.setattr(a._member.peers, "see", fail_once)
+    monkeypatch.setattr(a._member.peers, "update", fail_once)
     until(lambda: a.counters().get("loop_errors") == 1, "the error is counted")
     b = start("b", a.multiaddrs())
     until(b.manifest, "the node works on")

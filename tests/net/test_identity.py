@@ -89,4 +89,4 @@ def test_a_key_others_can_read_is_warned_about(tmp_path: Path, caplog: pytest.Lo
     Identity.load_or_create(path).close()
     os.chmod(path, 0o644)
     Identity.load_or_create(path)
-    assert "can be read by other users" in caplog.text
+    assert "other users can read the key file" in caplog.text

@@ -18,9 +18,9 @@ from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.records.framing import encode_request, read_answer
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
-from swarm.net.services.doors import MAX_STREAMS_PER_PEER
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
 
 from .records import drained, fast_settings, make_identity, make_manifest, signed, until
 
@@ -280,7 +280,7 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
         monkeypatch.undo()
         raise LookupError("unforeseen")
 
-    monkeypatch.setattr(a._member.peers, "see", fail_once)
+    monkeypatch.setattr(a._member.peers, "update", fail_once)
     until(lambda: a.counters().get("loop_errors") == 1, "the error is counted")
     b = start("b", addresses)
     until(b.manifest, "the node works on, where it was")

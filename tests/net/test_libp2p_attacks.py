@@ -70,7 +70,7 @@ def test_a_flood_of_requests_is_refused_and_others_are_answered(start: Start) ->
     b = start("b", a.multiaddrs())
     meets(a, b)
     # As many as this network cannot send faster.
-    a._session._host.doors._peers = Rates(1.0, 20.0)  # type: ignore[union-attr]
+    a._session._host.admission._peers = Rates(1.0, 20.0)  # type: ignore[union-attr]
 
     async def flood(host: Any, peer: Any) -> None:
         answers = [await ask(host, peer) for _ in range(60)]
@@ -134,8 +134,8 @@ def test_gossip_without_end_is_left_out_and_others_are_heard(start: Start) -> No
     until(lambda: record in drained(a), "others are heard")
 
 
-LOOPS = ("_dial", "_observe", "_join", "_hear", "_tell")
-UPKEEP = ("repair", "download", "acquaint")
+LOOPS = ("_dial", "_observe", "_join", "_receive_gossip", "_publish_outgoing")
+UPKEEP = ("repair", "download", "exchange_peers")
 
 
 def test_every_loop_may_raise_and_the_node_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_names_that_lead_on_and_on_are_not_followed_for_ever(server: NameServer)
     server.texts = {
         f"_dnsaddr.n{i}.example": [f"dnsaddr=/dnsaddr/n{i + step}.example" for step in (1, 2, 3)] for i in range(100)
     }
-    with pytest.raises(PeerUnreachable, match="name no peer"):
+    with pytest.raises(PeerUnreachable, match="contain no multiaddr"):
         look_up("/dnsaddr/n0.example")
     assert len(server.asked) == MAX_LOOK_UPS
 
@@ -117,7 +117,7 @@ def test_what_went_wrong_is_told_in_one_line(server: NameServer, monkeypatch: py
 
     assert problem("none.example") == "_dnsaddr.none.example does not exist"
     assert problem("empty.example") == "_dnsaddr.empty.example has no TXT records"
-    assert problem("other.example") == "its TXT records name no peer"
+    assert problem("other.example") == "its TXT records contain no multiaddr"
     assert problem("a..b") or problem("\udcff")
     server.close()
     dead = problem("boot.example")

@@ -11,20 +11,20 @@ from pydantic import ValidationError
 
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.nat import (
-    DETOUR_S,
-    MAX_PLACES,
+    MAX_RESERVATIONS,
+    MIN_RELAYED_S,
     REFUSED_PAUSE_S,
     RENEW_EVERY_S,
-    RETRY_DETOUR_S,
-    Detours,
-    Places,
+    RETRY_UPGRADE_S,
+    DirectUpgrades,
+    Reservations,
     candidates,
-    is_here,
+    is_own_ip,
     is_public,
+    most_reachable_first,
     nat_arguments,
     reachability,
     relay_of,
-    to_tell,
 )
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.circuit import CircuitLimits, read_limits
@@ -78,8 +78,8 @@ def test_where_places_are_wanted(settings: NetworkSettings, expected: set[str]) 
 
 def test_others_are_told_public_addresses_first_then_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, router = "/ip4/44.128.0.9/tcp/1", "/ip4/44.128.0.8/tcp/1"
-    monkeypatch.setattr("swarm.net.addresses.nat.is_here", lambda address: address == mine)
-    told = to_tell(["/ip4/127.0.0.1/tcp/1", HOME, router, CIRCUIT, mine])
+    monkeypatch.setattr("swarm.net.addresses.nat.is_own_ip", lambda address: address == mine)
+    told = most_reachable_first(["/ip4/127.0.0.1/tcp/1", HOME, router, CIRCUIT, mine])
     assert told == (mine, CIRCUIT, router, "/ip4/127.0.0.1/tcp/1", HOME)
 
 
@@ -90,7 +90,7 @@ def test_addresses_are_told_apart() -> None:
 
 
 def test_addresses_of_this_machine() -> None:
-    assert is_here("/ip4/127.0.0.1/tcp/1") and not is_here("/ip4/44.128.0.9/tcp/1")
+    assert is_own_ip("/ip4/127.0.0.1/tcp/1") and not is_own_ip("/ip4/44.128.0.9/tcp/1")
 
 
 def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(HOME, seen) == "behind NAT, reachable only if the router forwards a port"
     assert told(HOME, seen, CIRCUIT) == f"behind NAT, reachable through relay {RELAY}"
     assert told(HOME) == "behind NAT, not reachable"
-    monkeypatch.setattr("swarm.net.addresses.nat.is_here", lambda address: address == seen)
+    monkeypatch.setattr("swarm.net.addresses.nat.is_own_ip", lambda address: address == seen)
     assert told(HOME, seen, CIRCUIT) == "public"
     assert reachability(NetworkSettings(serve_relay=True), {}, (HOME,), joined) == "public"
     assert reachability(NetworkSettings(), RELAYS, (HOME,), frozenset()) is None
@@ -112,44 +112,50 @@ def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_places_are_renewed_and_asked_for_again_after_a_loss_or_a_refusal() -> None:
-    places = Places({RELAY: (HOME, "/ip4/44.128.0.1/tcp/4001")})
+    reservations = Reservations({RELAY: (HOME, "/ip4/44.128.0.1/tcp/4001")})
     here, gone = frozenset({RELAY}), frozenset({OTHER})
-    assert places.due(gone, 0.0) == [] and places.due(here, 0.0) == [RELAY] and places.addresses(here) == ()
-    places.granted(RELAY, 0.0)
-    assert places.addresses(here) == (CIRCUIT,), "the address that is of use from elsewhere"
-    assert places.addresses(gone) == ()
-    assert places.due(here, RENEW_EVERY_S - 1) == [] and places.due(here, RENEW_EVERY_S) == [RELAY]
-    assert places.due(gone, 70.0) == [] and places.due(here, 71.0) == [RELAY], "the connection broke"
-    places.refused(RELAY, 71.0)
-    assert places.addresses(here) == ()
-    assert places.due(here, 70.0 + REFUSED_PAUSE_S) == [] and places.due(here, 71.0 + REFUSED_PAUSE_S) == [RELAY]
+    assert (
+        reservations.due(gone, 0.0) == []
+        and reservations.due(here, 0.0) == [RELAY]
+        and reservations.addresses(here) == ()
+    )
+    reservations.granted(RELAY, 0.0)
+    assert reservations.addresses(here) == (CIRCUIT,), "the address that is of use from elsewhere"
+    assert reservations.addresses(gone) == ()
+    assert reservations.due(here, RENEW_EVERY_S - 1) == [] and reservations.due(here, RENEW_EVERY_S) == [RELAY]
+    assert reservations.due(gone, 70.0) == [] and reservations.due(here, 71.0) == [RELAY], "the connection broke"
+    reservations.refused(RELAY, 71.0)
+    assert reservations.addresses(here) == ()
+    assert reservations.due(here, 70.0 + REFUSED_PAUSE_S) == [] and reservations.due(here, 71.0 + REFUSED_PAUSE_S) == [
+        RELAY
+    ]
 
 
 def test_places_at_three_relays_are_enough() -> None:
     relays = {Identity.generate().peer_id: ("/ip4/44.128.0.1/tcp/1",) for _ in range(5)}
-    places = Places(relays)
-    first = places.due(frozenset(relays), 0.0)
-    assert len(first) == MAX_PLACES
+    reservations = Reservations(relays)
+    first = reservations.due(frozenset(relays), 0.0)
+    assert len(first) == MAX_RESERVATIONS
     for relay in first:
-        places.granted(relay, 0.0)
-    assert places.due(frozenset(relays), 1.0) == []
-    assert len(places.due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
+        reservations.granted(relay, 0.0)
+    assert reservations.due(frozenset(relays), 1.0) == []
+    assert len(reservations.due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
 
 
 def test_a_detour_is_left_once_both_ends_know_where_they_are() -> None:
-    detours = Detours()
+    upgrades = DirectUpgrades()
     outer, theirs = "/ip4/44.128.0.8/udp/1/quic-v1", ["/ip4/44.128.0.9/udp/1/quic-v1", CIRCUIT]
     through_relay = {ME: (CIRCUIT,), OTHER: ("/ip4/10.0.0.1/tcp/1",)}
 
     def due(now: float, own: tuple[str, ...] = (HOME, outer), addresses: list[str] = theirs) -> list[str]:
-        return detours.due(through_relay, own, lambda peer_id: addresses, now)
+        return upgrades.due(through_relay, own, lambda peer_id: addresses, now)
 
     assert due(0.0) == [], "not at once"
-    assert due(DETOUR_S, own=(HOME,)) == [] and due(DETOUR_S, own=("/ip4/44.128.0.8/tcp/1",)) == []
-    assert due(DETOUR_S, addresses=[CIRCUIT, "/ip4/44.128.0.9/tcp/1"]) == []
-    assert due(DETOUR_S) == [ME]
-    assert due(DETOUR_S + RETRY_DETOUR_S - 1) == [] and due(DETOUR_S + RETRY_DETOUR_S) == [ME]
-    assert due(DETOUR_S + 2 * RETRY_DETOUR_S) == [], "later each time"
+    assert due(MIN_RELAYED_S, own=(HOME,)) == [] and due(MIN_RELAYED_S, own=("/ip4/44.128.0.8/tcp/1",)) == []
+    assert due(MIN_RELAYED_S, addresses=[CIRCUIT, "/ip4/44.128.0.9/tcp/1"]) == []
+    assert due(MIN_RELAYED_S) == [ME]
+    assert due(MIN_RELAYED_S + RETRY_UPGRADE_S - 1) == [] and due(MIN_RELAYED_S + RETRY_UPGRADE_S) == [ME]
+    assert due(MIN_RELAYED_S + 2 * RETRY_UPGRADE_S) == [], "later each time"
     through_relay[ME] = (CIRCUIT, outer)
     assert due(10_000.0) == [], "direct beside it"
 
@@ -158,7 +164,7 @@ def test_a_relays_limits_are_read() -> None:
     # type STATUS, reservation of one byte, limit {120 s, 131072 bytes}, status OK
     assert read_limits(bytes.fromhex("08021a010022060878108080082864")) == CircuitLimits(120, 131_072)
     assert read_limits(bytes.fromhex("08022864")) == CircuitLimits(0, 0)
-    with pytest.raises(ValueError, match="refused, with status 201"):
+    with pytest.raises(ValueError, match="refused the reservation with status 201"):
         read_limits(bytes.fromhex("080228c901"))
 
 

@@ -1,4 +1,4 @@
-"""Repair and large records against shelves in memory, honest and lying."""
+"""Repair and large records against stores in memory, honest and lying."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import (
     LARGE_PROTOCOL,
-    MAX_PER_PAYER,
+    MAX_PER_ACCOUNT,
     MAX_WAITING,
     MAX_WAITING_PER_PEER,
     Download,
-    Waiting,
+    DownloadQueue,
     announce,
     answer_large,
     holders,
 )
+from swarm.net.records.record_store import Held, RecordStore, record_id
 from swarm.net.records.repair import (
     GIVE_PROTOCOL,
     HAVE_PROTOCOL,
     MAX_GIVEN,
-    GiftReader,
+    RecordReader,
     Repair,
     answer_give,
     answer_have,
 )
-from swarm.net.records.shelf import Held, Shelf, record_id
 from swarm.net.records.wire import Announcement, check_seal, make_run_id, open_announcement, seal_announcement
 
 Serve = Callable[[str, bytes], Iterator[bytes]]
@@ -52,17 +52,17 @@ class Clock:
 
 
 class Peer:
-    """Answers from a shelf, or however a test says."""
+    """Answers from a store, or however a test says."""
 
     def __init__(self, serve: Serve | None = None, clock: Clock | None = None) -> None:
-        self.shelf = Shelf(100_000, 2**28, 120.0, clock or Clock())
+        self.store = RecordStore(100_000, 2**28, 120.0, clock or Clock())
         self.asked: list[str] = []
         self._serve = serve or self.honest
 
     def honest(self, protocol: str, request: bytes) -> Iterator[bytes]:
         if protocol == HAVE_PROTOCOL:
-            return iter([answer_have(self.shelf, request)])
-        return answer_give(self.shelf, request) if protocol == GIVE_PROTOCOL else answer_large(self.shelf, request)
+            return iter([answer_have(self.store, request)])
+        return answer_give(self.store, request) if protocol == GIVE_PROTOCOL else answer_large(self.store, request)
 
     async def fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         self.asked.append(protocol)
@@ -79,12 +79,12 @@ class Peer:
 class Node:
     def __init__(self, peer: Peer) -> None:
         self.clock = Clock()
-        self.shelf = Shelf(100_000, 2**28, 120.0, self.clock)
+        self.store = RecordStore(100_000, 2**28, 120.0, self.clock)
         self.got: list[tuple[bytes, float]] = []
-        self.repair = Repair(self.shelf, peer.fetch, self._take, every_s=5.0, backfill_s=120.0, clock=self.clock)
+        self.repair = Repair(self.store, peer.fetch, self._take, every_s=5.0, backfill_s=120.0, clock=self.clock)
 
     def _take(self, helper: str, record: bytes, age_s: float) -> None:
-        if self.shelf.add(record, age_s):
+        if self.store.add(record, age_s):
             self.got.append((record, age_s))
 
     def run(self) -> None:
@@ -96,10 +96,10 @@ def test_what_is_missing_comes_once_and_with_its_age() -> None:
     peer = Peer(clock=clock)
     node = Node(peer)
     for name in (b"a", b"b", b"c"):
-        peer.shelf.add(name)
-    node.shelf.add(b"b")
+        peer.store.add(name)
+    node.store.add(b"b")
     clock.now += 30
-    peer.shelf.add(b"still on its way")
+    peer.store.add(b"still on its way")
     node.run()
     assert sorted(node.got) == [(b"a", 30.0), (b"c", 30.0)]
     node.run()
@@ -111,7 +111,7 @@ def test_many_records_come_in_batches_and_one_round_is_bounded(monkeypatch: pyte
     clock = Clock()
     peer = Peer(clock=clock)
     for i in range(3 * MAX_GIVEN):
-        peer.shelf.add(b"%d" % i)
+        peer.store.add(b"%d" % i)
     clock.now += 10
     node = Node(peer)
     node.run()
@@ -180,7 +180,7 @@ def test_records_that_cannot_be_are_not_asked_for() -> None:
 @given(st.lists(st.binary(max_size=40), unique=True, max_size=8), st.integers(1, 30))
 def test_gifts_are_read_however_they_are_cut(records: list[bytes], step: int) -> None:
     answer = b"".join(gift(record_id(record), record) for record in records)
-    reader = GiftReader([record_id(record) for record in records])
+    reader = RecordReader([record_id(record) for record in records])
     found = [got for start in range(0, len(answer), step) for got in reader.feed(answer[start : start + step])]
     reader.close()
     assert found == records
@@ -188,7 +188,7 @@ def test_gifts_are_read_however_they_are_cut(records: list[bytes], step: int) ->
 
 @given(st.binary(max_size=100))
 def test_junk_gifts_are_refused(junk: bytes) -> None:
-    reader = GiftReader([record_id(b"x")])
+    reader = RecordReader([record_id(b"x")])
     try:
         assert list(reader.feed(junk)) == []
         reader.close()
@@ -217,7 +217,7 @@ def test_a_large_record_is_announced_and_fetched() -> None:
     announcement = opened(announce(ALICE, RUN, LARGE))
     assert announcement.num_bytes == len(LARGE) and len(announcement.chunk_ids) == 13
     peer = Peer()
-    peer.shelf.add(LARGE, listed=False)
+    peer.store.add(LARGE, listed=False)
     download = Download(announcement)
     assert not download.done
     asyncio.run(download.fetch_from(peer.fetch, "peer"))
@@ -245,7 +245,7 @@ def test_a_download_goes_on_with_another_holder_where_the_first_one_died() -> No
     with pytest.raises(PeerUnreachable, match="not here"):
         asyncio.run(download.fetch_from(Peer().fetch, "empty"))
     alive = Counting()
-    alive.shelf.add(LARGE, listed=False)
+    alive.store.add(LARGE, listed=False)
     asyncio.run(download.fetch_from(alive.fetch, "alive"))
     assert download.record() == LARGE
     assert len(LARGE) / 2 <= sent <= len(LARGE) / 2 + MAX_CHUNK_BYTES
@@ -261,7 +261,7 @@ def test_a_holder_that_lies_is_found_out_within_a_chunk(lie: bytes) -> None:
     with pytest.raises(PeerUnreachable):
         asyncio.run(download.fetch_from(Peer(lying).fetch, "liar"))
     honest = Peer()
-    honest.shelf.add(LARGE, listed=False)
+    honest.store.add(LARGE, listed=False)
     asyncio.run(download.fetch_from(honest.fetch, "honest"))
     assert download.record() == LARGE
 
@@ -301,7 +301,7 @@ def test_junk_is_no_announcement(junk: bytes) -> None:
 
 def test_unfinished_downloads_hold_no_more_than_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_module, "MAX_PARTIAL_BYTES", 500_000)
-    waiting = Waiting()
+    waiting = DownloadQueue()
     for _ in range(3):
         download = Download(opened(announce(ALICE, RUN, LARGE)))
         download.feed(LARGE[:300_000])
@@ -311,14 +311,14 @@ def test_unfinished_downloads_hold_no_more_than_their_bound(monkeypatch: pytest.
 
 
 def test_waiting_downloads_are_bounded_for_each_announcer() -> None:
-    waiting = Waiting()
+    waiting = DownloadQueue()
     announcement = opened(announce(ALICE, RUN, LARGE))
-    taken = [waiting.add(announcement, 1.0, "payer") for _ in range(MAX_WAITING_PER_PEER + 1)]
+    taken = [waiting.add(announcement, 1.0, "account") for _ in range(MAX_WAITING_PER_PEER + 1)]
     assert taken == [True] * MAX_WAITING_PER_PEER + [False]
     found = waiting.take()
-    assert found is not None and not waiting.add(announcement, 1.0, "payer")
+    assert found is not None and not waiting.add(announcement, 1.0, "account")
     waiting.forget(found[1])
-    assert waiting.add(announcement, 1.0, "payer") and len(waiting) == MAX_WAITING_PER_PEER
+    assert waiting.add(announcement, 1.0, "account") and len(waiting) == MAX_WAITING_PER_PEER
     assert holders(announcement, {"b", ALICE.peer_id, "a"}, list.sort) == [ALICE.peer_id, "a", "b"]
     assert holders(announcement, {"b"}) == ["b"]
 
@@ -328,27 +328,27 @@ def announced(identity: Identity, number: int) -> Announcement:
 
 
 def test_junk_announcements_hold_up_no_honest_download() -> None:
-    waiting = Waiting()
+    waiting = DownloadQueue()
     junk = [waiting.add(announced(Identity.generate(), k), 1.0, "strangers") for k in range(200)]
-    assert sum(junk) == MAX_PER_PAYER
+    assert sum(junk) == MAX_PER_ACCOUNT
     for k in range(4):
         assert waiting.add(announced(ALICE, 1_000 + k), 1.0, ALICE.peer_id)
     taken = []
     for _ in range(8):
         found = waiting.take()
         assert found is not None
-        taken.append(found[1].payer)
+        taken.append(found[1].account)
         waiting.put_back(*found)
     assert taken == ["strangers", ALICE.peer_id] * 4, "they take turns"
 
 
 def test_full_of_some_there_is_a_place_for_another() -> None:
-    waiting = Waiting()
-    for payer in range(MAX_WAITING // MAX_PER_PAYER):
-        for k in range(MAX_PER_PAYER):
-            assert waiting.add(announced(Identity.generate(), 100 * payer + k), 1.0, f"payer {payer}")
+    waiting = DownloadQueue()
+    for account in range(MAX_WAITING // MAX_PER_ACCOUNT):
+        for k in range(MAX_PER_ACCOUNT):
+            assert waiting.add(announced(Identity.generate(), 100 * account + k), 1.0, f"account {account}")
     for k in range(3):
         assert waiting.add(announced(ALICE, 10_000 + k), 1.0, ALICE.peer_id)
     assert len(waiting) == MAX_WAITING
-    found = {waiting.take()[1].payer for _ in range(5)}  # type: ignore[index]
+    found = {waiting.take()[1].account for _ in range(5)}  # type: ignore[index]
     assert ALICE.peer_id in found

@@ -18,10 +18,10 @@ from swarm.net.hivemind.directory import Directory
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.large import LARGE_PROTOCOL
+from swarm.net.records.record_store import Held, record_id
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.records.shelf import Held, record_id
-from swarm.net.services.doors import MAX_STREAMS_PER_PEER
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
 from swarm.net.trust.exchange import Exchange
 
 from .records import drained, signed, until
@@ -40,13 +40,13 @@ LOST_FRACTION = 0.05
 
 def lose_gossip(node: HivemindTransport) -> None:
     """Drop a part of the gossip that reaches a node, as a bad link does."""
-    receive = node._member.records.receive
+    receive = node._member.records.receive_gossip
     chance = random.Random(node.peer_id)
 
     def lossy(sender: str, record: bytes) -> bool:
         return chance.random() < LOST_FRACTION or receive(sender, record)
 
-    node._member.records.receive = lossy  # type: ignore[method-assign]
+    node._member.records.receive_gossip = lossy  # type: ignore[method-assign]
 
 
 def meet(nodes: Sequence[HivemindTransport]) -> None:
@@ -235,7 +235,7 @@ def test_a_member_that_lies_costs_its_budget_and_is_asked_less(start: Start) -> 
     gift = record_id(junk) + len(junk).to_bytes(4, "big") + junk
     liar.serve(GIVE_PROTOCOL, lambda remote, request: gift)
     until(lambda: first.counters().get("refused_repairs"), "what is not signed is refused")
-    assert first.drain() == [] and first._member.records.shelf.get(record_id(junk)) is None
+    assert first.drain() == [] and first._member.records.store.get(record_id(junk)) is None
     true = signed(liar, b"true for once")
     liar.publish(true)
     until(lambda: true in drained(first), "its gossip is still heard")

@@ -18,7 +18,7 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, seal_snapshot
 from swarm.net.snapshots.chunks import describe
-from swarm.net.snapshots.messages import ASK_PROTOCOL, Ask, News
+from swarm.net.snapshots.messages import ASK_PROTOCOL, StatusReply, StatusRequest
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.sources import MAX_POOR_TURNS, Downloads, Pace, Source, Sources
 from swarm.net.snapshots.store import SnapshotStore
@@ -46,8 +46,8 @@ class Peers:
 
     def hold(self, peer: str, num_held: int, num_free: int = 1) -> None:
         def answer(remote: str, request: bytes) -> bytes:
-            assert msgspec.msgpack.decode(request, type=Ask).version == VERSION
-            return msgspec.msgpack.encode(News(b"", num_held, 0, num_free))
+            assert msgspec.msgpack.decode(request, type=StatusRequest).version == VERSION
+            return msgspec.msgpack.encode(StatusReply(b"", num_held, 0, num_free))
 
         self._enter(peer).serve(ASK_PROTOCOL, answer)
 
@@ -106,11 +106,11 @@ def test_the_nearest_planned_source_with_a_free_place_comes_after_one_that_is_go
     peers.hold("behind", NUM_HELD)
     sources = peers.sources("gone", "full", "near", "far")
     assert sources.planned == "gone" and sources.after("gone") == "near"
-    sources.lied("near")
+    sources.sent_corrupt("near")
     assert sources.after("gone") == "far"
-    sources.lied("far")
+    sources.sent_corrupt("far")
     assert sources.after("gone") == "full"
-    sources.lied("full")
+    sources.sent_corrupt("full")
     assert sources.after("gone") is None, "the other holds nothing that is missing here"
 
 
@@ -124,11 +124,11 @@ def test_a_source_that_still_answers_is_kept_until_it_is_to_blame(peers: Peers) 
     peers.hold("other", 40)
     sources = peers.sources("source", "other")
     for _ in range(MAX_POOR_TURNS):
-        sources.gave("source", 0, too_little=True)
+        sources.ended("source", 0, too_little=True)
         assert sources.after("source") == "source", "it holds no more itself"
-    sources.gave("source", 0, too_little=True)
+    sources.ended("source", 0, too_little=True)
     assert sources.after("source") == "other", "it has said so too often"
-    sources.gave("source", 3, too_little=False)
+    sources.ended("source", 3, too_little=False)
     assert sources.after("source") == "source", "it gives again"
 
 
@@ -136,7 +136,7 @@ def test_a_source_that_has_more_and_gives_too_little_is_left_at_once(peers: Peer
     peers.hold("source", NUM_HELD + 4)
     peers.hold("other", NUM_HELD + 1)
     sources = peers.sources("source")
-    sources.gave("source", 1, too_little=True)
+    sources.ended("source", 1, too_little=True)
     assert sources.after("source") == "other"
 
 
@@ -160,10 +160,10 @@ def test_nothing_is_better_than_a_source_that_waits_itself(peers: Peers) -> None
 def test_the_planned_source_has_failed_when_nearly_everything_came_from_others(peers: Peers) -> None:
     sources = peers.sources("planned", "other")
     assert sources.failed == ()
-    sources.gave("planned", 1, too_little=True)
-    sources.gave("other", 7, too_little=False)
+    sources.ended("planned", 1, too_little=True)
+    sources.ended("other", 7, too_little=False)
     assert sources.failed == (), "an eighth came from it"
-    sources.gave("other", 1, too_little=False)
+    sources.ended("other", 1, too_little=False)
     assert sources.failed == ("planned",)
-    sources.lied("planned")
+    sources.sent_corrupt("planned")
     assert sources.planned is None

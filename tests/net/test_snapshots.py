@@ -23,7 +23,7 @@ from swarm.net.snapshots import thread as thread_module
 from swarm.net.snapshots.chunks import chunk_bytes_for, cut, describe
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, SnapshotAnnouncement, Want
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, ChunksRequest, SnapshotAnnouncement
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import Part, SnapshotStore
@@ -123,7 +123,7 @@ def test_every_worker_gets_each_snapshot_once_and_whole(swarm: Swarm) -> None:
             progress = worker.progress()
             assert progress is not None and (progress.version, progress.fraction) == (version, 1.0)
         content = step(content)
-    with pytest.raises(SnapshotError, match="rise"):
+    with pytest.raises(SnapshotError, match="must be above"):
         learner.publish(4, content)
     # Most of it did not come from the learner: it feeds two at a time.
     given = [node.counters().get("chunks_given", 0) for node in swarm.nodes]
@@ -172,7 +172,7 @@ def test_a_learner_that_restarts_goes_on_above_what_it_published(swarm: Swarm) -
     swarm.kill(learner)
     learner = swarm.learner()
     assert learner.announced() == 5
-    with pytest.raises(SnapshotError, match="rise"):
+    with pytest.raises(SnapshotError, match="must be above"):
         learner.publish(5, snapshot(1))
     learner.publish(6, step(snapshot(0)))
     arrives(worker, 6, step(snapshot(0)))
@@ -363,7 +363,7 @@ def test_a_snapshot_on_its_way_is_given_up_when_two_behind(swarm: Swarm) -> None
 def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> None:
     worker = swarm.worker("worker")
     gone, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(1), None, CHUNK)
-    worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
+    worker._on_news(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
     until(lambda: worker._fetching, "it looks for the first")
     learner = swarm.learner()
     learner.publish(2, snapshot(2))
@@ -428,19 +428,19 @@ def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
-    want = msgspec.msgpack.encode(Want(1, "whole", 0))
+    want = msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
     places = learner._serving.uploads.num_free
-    streams = [learner._serving.uploads.give(f"peer-{i}", want) for i in range(places + 1)]
+    streams = [learner._serving.uploads.send_chunks(f"peer-{i}", want) for i in range(places + 1)]
     assert [next(stream) for stream in streams] == [snapshot(0)[:CHUNK]] * (places + 1)
-    with pytest.raises(LookupError, match="busy"):
-        next(learner._serving.uploads.give("one too many", want))
+    with pytest.raises(LookupError, match="all upload slots are taken"):
+        next(learner._serving.uploads.send_chunks("one too many", want))
     # The same peer again takes its own place, and who hangs up gives it back.
-    assert next(learner._serving.uploads.give("peer-0", want))
+    assert next(learner._serving.uploads.send_chunks("peer-0", want))
     streams.pop().close()
-    assert next(learner._serving.uploads.give("another", want))
-    for bad in (Want(1, "whole", 1_000), Want(1, "whole", -1), Want(1, "change", 0)):
+    assert next(learner._serving.uploads.send_chunks("another", want))
+    for bad in (ChunksRequest(1, "whole", 1_000), ChunksRequest(1, "whole", -1), ChunksRequest(1, "change", 0)):
         with pytest.raises((LookupError, msgspec.ValidationError)):
-            next(learner._serving.uploads.give("peer-0", msgspec.msgpack.encode(bad)))
+            next(learner._serving.uploads.send_chunks("peer-0", msgspec.msgpack.encode(bad)))
 
 
 def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
@@ -450,13 +450,17 @@ def test_who_waits_for_what_is_not_here_takes_no_place(swarm: Swarm) -> None:
     worker = swarm.worker("worker")
     arrives(worker, 1, snapshot(0))
     for node, version in ((learner, 2), (learner, 2**62), (worker, 2**62)):
-        with pytest.raises(LookupError, match="nothing is known"):
-            next(node._serving.uploads.give("stranger", msgspec.msgpack.encode(Want(version, "whole", 0))))
-    uploads, want = worker._serving.uploads, msgspec.msgpack.encode(Want(2, "whole", 0))
-    waiting = [uploads.give(f"stranger-{i}", want) for i in range(20)]
+        with pytest.raises(LookupError, match="is unknown here"):
+            next(
+                node._serving.uploads.send_chunks(
+                    "stranger", msgspec.msgpack.encode(ChunksRequest(version, "whole", 0))
+                )
+            )
+    uploads, want = worker._serving.uploads, msgspec.msgpack.encode(ChunksRequest(2, "whole", 0))
+    waiting = [uploads.send_chunks(f"stranger-{i}", want) for i in range(20)]
     assert [next(stream) for stream in waiting] == [None] * 20 and uploads.fed() == ()
     uploads._clock = lambda: time.monotonic() + 60
-    with pytest.raises(LookupError, match="nothing is known"):
+    with pytest.raises(LookupError, match="is unknown here"):
         next(waiting[0])
 
 
@@ -464,37 +468,37 @@ def test_whom_the_plan_does_not_name_makes_room_and_so_does_who_takes_nothing(sw
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
-    uploads, want = learner._serving.uploads, msgspec.msgpack.encode(Want(1, "whole", 0))
+    uploads, want = learner._serving.uploads, msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
     now = 0.0
     uploads._clock = lambda: now
     uploads.follow(Place((), 1, None, feeds=("child",)), {"child", "worker", "other"})
-    strangers = [uploads.give(f"stranger-{i}", want) for i in range(2)]
-    child, worker, other = (uploads.give(name, want) for name in ("child", "worker", "other"))
+    strangers = [uploads.send_chunks(f"stranger-{i}", want) for i in range(2)]
+    child, worker, other = (uploads.send_chunks(name, want) for name in ("child", "worker", "other"))
     assert all(map(next, (*strangers, worker, child))) and set(uploads.fed()) == {"worker", "child"}
     assert [list(stream) for stream in strangers] == [[], []], "they are hung up on"
-    with pytest.raises(LookupError, match="busy"):
+    with pytest.raises(LookupError, match="all upload slots are taken"):
         next(other)
     # The worker takes nothing any more; the child goes on.
     now = 60.0
-    assert next(child) and next(uploads.give("other", want)) and set(uploads.fed()) == {"child"} | {"other"}
+    assert next(child) and next(uploads.send_chunks("other", want)) and set(uploads.fed()) == {"child"} | {"other"}
 
 
 def test_nobody_gets_the_same_part_for_ever(swarm: Swarm) -> None:
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
-    want = msgspec.msgpack.encode(Want(1, "whole", 0))
+    want = msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
     until(lambda: (stored := learner._serving.store.get(1)) and stored.complete, "it is written")
     for _ in range(MAX_REPEATS):
-        assert sum(map(len, filter(None, learner._serving.uploads.give("stranger", want)))) == len(snapshot(0))
-    with pytest.raises(LookupError, match="given to you before"):
-        list(learner._serving.uploads.give("stranger", want))
+        assert sum(map(len, filter(None, learner._serving.uploads.send_chunks("stranger", want)))) == len(snapshot(0))
+    with pytest.raises(LookupError, match="times already"):
+        list(learner._serving.uploads.send_chunks("stranger", want))
 
 
 def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
     worker = swarm.worker("worker", max_bytes=CHUNK)
     manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
     with pytest.raises(Refusal, match="oversized"):
-        worker._learn(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
+        worker._on_news(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
     assert worker.announced() is None and worker.counters()["refused_manifests"] == 1
 
 

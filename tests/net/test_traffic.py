@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
-from swarm.net.records.shelf import record_id
+from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import Announcement, make_run_id, seal, seal_announcement
 from swarm.types import RefusedRecord
 
@@ -35,38 +36,49 @@ def test_gossip_carries_what_its_author_signed_and_nothing_else(member: Member) 
     """Its author is proven by gossip's own signature: another's record is a forgery or a replay, whoever signed it."""
     record = _record(ALICE)
     announced = Announcement(RUN_ID, ALICE.peer_id, record_id(record), len(record), (record_id(record),))
-    member.records.receive(MALLORY.peer_id, record)
-    member.records.receive(MALLORY.peer_id, seal_announcement(ALICE, announced))
+    member.records.receive_gossip(MALLORY.peer_id, record)
+    member.records.receive_gossip(MALLORY.peer_id, seal_announcement(ALICE, announced))
     assert member.records.inbox.drain() == [] and len(member.records.large) == 0
     assert member.counters.snapshot()["drop_not_its_own"] == 2
-    member.records.receive(ALICE.peer_id, record)
+    member.records.receive_gossip(ALICE.peer_id, record)
     assert drained(member.records.inbox) == [record], "the replay has not made it known"
-    member.records.mend(MALLORY.peer_id, _record(ALICE, 1), 3.0)
+    member.records.receive_repaired(MALLORY.peer_id, _record(ALICE, 1), 3.0)
     assert drained(member.records.inbox) == [_record(ALICE, 1)], "whoever is asked may hand on the records of others"
 
 
+def test_an_announcement_that_is_refused_is_charged_to_its_author(member: Member) -> None:
+    too_large = Announcement(RUN_ID, MALLORY.peer_id, bytes(16), 10_001, (bytes(16),))
+    for announced in (too_large, replace(too_large, num_bytes=100, chunk_ids=()), replace(too_large, peer_id="alice")):
+        member.records.receive_gossip(MALLORY.peer_id, seal_announcement(MALLORY, announced))
+    refused = member.records.inbox.drain()
+    assert [(each.reason, each.peer_id) for each in refused if isinstance(each, RefusedRecord)] == [
+        (reason, MALLORY.peer_id) for reason in ("oversized", "limits", "wrong_peer")
+    ]
+    assert len(member.records.large) == len(member.records.store) == 0
+
+
 def test_one_that_floods_the_inbox_pushes_nobody_out(member: Member) -> None:
-    member.peers.see(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
+    member.peers.update(frozenset({ALICE.peer_id, MALLORY.peer_id}), frozenset())
     honest = _record(ALICE)
-    member.records.receive(ALICE.peer_id, honest)
+    member.records.receive_gossip(ALICE.peer_id, honest)
     for number in range(50):
-        member.records.receive(MALLORY.peer_id, _record(MALLORY, number))
+        member.records.receive_gossip(MALLORY.peer_id, _record(MALLORY, number))
     with suppress(PeerUnreachable):
         for number in range(50):
             # By way of repair, and in honest names.
-            member.records.mend(MALLORY.peer_id, _record(ALICE, 1 + number), 3.0)
+            member.records.receive_repaired(MALLORY.peer_id, _record(ALICE, 1 + number), 3.0)
     waiting = drained(member.records.inbox)
     assert len(waiting) == 20 and waiting[0] == honest
 
 
 def test_what_is_not_signed_is_refused_but_by_gossip_and_not_held(member: Member) -> None:
     forged = _record(ALICE)[:-1] + b"?"
-    member.records.receive(ALICE.peer_id, forged)
+    member.records.receive_gossip(ALICE.peer_id, forged)
     (refused,) = member.records.inbox.drain()
     assert isinstance(refused, RefusedRecord) and refused.reason == "bad_signature", "for the exchange to count"
     for junk in (b"junk", forged[:-1] + b"!"):
-        with pytest.raises(PeerUnreachable, match="must be refused"):
-            member.records.mend(MALLORY.peer_id, junk, 3.0)
-        assert member.records.shelf.knows(record_id(junk)), "not asked for again"
-    assert member.records.inbox.drain() == [] and len(member.records.shelf) == 0
+        with pytest.raises(PeerUnreachable, match="no honest peer holds"):
+            member.records.receive_repaired(MALLORY.peer_id, junk, 3.0)
+        assert member.records.store.has_seen(record_id(junk)), "not asked for again"
+    assert member.records.inbox.drain() == [] and len(member.records.store) == 0
     assert member.counters.snapshot()["refused_repairs"] == 2

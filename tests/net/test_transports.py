@@ -20,7 +20,7 @@ from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.traffic import OUTBOX_RECORDS
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.shelf import record_id
+from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import Limits, seal
 from swarm.types import Arrival, RefusedRecord
 
@@ -93,7 +93,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]
     yield network
     for node in network.nodes:
         node.close()
-    direct_hub.loop.call_soon_threadsafe(direct_hub.loop.stop)
+    direct_hub.close()
 
 
 @pytest.fixture
@@ -313,8 +313,8 @@ def test_what_is_not_signed_is_not_held_for_others(pair: tuple[AnyTransport, Any
     until(lambda: arrived.extend(second.drain()) or len(arrived) == 4, "all arrive")
     refused = {arrival.reason for arrival in arrived if isinstance(arrival, RefusedRecord)}
     assert refused == {"malformed", "bad_signature", "wrong_run"}, "for the exchange to count"
-    shelf = second._shelf if isinstance(second, MemoryTransport) else second._member.records.shelf
-    held = [record for record in (b"junk", forged, foreign, genuine) if shelf.get(record_id(record))]
+    store = second._store if isinstance(second, MemoryTransport) else second._member.records.store
+    held = [record for record in (b"junk", forged, foreign, genuine) if store.get(record_id(record))]
     assert held == [genuine]
 
 

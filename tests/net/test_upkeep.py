@@ -12,14 +12,14 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net import bandwidth as bandwidth_module
-from swarm.net.hivemind.waits import AsyncioWaits
+from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import upkeep as upkeep_module
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, LargeRequest, announce
-from swarm.net.records.shelf import record_id
+from swarm.net.records.record_store import record_id
 
 from .records import fast_settings, make_identity, sealed_manifest
 
@@ -32,7 +32,7 @@ class Swarm:
         monkeypatch.setattr(upkeep_module, "DOWNLOAD_PAUSE_S", 0.01)
         node = make_identity(folder, "node")
         self.member = Member(fast_settings(), node, Profile(), sealed_manifest(node))
-        self.upkeep = Upkeep(self.member, self.ask, AsyncioWaits())
+        self.upkeep = Upkeep(self.member, self.ask, AsyncioRuntime())
         self.records: dict[bytes, bytes] = {}
         self.slow: set[str] = set()
         self.asked: list[str] = []
@@ -63,7 +63,9 @@ class Swarm:
         records = [os.urandom(1_200_000) for _ in range(count)]
         for record in records:
             self.records[record_id(record)] = record
-            self.member.records.receive(announcer.peer_id, announce(announcer, self.member.run.manifest.run_id, record))
+            self.member.records.receive_gossip(
+                announcer.peer_id, announce(announcer, self.member.run.manifest.run_id, record)
+            )
         return records
 
     def arrive(self, records: list[bytes]) -> None:
@@ -84,7 +86,7 @@ class Swarm:
             return arrived
 
         assert asyncio.run(run()) == len(records)
-        assert all(self.member.records.shelf.knows(record_id(record)) for record in records)
+        assert all(self.member.records.store.has_seen(record_id(record)) for record in records)
 
 
 @pytest.fixture

@@ -36,10 +36,12 @@ def record_of(identity: Identity, sequence: int = 0) -> bytes:
 def test_when_most_of_those_heard_speak_another_version_the_status_says_so(version: int, advice: str) -> None:
     member = Member(NetworkSettings(), Identity.generate(), Profile(), sealed_manifest(FOUNDER))
     first, second, third = OTHERS
-    member.records.receive(first.peer_id, record_of(first))
-    member.records.receive(second.peer_id, of_version(record_of(second), version))
+    member.records.receive_gossip(first.peer_id, record_of(first))
+    member.records.receive_gossip(second.peer_id, of_version(record_of(second), version))
     assert member.status().split == "", "one of two is not most"
-    assert member.records.receive(third.peer_id, of_version(record_of(third), version)), "others may be able to read it"
+    assert member.records.receive_gossip(third.peer_id, of_version(record_of(third), version)), (
+        "others may be able to read it"
+    )
     assert member.status().split == (
         f"2 of 3 peers heard lately cannot be understood: it speaks version {version} of the protocol, "
         f"this node version {SCHEMA_VERSION}: update swarm {advice}"
@@ -47,16 +49,18 @@ def test_when_most_of_those_heard_speak_another_version_the_status_says_so(versi
     )
     arrived = [getattr(arrival, "reason", None) for arrival in member.records.inbox.drain()]
     assert arrived == [None, "schema_version", "schema_version"], "and they are counted"
-    member.records.receive(third.peer_id, record_of(third, 1))
+    member.records.receive_gossip(third.peer_id, record_of(third, 1))
     assert member.status().split == "", "it has been updated"
 
 
 def test_what_is_of_another_version_or_kind_is_not_held_against_who_hands_it_on() -> None:
     member = Member(NetworkSettings(), Identity.generate(), Profile(), sealed_manifest(FOUNDER))
     author, helper = OTHERS[0], OTHERS[1].peer_id
-    member.records.mend(helper, of_version(record_of(author), SCHEMA_VERSION + 1), 3.0)
-    member.records.mend(helper, seal(author, RUN_ID, "conversation", make_group(RUN_ID, author.peer_id)), 3.0)  # type: ignore[arg-type]
-    assert member.complaints.take() == [] and len(member.records.shelf) == 0
+    member.records.receive_repaired(helper, of_version(record_of(author), SCHEMA_VERSION + 1), 3.0)
+    member.records.receive_repaired(
+        helper, seal(author, RUN_ID, "conversation", make_group(RUN_ID, author.peer_id)), 3.0
+    )  # type: ignore[arg-type]
+    assert member.complaints.take() == [] and len(member.records.store) == 0
     assert member.counters.snapshot()["refused_repairs"] == 2
 
 

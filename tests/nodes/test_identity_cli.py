@@ -77,7 +77,7 @@ def test_an_encrypted_backup_needs_its_passphrase(home: Path, tmp_path: Path) ->
     swarm("identity", "export", backup, "--from", home, "--passphrase-file", right)
     key = (home / "identity.key").read_bytes()
     assert base64.b64encode(key).decode()[8:40] not in backup.read_text().replace("\n", "")
-    for given_file, message in (((), "is encrypted"), (("--passphrase-file", wrong), "not that of the backup")):
+    for given_file, message in (((), "is encrypted"), (("--passphrase-file", wrong), "does not decrypt the backup")):
         with pytest.raises(BackupError, match=message):
             swarm("identity", "import", backup, "--to", tmp_path / "other", *given_file)
     assert not (tmp_path / "other").exists()

@@ -182,9 +182,9 @@ def test_a_worker_whose_groups_nobody_takes_samples_no_more_says_so_once_and_goe
 
         learner.begin()
         until(lambda: any("outbox is full" in text for text in notes()), "it says so", PATIENCE_S)
-        sampled, paused_s = worker._follower.num_completions, worker._paused_s
+        sampled, paused_s = worker._follower.groups.num_completions, worker._paused_s
         until(lambda: worker._paused_s > paused_s + 1, "a while", PATIENCE_S)
-        assert worker._follower.num_completions == sampled and network.num_published == 2
+        assert worker._follower.groups.num_completions == sampled and network.num_published == 2
         network.taken = True
         until(lambda: network.num_published > 8, "it goes on", PATIENCE_S)
         until(lambda: any("room for groups again" in text for text in notes()), "and says so", PATIENCE_S)

@@ -127,14 +127,14 @@ def test_what_cannot_be_shown_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no .*peers.json"):
         show_peers(str(tmp_path), False, False, False, console)
     (tmp_path / "peers.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"peers\.json: a roster must be"):
+    with pytest.raises(ConfigError, match=r"peers\.json: not a valid roster"):
         show_peers(str(tmp_path), False, False, False, console)
     with pytest.raises(ConfigError, match="--watch needs a terminal"):
         show_peers(str(tmp_path), False, True, True, console)
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{make_identity(tmp_path, 'nobody').peer_id}"
     with pytest.raises(PeerUnreachable, match="connection refused"):
         show_peers(nobody, True, False, False, console)
-    with pytest.raises(ConfigError, match="names no peer"):
+    with pytest.raises(ConfigError, match="no valid peer id"):
         show_peers("/ip4/127.0.0.1/tcp/1/p2p/nonsense", True, False, False, console)
 
 

@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from nodes.roles.home import claim_home
-from nodes.roles.run import best_address, found_run, left_out, manifest_values, remember, remembered
+from nodes.roles.run import MANIFEST_FILE, best_address, found_run, left_out, manifest_values, remember, remembered
 from swarm.config import load_config
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
-from swarm.types import TaskSpec
+from swarm.types import SCHEMA_VERSION, TaskSpec
+from tests.net.records import of_version
 
 
 def _config(out: Path, *pairs: tuple[str, str]):
@@ -37,12 +38,19 @@ def test_a_run_of_local_files_only_cannot_be_joined_without_tasks_of_ones_own(tm
         manifest_values(open_manifest(found_run(founder, Identity.generate())))
 
 
-def test_a_damaged_memory_of_the_run_is_no_memory(tmp_path: Path) -> None:
+def test_a_stored_manifest_that_cannot_be_used_is_ignored_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert remembered(tmp_path) is None
     sealed = found_run(_config(tmp_path), Identity.generate())
     remember(tmp_path, sealed)
-    assert remembered(tmp_path) == sealed
-    remember(tmp_path, sealed[:-3])
-    assert remembered(tmp_path) is None
+    assert remembered(tmp_path) == sealed and caplog.messages == []
+    for unusable, reason in ((sealed[:-3], "malformed"), (of_version(sealed, SCHEMA_VERSION - 1), "schema_version")):
+        caplog.clear()
+        remember(tmp_path, unusable)
+        assert remembered(tmp_path) is None
+        (line,) = caplog.messages
+        assert str(tmp_path / MANIFEST_FILE) in line and f"is ignored: {reason}" in line
 
 
 def test_several_peers_of_one_command_get_directories_of_their_own_and_find_them_again(tmp_path: Path) -> None:

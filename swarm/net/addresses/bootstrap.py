@@ -107,7 +107,7 @@ class _File:
         except FileNotFoundError:
             pass
         except OSError as error:
-            logger.debug("the addresses in %s cannot be read: %s", self._path, error)
+            logger.debug("cannot read the bootstrap addresses in %s, keeping the last ones: %s", self._path, error)
         return self._multiaddrs
 
 
@@ -155,7 +155,7 @@ def read_addresses(path: Path) -> tuple[str, ...]:
         try:
             split_multiaddr(address)
         except ConfigError as error:
-            logger.warning("%s: %s", path, error)
+            logger.warning("skipped a line of %s: %s", path, error)
             continue
         found.append(address)
     return tuple(found[:MAX_ADDRESSES])
@@ -171,7 +171,7 @@ def write_addresses(path: Path, multiaddrs: Iterable[str], comment: str) -> None
 
 def _variable(name: str, variables: Mapping[str, str]) -> list[str]:
     if name not in variables:
-        raise ConfigError(f"the environment variable {name} of the bootstrap env:{name} must be set")
+        raise ConfigError(f"the bootstrap env:{name} needs the environment variable {name}, which is not set")
     return [address for address in re.split(r"[,\s]+", variables[name]) if address]
 
 

@@ -26,7 +26,7 @@ def split_multiaddr(multiaddr: str) -> tuple[str, str]:
     try:
         public_key_of(peer_id)
     except IdentityError as error:
-        raise ConfigError(f"{multiaddr!r} names no peer: {error}") from error
+        raise ConfigError(f"{multiaddr!r} contains no valid peer id: {error}") from error
     return address, peer_id
 
 

@@ -55,7 +55,7 @@ def look_up(entry: str) -> tuple[str, ...]:
     wanted = [address for address in found if peer_id is None or address.endswith(f"/p2p/{peer_id}")]
     if not wanted:
         raise PeerUnreachable(
-            "; ".join(problems) or "its TXT records name no peer" + (" of that id" if peer_id else "")
+            "; ".join(problems) or "its TXT records contain no multiaddr" + (" of this peer" if peer_id else "")
         )
     return tuple(dict.fromkeys(wanted))
 
@@ -68,7 +68,7 @@ def _named(name: str) -> Iterator[str]:
         try:
             check_name(address) if address.startswith(DNSADDR) else split_multiaddr(address)
         except ConfigError as error:
-            logger.debug("%s: %s", name, error)
+            logger.debug("ignored a TXT record of %s: %s", name, error)
             continue
         yield address
 
@@ -86,7 +86,7 @@ def _texts(name: str) -> list[str]:
     except dns.resolver.NoAnswer as error:
         raise PeerUnreachable(f"{name} has no TXT records") from error
     except dns.exception.Timeout as error:
-        raise PeerUnreachable(f"no DNS server told of {name} within {TIMEOUT_S:g} s") from error
+        raise PeerUnreachable(f"no DNS server answered for {name} within {TIMEOUT_S:g} s") from error
     except (dns.exception.DNSException, OSError) as error:
         raise PeerUnreachable(f"{name} cannot be looked up: {' '.join(str(error).split())}") from error
     return [b"".join(record.strings).decode(errors="replace") for record in answer]

@@ -15,14 +15,14 @@ from swarm.net.addresses.dial import Backoff, by_peer
 from swarm.net.config import NetworkSettings
 
 CIRCUIT = "/p2p-circuit"
-MAX_PLACES = 3
+MAX_RESERVATIONS = 3
 RENEW_EVERY_S = 60.0
 """A relay drops a reservation when the connection breaks, and after an hour."""
 REFUSED_PAUSE_S = 15.0
-DETOUR_S = 10.0
+MIN_RELAYED_S = 10.0
 """Minimum age of a relayed connection before it is replaced: by then it is in use and public addresses are known."""
-RETRY_DETOUR_S = 60.0
-MAX_RETRY_DETOUR_S = 3_600.0
+RETRY_UPGRADE_S = 60.0
+MAX_RETRY_UPGRADE_S = 3_600.0
 """Some routers cannot be traversed, so the pause between attempts doubles."""
 
 
@@ -53,15 +53,15 @@ def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ..
         if settings.announce:
             return {}
         # A local bootstrap does not indicate a NAT, and nobody outside could use a circuit through it.
-        return {peer_id: each for peer_id, each in named.items() if any(map(_may_be_outside, each))}
+        return {peer_id: each for peer_id, each in named.items() if any(map(_may_be_public, each))}
     return named
 
 
-class Places:
+class Reservations:
     """This node's reservations at relays. Pure: the session sends the requests."""
 
     def __init__(self, relays: dict[str, tuple[str, ...]]) -> None:
-        """Hold up to `MAX_PLACES` reservations at `relays`, given with their addresses."""
+        """Hold up to `MAX_RESERVATIONS` reservations at `relays`, given with their addresses."""
         self.relays = relays
         self._held: dict[str, float] = {}
         self._refused = Backoff(REFUSED_PAUSE_S)
@@ -75,7 +75,7 @@ class Places:
             for peer_id in self.relays
             if peer_id in connected and peer_id not in self._held and self._refused.wait_s(peer_id, now) <= 0
         ]
-        return old + new[: MAX_PLACES - len(self._held)]
+        return old + new[: MAX_RESERVATIONS - len(self._held)]
 
     def granted(self, relay: str, now: float) -> None:
         """Record that a relay granted a reservation."""
@@ -93,7 +93,7 @@ class Places:
         return tuple(f"{_best(self.relays[peer_id])}/p2p/{peer_id}{CIRCUIT}" for peer_id in held)
 
 
-class Detours:
+class DirectUpgrades:
     """Relayed connections to replace by direct ones. If both ends know a public UDP address, they can dial each other
     at the same time, which opens both routers. Pure: the session disconnects, and both ends dial.
     """
@@ -101,7 +101,7 @@ class Detours:
     def __init__(self) -> None:
         """No relayed connections yet."""
         self._since: dict[str, float] = {}
-        self._tried = Backoff(RETRY_DETOUR_S, MAX_RETRY_DETOUR_S)
+        self._tried = Backoff(RETRY_UPGRADE_S, MAX_RETRY_UPGRADE_S)
 
     def due(
         self,
@@ -113,18 +113,18 @@ class Detours:
         """Peers to disconnect now, given the remote ends of all connections and the peers' known addresses."""
         relayed = [peer_id for peer_id, ends in observed.items() if ends and all(map(relay_of, ends))]
         self._since = {peer_id: self._since.get(peer_id, now) for peer_id in relayed}
-        if not any(map(_is_outer_udp, own)):
+        if not any(map(_is_public_udp, own)):
             return []
         found = []
         for peer_id, since in self._since.items():
-            waited = now - since >= DETOUR_S and self._tried.wait_s(peer_id, now) <= 0
-            if waited and any(map(_is_outer_udp, addresses_of(peer_id))):
+            waited = now - since >= MIN_RELAYED_S and self._tried.wait_s(peer_id, now) <= 0
+            if waited and any(map(_is_public_udp, addresses_of(peer_id))):
                 self._tried.failed(peer_id, now)
                 found.append(peer_id)
         return found
 
 
-def _is_outer_udp(address: str) -> bool:
+def _is_public_udp(address: str) -> bool:
     return is_public(address) and "/quic-v1" in address
 
 
@@ -144,7 +144,7 @@ def is_public(address: str) -> bool:
         return False
 
 
-def is_here(address: str) -> bool:
+def is_own_ip(address: str) -> bool:
     """Whether the IP of a direct `address` is this machine's; own addresses include the router's if peers saw it."""
     version, host = address.split("/")[1:3]
     with socket.socket(socket.AF_INET6 if version == "ip6" else socket.AF_INET, socket.SOCK_DGRAM) as trial:
@@ -155,13 +155,13 @@ def is_here(address: str) -> bool:
     return True
 
 
-def to_tell(multiaddrs: Iterable[str]) -> tuple[str, ...]:
+def most_reachable_first(multiaddrs: Iterable[str]) -> tuple[str, ...]:
     """Sorted by usefulness to others: public, relayed, perhaps forwarded by the router, local."""
 
     def rank(address: str) -> int:
         if relay_of(address):
             return 1
-        return (0 if is_here(address) else 2) if is_public(address) else 3
+        return (0 if is_own_ip(address) else 2) if is_public(address) else 3
 
     return tuple(sorted(multiaddrs, key=rank))
 
@@ -174,7 +174,7 @@ def reachability(
 ) -> str | None:
     """A description of this node's reachability for strangers; None if unknown."""
     public = [address for address in addresses if is_public(address)]
-    if settings.serve_relay or settings.announce or any(map(is_here, public)):
+    if settings.serve_relay or settings.announce or any(map(is_own_ip, public)):
         return "public"
     if relays := sorted({relay for address in addresses if (relay := relay_of(address))}):
         return f"behind NAT, reachable through relay {' and '.join(relays)}"
@@ -185,9 +185,9 @@ def reachability(
     return "behind NAT, not reachable" if outside & connected else None
 
 
-def _may_be_outside(address: str) -> bool:
+def _may_be_public(address: str) -> bool:
     return is_public(address) or address.startswith("/dns")
 
 
 def _best(addresses: Sequence[str]) -> str:
-    return next(filter(_may_be_outside, addresses), addresses[0])
+    return next(filter(_may_be_public, addresses), addresses[0])

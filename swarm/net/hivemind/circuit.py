@@ -24,12 +24,12 @@ def read_limits(reply: bytes) -> CircuitLimits:
     """The limits in a relay's answer to RESERVE. Raises `ValueError` for a refusal or an invalid answer."""
     message = _fields(reply)
     if message.get(STATUS_FIELD) != OK:
-        raise ValueError(f"the relay refused, with status {message.get(STATUS_FIELD)!r}")
+        raise ValueError(f"the relay refused the reservation with status {message.get(STATUS_FIELD)!r}")
     limit = message.get(LIMIT_FIELD, b"")
     fields = _fields(limit) if isinstance(limit, bytes) else {}
     seconds, num_bytes = fields.get(DURATION_FIELD, 0), fields.get(DATA_FIELD, 0)
     if not isinstance(seconds, int) or not isinstance(num_bytes, int):
-        raise ValueError("the relay's limits must be numbers")
+        raise ValueError("the relay's limits must be integers")
     return CircuitLimits(seconds, num_bytes)
 
 
@@ -46,7 +46,7 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
             fields[tag >> 3] = message[at : at + value]
             at += value
         else:
-            raise ValueError(f"not a message of a relay: {message[:16].hex()}")
+            raise ValueError(f"the relay's answer cannot be decoded: {message[:16].hex()}")
     return fields
 
 
@@ -54,9 +54,9 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(message):
-            raise ValueError("the relay's message ends too early")
+            raise ValueError("the relay's answer is truncated")
         value |= (message[at] & 0x7F) << shift
         at += 1
         if message[at - 1] < 0x80:
             return value, at
-    raise ValueError("a number in the relay's message is too long")
+    raise ValueError("the relay's answer contains an integer of more than 64 bits")

@@ -51,7 +51,7 @@ from swarm.net.records.framing import (
     read_answer,
     read_request,
 )
-from swarm.net.services.doors import Doors, Stream
+from swarm.net.services.stream_admission import Stream, StreamAdmission
 from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def binary_path() -> Path:
     folders = spec.submodule_search_locations if spec else None
     path = Path(folders[0]) / "hivemind_cli" / "p2pd" if folders else None
     if path is None or not path.is_file():
-        raise TransportError(f"hivemind's network daemon must be installed, found none at {path}; reinstall hivemind")
+        raise TransportError(f"hivemind's network daemon was not found at {path}: reinstall hivemind")
     return path
 
 
@@ -106,7 +106,7 @@ def trial_start(timeout_s: float = 15.0) -> float:
     return asyncio.run(start())
 
 
-class Outgrown(TransportError):
+class DaemonTooLarge(TransportError):
     """The daemon exceeds its memory limit and must be restarted."""
 
 
@@ -125,7 +125,7 @@ class Daemon:
         self._handlers: dict[str, StreamHandler] = {}
         self._server: asyncio.Server | None = None
         self._streams: set[asyncio.Task[object]] = set()
-        self.doors = Doors()
+        self.admission = StreamAdmission()
         """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's requests are answered at all."""
@@ -179,7 +179,9 @@ class Daemon:
             )
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise TransportError(f"the network daemon cannot be run on this platform: {error}") from error
+            raise TransportError(
+                f"the network daemon cannot run on this platform, try network.transport libp2p: {error}"
+            ) from error
         daemon = cls(process, folder, max_bytes)
         try:
             async with asyncio.timeout(timeout_s):
@@ -217,7 +219,7 @@ class Daemon:
 
     def last_output(self) -> str:
         """The daemon's last output line, for error messages."""
-        return f"its last words: {self._output[-1]}" if self._output else "it said nothing"
+        return f"its last output: {self._output[-1]}" if self._output else "it printed nothing"
 
     @property
     def control(self) -> Path:
@@ -241,14 +243,16 @@ class Daemon:
         return self._process.pid
 
     def check_size(self) -> None:
-        """Raises `Outgrown` if the daemon exceeds its memory limit.
+        """Raises `DaemonTooLarge` if the daemon exceeds its memory limit.
 
         The daemon limits neither streams nor peers' state, and has no option to do so.
         """
         with suppress(psutil.Error):
             num_bytes = psutil.Process(self.pid).memory_info().rss
             if num_bytes > self._max_bytes:
-                raise Outgrown(f"the network daemon must have at most {self._max_bytes} bytes, got {num_bytes}")
+                raise DaemonTooLarge(
+                    f"the network daemon uses {num_bytes} bytes, above network.daemon_bytes ({self._max_bytes})"
+                )
 
     async def wait_closed(self) -> str:
         """Wait until the daemon exits or closes its control connection; returns which."""
@@ -383,9 +387,9 @@ class Daemon:
                 async with asyncio.timeout(timeout_s):
                     return await reader.readexactly(count)
             except TimeoutError as error:
-                raise PeerUnreachable(f"nothing for {timeout_s:g} s") from error
+                raise PeerUnreachable(f"no data for {timeout_s:g} s") from error
             except (asyncio.IncompleteReadError, ConnectionError) as error:
-                raise PeerUnreachable("the stream ended early") from error
+                raise PeerUnreachable("the stream ended before the answer was complete") from error
 
         try:
             request = encode_request(payload)
@@ -412,7 +416,7 @@ class Daemon:
             await _read_response(reader)
         except asyncio.IncompleteReadError as error:
             writer.close()
-            raise TransportError("the daemon hung up") from error
+            raise TransportError("the daemon closed the connection") from error
         except BaseException:
             writer.close()
             raise
@@ -434,7 +438,7 @@ class Daemon:
         try:
             await self._serve(reader, writer)
         except (TransportError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            logger.debug("a stream was given up: %s", error)
+            logger.debug("dropped an incoming stream: %s", error)
         finally:
             self._streams.discard(task)
             writer.close()
@@ -446,30 +450,30 @@ class Daemon:
         remote = _base58(info.peer)
         if not self.admits(remote):
             return
-        stream = self.doors.enter(remote, _readable(info.addr) or "", info.proto, writer.transport.abort)
+        stream = self.admission.admit(remote, _readable(info.addr) or "", info.proto, writer.transport.abort)
         if stream is None:
             return
         try:
             await self._attend(stream, info.proto, reader, writer)
         finally:
-            self.doors.leave(stream)
+            self.admission.release(stream)
 
     async def _attend(
         self, stream: Stream, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         async def read(count: int) -> bytes:
-            stream.waits(count)
+            stream.peer_turn(count)
             return await reader.readexactly(count)
 
         # Read the request even to refuse it: a close with unread bytes would lose the refusal.
         async with asyncio.timeout(REQUEST_TIMEOUT_S if stream.served else REFUSAL_TIMEOUT_S):
             request = await read_request(read)
-        stream.works()
+        stream.own_turn()
         if stream.served:
             await self._reply(stream, protocol, request, reader, writer)
         else:
             await _send(writer, encode_error("busy, ask later"))
-        stream.waits()
+        stream.peer_turn()
         await _hung_up(reader)
 
     async def _reply(
@@ -479,9 +483,9 @@ class Daemon:
             for frame in encode_answer(self._handlers[protocol](stream.remote, request)):
                 if frame:
                     await asyncio.sleep(self.pace(len(frame)))
-                    stream.waits(len(frame))
+                    stream.peer_turn(len(frame))
                     await _send(writer, frame)
-                    stream.works()
+                    stream.own_turn()
                 elif reader.at_eof():
                     return  # the asker has closed the stream
                 else:
@@ -507,7 +511,9 @@ class Daemon:
                 finally:
                     writer.close()
         except (TimeoutError, ValueError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
-            raise PeerUnreachable(f"{relay_id} is no relay for this node: {str(error) or repr(error)}") from error
+            raise PeerUnreachable(
+                f"the relay {relay_id} granted no reservation: {str(error) or repr(error)}"
+            ) from error
 
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._open()
@@ -530,9 +536,9 @@ class Daemon:
                 await write_pbmsg(writer, request)
                 return await _read_response(reader)
         except TimeoutError as error:
-            raise TransportError(f"no answer within {CONTROL_TIMEOUT_S:g} s") from error
+            raise TransportError(f"the daemon did not answer within {CONTROL_TIMEOUT_S:g} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise TransportError("the daemon hung up") from error
+            raise TransportError("the daemon closed the connection") from error
 
 
 async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
@@ -576,7 +582,7 @@ def _readable(address: bytes) -> str | None:
     try:
         return str(Multiaddr(address))
     except (ValueError, LookupError):
-        logger.debug("an address of this node cannot be written down: %s", address.hex())
+        logger.debug("cannot parse an address that the daemon reports: %s", address.hex())
         return None
 
 

@@ -18,7 +18,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 
 from swarm.errors import Refusal
-from swarm.net.hivemind.dht_entries import PARTS, Entries, Gate, part_of
+from swarm.net.hivemind.dht_entries import PARTS, Entries, EntryChecker, part_of
 from swarm.net.hivemind.dht_protocol import (
     PARALLEL_RPC,
     RPC_TIMEOUT_S,
@@ -47,9 +47,9 @@ class PeerDirectory:
     async def create(
         cls, p2p: P2P, run_id: str, clock: Callable[[], float] = time.time, *, keeps: bool = True
     ) -> PeerDirectory:
-        """A directory without other nodes; call `meet`. It stores others' records if `keeps`."""
+        """A directory without other nodes; call `add_peers`. It stores others' records if `keeps`."""
         keys = [DHTID.generate(source=key_of(run_id, part)) for part in range(PARTS)]
-        gate = Gate(run_id, {key.to_bytes(): part for part, key in enumerate(keys)}, clock)
+        checker = EntryChecker(run_id, {key.to_bytes(): part for part, key in enumerate(keys)}, clock)
         entries = Entries(clock)
         node = await DHTNode.create(
             p2p,
@@ -60,16 +60,16 @@ class PeerDirectory:
             cache_nearest=0,
             cache_on_store=False,
             reuse_get_requests=False,
-            record_validator=EntryValidator(gate),
+            record_validator=EntryValidator(checker),
         )
-        await BoundedProtocol.join(node, EntryStorage(entries, gate, keys, str(p2p.peer_id)), gate, keeps=keeps)
+        await BoundedProtocol.join(node, EntryStorage(entries, checker, keys, str(p2p.peer_id)), checker, keeps=keeps)
         return cls(node, run_id, clock, entries)
 
-    def favour(self, peer_ids: Collection[str]) -> None:
+    def set_members(self, peer_ids: Collection[str]) -> None:
         """Set the connected members of the run; their entries are dropped last."""
-        self._entries.friends = frozenset(peer_ids)
+        self._entries.members = frozenset(peer_ids)
 
-    async def meet(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
+    async def add_peers(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
         """Add connected peers to the DHT; returns those that answered. The `first` ones are asked for other nodes.
 
         A peer that has stopped answering is asked again.

@@ -53,7 +53,7 @@ class Entry(Struct, frozen=True):
         return msgspec.msgpack.encode(self.sealed)
 
 
-class Gate:
+class EntryChecker:
     """Opens and checks entries of a run's directory; anything else raises `Refusal`."""
 
     def __init__(self, run_id: str, part_of_key: dict[bytes, int], clock: Callable[[], float]) -> None:
@@ -66,7 +66,7 @@ class Gate:
         """The part with this key."""
         part = self._part_of_key.get(key)
         if part is None:
-            raise Refusal(Reason.MALFORMED, "no key of this directory")
+            raise Refusal(Reason.MALFORMED, "the key is not one of this directory")
         return part
 
     def open(self, key: bytes, subkey: bytes, value: bytes, expires_at: float) -> Entry:
@@ -76,7 +76,7 @@ class Gate:
         """
         part = self.part(key)
         if len(subkey) > MAX_PEER_ID_CHARS + HEADER_BYTES or len(value) > MAX_PEER_RECORD_BYTES + HEADER_BYTES:
-            raise Refusal(Reason.OVERSIZED, f"{len(subkey)} bytes of peer id, {len(value)} bytes of record")
+            raise Refusal(Reason.OVERSIZED, f"the peer id has {len(subkey)} bytes and the record {len(value)}")
         try:
             peer_id, sealed = _decode_peer_id(subkey), _decode_sealed(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -91,7 +91,9 @@ class Gate:
         try:
             extension = _decode_ext(dictionary)
             if extension.code != DICTIONARY_CODE:
-                raise Refusal(Reason.MALFORMED, f"a part is no extension of type {extension.code}")
+                raise Refusal(
+                    Reason.MALFORMED, f"a part must be an extension of type {DICTIONARY_CODE}, got {extension.code}"
+                )
             _, _, items = _decode_dictionary(extension.data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(Reason.MALFORMED, str(error)) from error
@@ -106,7 +108,10 @@ class Gate:
     def _check(self, part: int, peer_id: str, sealed: bytes, expires_at: float) -> Entry:
         peer = open_peer_record(sealed, self._run_id, now=self._clock() - EXPIRY_GRACE_S)
         if peer.peer_id != peer_id or part != part_of(peer_id) or expires_at != peer.expires_at:
-            raise Refusal(Reason.WRONG_PEER, "an entry must be in its owner's place, for as long as its owner signed")
+            raise Refusal(
+                Reason.WRONG_PEER,
+                "an entry must be in its owner's part, under its owner's peer id, with the signed expiry",
+            )
         return Entry(part, peer_id, sealed, expires_at)
 
 
@@ -117,7 +122,7 @@ class Entries:
         """No entries yet."""
         self._clock = clock
         self._parts: list[dict[str, tuple[Entry, bool]]] = [{} for _ in range(PARTS)]
-        self.friends: frozenset[str] = frozenset()
+        self.members: frozenset[str] = frozenset()
         """Connected members of the run; their entries are dropped last."""
 
     def put(self, entry: Entry, *, by_owner: bool) -> bool:
@@ -153,7 +158,7 @@ class Entries:
 
     def _worth(self, kept: tuple[Entry, bool]) -> tuple[bool, bool]:
         entry, by_owner = kept
-        return entry.peer_id in self.friends, by_owner
+        return entry.peer_id in self.members, by_owner
 
     def _drop_expired(self, part: dict[str, tuple[Entry, bool]]) -> None:
         now = self._clock()

@@ -28,7 +28,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.errors import Refusal
-from swarm.net.hivemind.dht_entries import MAX_ENTRIES, PARTS, Entries, Entry, Gate
+from swarm.net.hivemind.dht_entries import MAX_ENTRIES, PARTS, Entries, Entry, EntryChecker
 
 MAX_MESSAGE_BYTES = 2**18
 """Limit of a request or an answer."""
@@ -66,7 +66,7 @@ class Allowances:
     def admit(self, sender: PeerID) -> None:
         """Raises `Refused` for a sender that has used up its allowance."""
         if self._settled_at.get(sender, 0.0) > self._clock():
-            raise Refused("too much was asked for, ask later")
+            raise Refused("the rate limit is exceeded, ask later")
 
     def charge(self, sender: PeerID, num_bytes: int) -> None:
         """Charge a sender."""
@@ -116,16 +116,16 @@ class BoundedP2P(P2P):  # type: ignore[misc]
 
 
 class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
-    """`Gate` as a hivemind validator, applied before this node's own entry is stored."""
+    """`EntryChecker` as a hivemind validator, applied before this node's own entry is stored."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, checker: EntryChecker) -> None:
         """A validator for the directory of one run."""
-        self._gate = gate
+        self._checker = checker
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether the record is signed by its owner and in the right part."""
         try:
-            self._gate.open(record.key, record.subkey, record.value, record.expiration_time)
+            self._checker.open(record.key, record.subkey, record.value, record.expiration_time)
         except Refusal:
             return False
         return True
@@ -134,11 +134,11 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 class EntryStorage:
     """`Entries` as the local storage of hivemind's node."""
 
-    def __init__(self, entries: Entries, gate: Gate, keys: list[DHTID], own_id: str) -> None:
+    def __init__(self, entries: Entries, checker: EntryChecker, keys: list[DHTID], own_id: str) -> None:
         """`keys`: the keys of the parts, in order."""
         self.entries = entries
         self.keys = keys
-        self._gate = gate
+        self._checker = checker
         self._own_id = own_id
 
     def get(self, key: DHTID) -> ValueWithExpiration[DictionaryDHTValue] | None:
@@ -149,7 +149,7 @@ class EntryStorage:
         """Store this node's own entry; other entries arrive through `BoundedProtocol`."""
         packed = DHTProtocol.serializer.dumps(subkey)
         try:
-            entry = self._gate.open(key.to_bytes(), packed, value, expiration_time)
+            entry = self._checker.open(key.to_bytes(), packed, value, expiration_time)
         except Refusal:
             return False
         return self.entries.put(entry, by_owner=entry.peer_id == self._own_id)
@@ -158,12 +158,12 @@ class EntryStorage:
 class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     """hivemind's protocol for a node that stores only entries of one run's directory."""
 
-    gate: Gate
+    checker: EntryChecker
     storage: EntryStorage
     _background: set[asyncio.Task[object]]
 
     @classmethod
-    async def join(cls, node: DHTNode, storage: EntryStorage, gate: Gate, *, keeps: bool) -> None:
+    async def join(cls, node: DHTNode, storage: EntryStorage, checker: EntryChecker, *, keeps: bool) -> None:
         """Replace a node's protocol, which was created in client mode; answer others if the node `keeps` entries."""
         made = node.protocol
         self = await cls.create(
@@ -177,7 +177,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
             client_mode=True,
             record_validator=made.record_validator,
         )
-        self.gate, self.storage = gate, storage
+        self.checker, self.storage = checker, storage
         self._background = set()
         node.protocol = self
         if keeps:
@@ -214,7 +214,10 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Handle a store request."""
         columns = (request.keys, request.subkeys, request.values, request.expiration_time)
-        _require(len(set(map(len, columns))) == 1 and len(request.keys) <= MAX_KEYS, "not 1 to 16 whole entries")
+        _require(
+            len(set(map(len, columns))) == 1 and len(request.keys) <= MAX_KEYS,
+            "a store request must have up to 16 complete entries",
+        )
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
         if any(request.in_cache):
             stored = [False] * len(request.keys)
@@ -225,7 +228,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Handle a search for entries or for nodes near a key."""
         keys = list(request.keys)
-        _require(len(keys) == len(set(keys)) <= MAX_KEYS, "at most 16 distinct keys")
+        _require(len(keys) == len(set(keys)) <= MAX_KEYS, "a find request must have up to 16 distinct keys")
         _require(all(len(key) == DHTID.HASH_NBYTES for key in keys), "a key has a wrong length")
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
         asker = DHTID.from_bytes(request.peer.node_id) if request.peer.node_id else None
@@ -241,7 +244,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         try:
             async with self.rpc_semaphore:
                 response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
-            _require(len(response.results) == len(keys), "not one result a key")
+            _require(len(response.results) == len(keys), "an answer must have one result per key")
             found = {key: self._read(key, result) for key, result in zip(keys, response.results, strict=True)}
             node_id = DHTID.from_bytes(response.peer.node_id) if response.peer.node_id else None
         except Exception:
@@ -292,9 +295,9 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
     def _store(self, key: bytes, subkey: bytes, value: bytes, expires_at: float, *, sender: str) -> bool:
         try:
             if subkey == self.IS_DICTIONARY:
-                entries = self.gate.open_part(key, value, MAX_MESSAGE_BYTES)
+                entries = self.checker.open_part(key, value, MAX_MESSAGE_BYTES)
             else:
-                entries = [self.gate.open(key, subkey, value, expires_at)]
+                entries = [self.checker.open(key, subkey, value, expires_at)]
         except Refusal:
             return False
         # A list, not a generator: every entry is stored even if an earlier one was refused.
@@ -302,7 +305,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
 
     def _find(self, key: DHTID, asker: DHTID | None, max_bytes: int) -> dht_pb2.FindResult:
         try:
-            part = self.gate.part(key.to_bytes())
+            part = self.checker.part(key.to_bytes())
         except Refusal:
             entries = []
         else:
@@ -333,7 +336,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         if result.type != dht_pb2.FOUND_DICTIONARY:
             return None, nearest
         try:
-            return as_value(self.gate.open_part(key.to_bytes(), result.value, MAX_MESSAGE_BYTES)), nearest
+            return as_value(self.checker.open_part(key.to_bytes(), result.value, MAX_MESSAGE_BYTES)), nearest
         except Refusal:
             return None, nearest
 

@@ -19,12 +19,12 @@ import msgspec
 
 from swarm.errors import DirectoryError, DirectoryLost, Refusal
 from swarm.net.hivemind.directory_messages import (
+    AddPeers,
     Announce,
     Announced,
     Failed,
     Found,
-    Meet,
-    Met,
+    PeersAdded,
     Read,
     Ready,
     Reply,
@@ -37,7 +37,7 @@ from swarm.net.hivemind.directory_messages import (
 from swarm.net.records.wire import open_peer_record
 from swarm.types import PeerRecord
 
-T = TypeVar("T", Ready, Met, Announced, Found)
+T = TypeVar("T", Ready, PeersAdded, Announced, Found)
 
 ANSWER_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 1.0
@@ -75,7 +75,7 @@ class Directory:
             )
         except OSError as error:
             ours.close()
-            raise DirectoryLost(f"the directory's process cannot be started: {error}") from error
+            raise DirectoryLost(f"the directory process cannot be started: {error}") from error
         finally:
             theirs.close()
         try:
@@ -101,9 +101,9 @@ class Directory:
         """
         await self._ask(Setup(str(control), run_id, keeps), Ready)
 
-    async def meet(self, peer_ids: Collection[str], *, first: bool) -> frozenset[str]:
-        """Add all connected members to the DHT; returns those that answered. See `PeerDirectory.meet`."""
-        met = await self._ask(Meet(tuple(peer_ids), first), Met)
+    async def add_peers(self, peer_ids: Collection[str], *, first: bool) -> frozenset[str]:
+        """Add all connected members to the DHT; returns those that answered. See `PeerDirectory.add_peers`."""
+        met = await self._ask(AddPeers(tuple(peer_ids), first), PeersAdded)
         return frozenset(met.peer_ids) & frozenset(peer_ids)
 
     async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
@@ -139,7 +139,7 @@ class Directory:
         except (EOFError, OSError) as error:
             raise DirectoryLost(f"it exited with {await self._exit_code()}") from error
         except (ValueError, msgspec.MsgspecError) as error:
-            raise DirectoryLost(f"it answered nonsense: {error}") from error
+            raise DirectoryLost(f"its answer cannot be decoded: {error}") from error
 
     async def _exit_code(self) -> int | None:
         """The exit code; None if the process closed its socket but still runs."""

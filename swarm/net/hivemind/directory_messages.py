@@ -24,7 +24,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     """Whether to store others' records."""
 
 
-class Meet(msgspec.Struct, frozen=True, tag="meet"):
+class AddPeers(msgspec.Struct, frozen=True, tag="add_peers"):
     """Add peers to the DHT: all connected members of the run."""
 
     peer_ids: tuple[str, ...]
@@ -45,14 +45,14 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     everything: bool
 
 
-Request = Setup | Meet | Announce | Read
+Request = Setup | AddPeers | Announce | Read
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The process is attached to the daemon."""
 
 
-class Met(msgspec.Struct, frozen=True, tag="met"):
+class PeersAdded(msgspec.Struct, frozen=True, tag="peers_added"):
     """The peers that are part of the DHT."""
 
     peer_ids: tuple[str, ...]
@@ -76,7 +76,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: str
 
 
-Reply = Ready | Met | Announced | Found | Failed
+Reply = Ready | PeersAdded | Announced | Found | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder[Request](Request).decode

@@ -26,12 +26,12 @@ from swarm.net.hivemind.dht import PeerDirectory  # noqa: E402
 from swarm.net.hivemind.dht_protocol import BoundedP2P  # noqa: E402
 from swarm.net.hivemind.directory_messages import (  # noqa: E402
     MAX_RECORDS,
+    AddPeers,
     Announce,
     Announced,
     Failed,
     Found,
-    Meet,
-    Met,
+    PeersAdded,
     Read,
     Ready,
     Reply,
@@ -71,17 +71,17 @@ async def _answer_all(directory: PeerDirectory, reader: asyncio.StreamReader, wr
 async def _answer(directory: PeerDirectory, request: Request) -> Reply:
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            return await _obey(directory, request)
+            return await _handle(directory, request)
     except Exception as error:
         # hivemind's DHT may raise anything for its peers' answers.
         return Failed(repr(error)[:200])
 
 
-async def _obey(directory: PeerDirectory, request: Request) -> Reply:
+async def _handle(directory: PeerDirectory, request: Request) -> Reply:
     match request:
-        case Meet(peer_ids, first):
-            directory.favour(peer_ids)
-            return Met(tuple(await directory.meet(peer_ids, first=first)))
+        case AddPeers(peer_ids, first):
+            directory.set_members(peer_ids)
+            return PeersAdded(tuple(await directory.add_peers(peer_ids, first=first)))
         case Announce(peer_id, sealed, expires_at):
             return Announced(await directory.announce(peer_id, sealed, expires_at))
         case Read(everything):

@@ -16,7 +16,7 @@ from swarm.errors import DirectoryError, DirectoryLost
 from swarm.net.hivemind.directory import Directory
 from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
 from swarm.net.membership.member import Member
-from swarm.net.waits import Signal
+from swarm.net.runtime import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Discovery:
                 await self._live_once()
             except DirectoryError as loss:
                 self._member.counters.add("directory_restarts")
-                logger.warning("restarting the directory of peers: %s", loss)
+                logger.warning("restarting the process of the peer directory: %s", loss)
             if time.monotonic() - born > STEADY_AFTER_S:
                 pause_s = FIRST_RESTART_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(*APART))
@@ -59,7 +59,7 @@ class Discovery:
     async def _live_once(self) -> None:
         # Started before the run is known, so that it is ready by then.
         async with Directory.running() as directory:
-            await self._run_known.happens(math.inf)
+            await self._run_known.wait_for(math.inf)
             manifest = self._member.run.manifest
             assert manifest is not None
             await directory.open(self._control, manifest.run_id, keeps=self._member.own.profile.listed)
@@ -68,17 +68,17 @@ class Discovery:
     async def _look_for_ever(self, directory: Directory, run_id: str) -> None:
         member, peers = self._member, self._member.peers
         met: frozenset[str] = frozenset()
-        told: tuple[str, ...] = ()
+        announced: tuple[str, ...] = ()
         look_at, renew_at, pause_s = 0.0, 0.0, FIRST_LOOK_PAUSE_S
         while True:
             self._peers_changed.clear()
             in_run = peers.in_run
             try:
                 alone = not met
-                met = await directory.meet(in_run, first=alone)
+                met = await directory.add_peers(in_run, first=alone)
                 now = time.monotonic()
-                if met and (alone or told != member.own.addresses or now >= renew_at):
-                    told = member.own.addresses
+                if met and (alone or announced != member.own.addresses or now >= renew_at):
+                    announced = member.own.addresses
                     await self._announce(directory)
                     renew_at = now + member.settings.announce_every_s * random.uniform(*APART)
                 if met and (alone or now >= look_at):
@@ -93,7 +93,7 @@ class Discovery:
             # A peer's DHT starts a little after its connection.
             unmet = not met or bool(in_run - met)
             wait_s = ROUND_PAUSE_S if unmet else max(0.0, min(look_at, renew_at) - time.monotonic())
-            await self._peers_changed.happens(wait_s)
+            await self._peers_changed.wait_for(wait_s)
             await asyncio.sleep(ROUND_PAUSE_S)
 
     async def _look_up(self, directory: Directory, run_id: str) -> None:

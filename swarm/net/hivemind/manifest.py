@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import probe
 from swarm.net.records.wire import open_manifest
-from swarm.net.services.manifest import MANIFEST_PROTOCOL, nobody
+from swarm.net.services.manifest import MANIFEST_PROTOCOL, no_manifest
 from swarm.types import RunManifest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ async def _fetch(
     problems = await asyncio.gather(*map(probe, addresses))
     if all(problems):
         # Checked before hivemind is imported: wrong addresses are common, and this finds them without the slow import.
-        raise nobody([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
+        raise no_manifest([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
     from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
 
     quiet_hivemind()
@@ -54,12 +54,12 @@ async def _fetch(
         failures.append(f"no answer within {timeout_s:g} s")
     finally:
         await daemon.stop()
-    raise nobody(failures, refusals)
+    raise no_manifest(failures, refusals)
 
 
 async def _ask(daemon: Daemon, peer_id: str, addresses: Sequence[str], timeout_s: float) -> bytes:
     await daemon.connect(peer_id, addresses)
     sealed = await daemon.call(peer_id, MANIFEST_PROTOCOL, b"", timeout_s)
     if not sealed:
-        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run itself yet")
+        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
     return sealed

@@ -33,7 +33,7 @@ async def start_relay(
         try:
             limits = await _limits_of(daemon, tuple(map(_from_here, listen)))
         except PeerUnreachable as error:
-            logger.warning("the limits of this relay cannot be checked: %s", error)
+            logger.warning("the limits of this relay could not be checked and may be lower than configured: %s", error)
             return daemon
         except BaseException:
             await daemon.stop()
@@ -41,7 +41,9 @@ async def start_relay(
         if limits == wanted:
             return daemon
         await daemon.stop()
-    raise TransportError(f"the relay must have the limits {wanted}, it had {limits} each of {MAX_TRIES} times")
+    raise TransportError(
+        f"the relay daemon started {MAX_TRIES} times with the limits {limits} instead of {wanted}; start it again"
+    )
 
 
 async def _limits_of(daemon: Daemon, addresses: Sequence[str]) -> CircuitLimits:

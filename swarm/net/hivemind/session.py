@@ -3,10 +3,10 @@
 dial      bootstraps and known unconnected peers    -> connections           (back-off for each, forever)
 reserve   relay reservations, if not dialable       -> own addresses         (renewed every minute)
 observe   the daemon's connections                  -> peers, wakes the rest (every second)
-hear      gossip on the run's topic                 -> inbox
+receive   gossip on the run's topic                 -> inbox
 discover  own record -> DHT; DHT -> others' records, while there are few peers (every `announce_every_s`)
 
-The other loops are those of `MemberSession` (join, tell) and of `upkeep` (repair, download, acquaint).
+The other loops are those of `MemberSession` (join, publish) and of `upkeep` (repair, download, exchange peers).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from contextlib import suppress
 from functools import partial
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.addresses.nat import Detours, Places, relay_of
-from swarm.net.hivemind.daemon import Daemon, Outgrown
+from swarm.net.addresses.nat import DirectUpgrades, Reservations, relay_of
+from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
 from swarm.net.hivemind.discovery import Discovery
-from swarm.net.hivemind.waits import AsyncioWaits
-from swarm.net.membership.dialling import Dialling, Unheard
+from swarm.net.hivemind.runtime import AsyncioRuntime
+from swarm.net.membership.dialling import Dialling, SilentPeers
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
-from swarm.net.services.doors import Doors
+from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
 RECORDS_PER_S = 200.0
 """Without pacing, bursts lose up to a sixth of their messages."""
-EPITAPH_S = 1.0
+EXIT_REASON_S = 1.0
 
 
 class Session(MemberSession):
@@ -42,44 +42,48 @@ class Session(MemberSession):
 
     def __init__(self, member: Member, daemon: Daemon) -> None:
         """Run `member` on a started daemon."""
-        waits = AsyncioWaits()
-        dialling = Dialling(member, daemon.connect, waits, relays=member.peers.relays)
-        super().__init__(member, daemon, waits, dialling, RECORDS_PER_S)
+        runtime = AsyncioRuntime()
+        dialling = Dialling(member, daemon.connect, runtime, relays=member.peers.relays)
+        super().__init__(member, daemon, runtime, dialling, RECORDS_PER_S)
         self._daemon = daemon
-        self._places = Places(member.peers.relays)
-        self._detours = Detours()
-        self._unheard = Unheard()
+        self._reservations = Reservations(member.peers.relays)
+        self._upgrades = DirectUpgrades()
+        self._silent = SilentPeers()
         self._discovery = Discovery(member, daemon.control, self._run_known, self._peers_changed)
         self._serving: set[str] = set()
 
     async def run(self) -> str:
-        """Run all loops until the daemon is gone; returns the reason. Raises `Outgrown`."""
-        reasons, outgrown = ["it ended"], list[Outgrown]()
+        """Run all loops until the daemon is gone; returns the reason. Raises `DaemonTooLarge`."""
+        reasons, too_large = ["it ended"], list[DaemonTooLarge]()
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._watch())
-                loops.create_task(self._weigh())
+                loops.create_task(self._watch_memory())
                 loops.create_task(self._answer())
                 for loop in (
                     self._dial,
                     self._reserve,
                     self._observe,
                     self._join,
-                    self._hear,
-                    self._tell,
+                    self._receive_gossip,
+                    self._publish_outgoing,
                     self._discovery.discover,
                 ):
-                    loops.create_task(self._keep(loop))
-                for keep in (self._upkeep.repair, self._upkeep.acquaint, *[self._upkeep.download] * DOWNLOADS_AT_ONCE):
-                    loops.create_task(self._keep(partial(self._in_run, keep)))
+                    loops.create_task(self._supervise(loop))
+                for keep in (
+                    self._upkeep.repair,
+                    self._upkeep.exchange_peers,
+                    *[self._upkeep.download] * DOWNLOADS_AT_ONCE,
+                ):
+                    loops.create_task(self._supervise(partial(self._in_run, keep)))
         except* TransportError as errors:
             reasons = [str(error) for error in errors.exceptions]
-            outgrown = [error for error in errors.exceptions if isinstance(error, Outgrown)]
-        if outgrown:
-            raise outgrown[0]
+            too_large = [error for error in errors.exceptions if isinstance(error, DaemonTooLarge)]
+        if too_large:
+            raise too_large[0]
         # When a daemon dies, all loops fail at once; its exit code says more than the first error.
         with suppress(TimeoutError):
-            async with asyncio.timeout(EPITAPH_S):
+            async with asyncio.timeout(EXIT_REASON_S):
                 return await self._daemon.wait_closed()
         return "; ".join(reasons)
 
@@ -98,32 +102,32 @@ class Session(MemberSession):
         if peer_id not in connected:
             # If the daemon has died, the request itself will fail.
             with suppress(TransportError):
-                await self.look()
+                await self.refresh()
         return left_s
 
     async def _watch(self) -> None:
         raise TransportError(await self._daemon.wait_closed())
 
-    async def _weigh(self) -> None:
+    async def _watch_memory(self) -> None:
         while True:
             self._daemon.check_size()
             await asyncio.sleep(OBSERVE_EVERY_S)
 
     async def _answer(self) -> None:
-        self._daemon.doors = Doors(self._member.complaints.add)
+        self._daemon.admission = StreamAdmission(self._member.complaints.add)
         answering = self._member.answering
         self._daemon.admits = answering.admits
         self._daemon.pace = answering.uploads.spend
-        answering.on_banned = self.look_again
+        answering.on_banned = self.refresh_soon
         await self.serve()
 
     async def _observe(self) -> None:
         while True:
-            self._look_again.clear()
-            await self.look()
-            await self._look_again.happens(OBSERVE_EVERY_S)
+            self._refresh_soon.clear()
+            await self.refresh()
+            await self._refresh_soon.wait_for(OBSERVE_EVERY_S)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Update the connected peers, and disconnect banned ones."""
         member, peers = self._member, self._member.peers
         before = peers.in_run
@@ -135,8 +139,8 @@ class Session(MemberSession):
             # The peer may have disconnected meanwhile.
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
-        peers.see(connected, await self._daemon.subscribers(topic) if topic else frozenset())
-        moved = member.own.locate((*await self._daemon.addresses(), *self._places.addresses(connected)))
+        peers.update(connected, await self._daemon.subscribers(topic) if topic else frozenset())
+        moved = member.own.locate((*await self._daemon.addresses(), *self._reservations.addresses(connected)))
         member.detail = "; ".join(filter(None, (self._dialling.describe(), member.reachability())))
         if moved or peers.in_run - before:
             self._changed(before)
@@ -144,52 +148,52 @@ class Session(MemberSession):
 
     async def _dial(self) -> None:
         while True:
-            await self._shorten()
-            await self._renew()
+            await self._upgrade_relayed()
+            await self._reconnect_silent()
             due = self._dialling.due(self._member.peers.connected)
             results = await asyncio.gather(*map(self._dialling.dial, due, due.values()))
             if any(results):
-                await self.look()
+                await self.refresh()
             await asyncio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
 
-    async def _shorten(self) -> None:
+    async def _upgrade_relayed(self) -> None:
         observed, own = self._member.peers.observed, self._member.own.addresses
-        detours = self._detours.due(observed, own, self._dialling.addresses, time.monotonic())
-        await self._hang_up(detours, "detours_left")
+        upgrades = self._upgrades.due(observed, own, self._dialling.addresses, time.monotonic())
+        await self._disconnect(upgrades, "detours_left")
 
-    async def _renew(self) -> None:
+    async def _reconnect_silent(self) -> None:
         member, peers = self._member, self._member.peers
         if member.run.manifest is None or not member.own.profile.listed:
             return
         direct = [peer_id for peer_id, ends in peers.observed.items() if ends and not all(map(relay_of, ends))]
         now = member.clock()
         members = {peer_id for peer_id, (record, _) in peers.known.items() if record.expires_at > now}
-        await self._hang_up(self._unheard.due(direct, peers.in_run, members, time.monotonic()), "unheard_left")
+        await self._disconnect(self._silent.due(direct, peers.in_run, members, time.monotonic()), "unheard_left")
 
-    async def _hang_up(self, peer_ids: Iterable[str], counter: str) -> None:
+    async def _disconnect(self, peer_ids: Iterable[str], counter: str) -> None:
         for peer_id in peer_ids:
             self._member.counters.add(counter)
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
-                await self.look()
+                await self.refresh()
 
     async def _reserve(self) -> None:
-        while self._places.relays:
-            for relay in self._places.due(self._member.peers.connected, time.monotonic()):
+        while self._reservations.relays:
+            for relay in self._reservations.due(self._member.peers.connected, time.monotonic()):
                 try:
                     limits = await self._daemon.circuit_limits(relay)
                 except PeerUnreachable as error:
-                    logger.info("no place at a relay: %s", error)
-                    self._places.refused(relay, time.monotonic())
+                    logger.info("%s", error)
+                    self._reservations.refused(relay, time.monotonic())
                 else:
-                    logger.debug("a place at %s, %s", relay, limits)
-                    self._places.granted(relay, time.monotonic())
-                await self.look()
+                    logger.debug("reserved at the relay %s with %s", relay, limits)
+                    self._reservations.granted(relay, time.monotonic())
+                await self.refresh()
             await asyncio.sleep(OBSERVE_EVERY_S)
 
-    async def _hear(self) -> None:
+    async def _receive_gossip(self) -> None:
         topic = await self._topic()
         if not self._member.own.profile.listed:
             return
-        await self._daemon.subscribe(topic, self._member.guard.hearing(self._member.records.receive))
+        await self._daemon.subscribe(topic, self._member.guard.guarded(self._member.records.receive_gossip))
         raise TransportError("the daemon ended the subscription")

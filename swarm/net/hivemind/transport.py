@@ -65,7 +65,7 @@ class HivemindTransport(MemberTransport):
     def start(self) -> None:
         """Start the network thread and wait for its daemon. Raises `TransportError`, but not for absent peers."""
         if self._thread is not None:
-            raise TransportError("a transport can be started once only")
+            raise TransportError("a transport can be started only once")
         # Imported on the caller's thread: a racing import can fail on half-initialised modules.
         from swarm.net.hivemind.daemon import quiet_hivemind
 
@@ -88,7 +88,7 @@ class HivemindTransport(MemberTransport):
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
+            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
         answer = asyncio.run_coroutine_threadsafe(session.call(peer_id, protocol, payload, timeout_s), loop)
         try:
             return answer.result(timeout_s + CLOSE_TIMEOUT_S)
@@ -103,7 +103,7 @@ class HivemindTransport(MemberTransport):
         self._require_running()
         session, loop = self._session, self._loop
         if session is None or loop is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
+            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
         return _taken(chunks, loop, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
@@ -112,7 +112,7 @@ class HivemindTransport(MemberTransport):
         self._member.peers.ban(peer_ids)
         session, loop = self._session, self._loop
         if session is not None and loop is not None and not loop.is_closed():
-            asyncio.run_coroutine_threadsafe(session.look(), loop)
+            asyncio.run_coroutine_threadsafe(session.refresh(), loop)
 
     def close(self) -> None:
         """Stop the daemon and the network thread."""
@@ -167,9 +167,9 @@ class HivemindTransport(MemberTransport):
                 self._failures = 0
             self._failures += 1
             failures = self._failures
-            self._member.peers.see(frozenset(), frozenset())
+            self._member.peers.update(frozenset(), frozenset())
             if failures > (MAX_RESTARTS_IN_A_ROW if self._settled.is_set() else len(START_TIMEOUTS_S) - 1):
-                self._failure = f"the network failed {failures} times in a row, last because {reason}"
+                self._failure = f"the network failed {failures} times in a row, the last time because {reason}"
                 logger.error(self._failure)
                 return
             self._member.counters.add("daemon_restarts")
@@ -179,7 +179,7 @@ class HivemindTransport(MemberTransport):
 
     async def _live_once(self, timeout_s: float) -> str:
         """Run one daemon from start to end; returns why it ended."""
-        from swarm.net.hivemind.daemon import Daemon, Outgrown
+        from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
         from swarm.net.hivemind.relay_daemon import start_relay
         from swarm.net.hivemind.session import Session
 
@@ -210,7 +210,7 @@ class HivemindTransport(MemberTransport):
             self._member.detail = "started"
             self._settled.set()
             return await self._session.run()
-        except Outgrown as error:
+        except DaemonTooLarge as error:
             # Strangers can cause this at any time, so it must never end the node.
             self._failures = 0
             self._member.counters.add("daemon_outgrown")
@@ -250,11 +250,11 @@ def _result(
 ) -> bytes | None:
     if loop.is_closed():
         step.close()
-        raise PeerUnreachable("the network was closed meanwhile")
+        raise PeerUnreachable("the network was closed during the request")
     try:
         return asyncio.run_coroutine_threadsafe(step, loop).result(timeout_s)
     except (TimeoutError, CancelledError) as error:
-        raise PeerUnreachable("the network was closed meanwhile") from error
+        raise PeerUnreachable("the network was closed during the request") from error
 
 
 async def _end_strays() -> None:

@@ -54,7 +54,7 @@ from swarm.net.records.framing import (
     read_answer,
     read_request,
 )
-from swarm.net.services.doors import Doors, Stream
+from swarm.net.services.stream_admission import Stream, StreamAdmission
 from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class GuardedPubsub(Pubsub):  # type: ignore[misc]
         except Exception:
             # py-libp2p's parsers may raise anything for strangers' bytes.
             self._counters.add("bad_messages")
-            logger.debug("a gossip message was given up", exc_info=True)
+            logger.debug("dropped a gossip message after an error", exc_info=True)
 
 
 class Host:
@@ -115,7 +115,7 @@ class Host:
         self._host = host
         self._pubsub = pubsub
         self._counters = counters
-        self.doors = Doors()
+        self.admission = StreamAdmission()
         """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer's requests are answered at all."""
@@ -238,13 +238,13 @@ class Host:
         async def reply(stream: NetStream) -> None:
             remote = str(stream.muxed_conn.peer_id)
             with trio.CancelScope() as scope:
-                place = self._enter(stream, remote, protocol, scope.cancel)
-                if place is not None:
+                admitted = self._enter(stream, remote, protocol, scope.cancel)
+                if admitted is not None:
                     try:
-                        await self._serve(stream, place, protocol, handler)
+                        await self._serve(stream, admitted, protocol, handler)
                         return
                     finally:
-                        self.doors.leave(place)
+                        self.admission.release(admitted)
             await _abandon(stream)
 
         self._host.set_stream_handler(protocol, reply)
@@ -252,27 +252,27 @@ class Host:
     def _enter(self, stream: NetStream, remote: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
         if not self.admits(remote):
             return None
-        return self.doors.enter(remote, _remote_address(stream) or "", protocol, hang_up)
+        return self.admission.admit(remote, _remote_address(stream) or "", protocol, hang_up)
 
-    async def _serve(self, stream: NetStream, place: Stream, protocol: str, handler: StreamHandler) -> None:
+    async def _serve(self, stream: NetStream, admitted: Stream, protocol: str, handler: StreamHandler) -> None:
         async def read(count: int) -> bytes:
-            place.waits(count)
+            admitted.peer_turn(count)
             return await _read_exactly(stream, count)
 
         # Read the request even to refuse it: a close with unread bytes would lose the refusal.
-        with trio.fail_after(REQUEST_TIMEOUT_S if place.served else REFUSAL_TIMEOUT_S):
+        with trio.fail_after(REQUEST_TIMEOUT_S if admitted.served else REFUSAL_TIMEOUT_S):
             request = await read_request(read)
-        place.works()
-        if not place.served:
+        admitted.own_turn()
+        if not admitted.served:
             await _send(stream, encode_error("busy, ask later"))
         else:
-            frames = encode_answer(handler(place.remote, request))
+            frames = encode_answer(handler(admitted.remote, request))
             while (frame := _next_frame(frames, protocol)) is not None:
                 await trio.sleep(self.pace(len(frame)) if frame else NOT_YET_S)
                 if frame:
-                    place.waits(len(frame))
+                    admitted.peer_turn(len(frame))
                     await _send(stream, frame)
-                    place.works()
+                    admitted.own_turn()
         await stream.close()
 
 
@@ -393,7 +393,7 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
         except Exception:
             # Strangers' input and disconnections may raise in any of py-libp2p's protocols.
             counters.add("bad_streams")
-            logger.debug("a stream was given up", exc_info=True)
+            logger.debug("dropped a stream after an error", exc_info=True)
             await _abandon(stream)
         finally:
             open_streams[remote] -= 1
@@ -413,7 +413,7 @@ async def _read_exactly(stream: NetStream, count: int) -> bytes:
     while len(received) < count:
         chunk = await stream.read(count - len(received))
         if not chunk:
-            raise PeerUnreachable("the peer hung up")
+            raise PeerUnreachable("the peer closed the stream")
         received += chunk
     return bytes(received)
 
@@ -422,7 +422,9 @@ def _check_free(address: str) -> None:
     # py-libp2p listens with SO_REUSEPORT: a port in use would be shared, and connections could go to either process.
     parts = address.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
-        raise TransportError(f"this network listens on /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT only, got {address!r}")
+        raise TransportError(
+            f"the libp2p transport listens on /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT, got {address!r}"
+        )
     with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

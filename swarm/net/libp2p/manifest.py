@@ -15,7 +15,7 @@ from swarm.net.counters import Counters
 from swarm.net.libp2p.host import Host, open_host
 from swarm.net.records.identity import KEY_BYTES
 from swarm.net.records.wire import MAX_MANIFEST_BYTES, open_manifest
-from swarm.net.services.manifest import MANIFEST_PROTOCOL, nobody
+from swarm.net.services.manifest import MANIFEST_PROTOCOL, no_manifest
 from swarm.types import RunManifest
 
 
@@ -46,7 +46,7 @@ def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | 
     except ExceptionGroup as group:
         raise TransportError(f"the network could not be started: {group.exceptions[0]!r}") from group
     if not found:
-        raise nobody(failures, refusals)
+        raise no_manifest(failures, refusals)
     return found[0]
 
 
@@ -56,5 +56,5 @@ async def _ask(
     await host.connect(peer_id, addresses)
     sealed = await host.call(peer_id, MANIFEST_PROTOCOL, b"", timeout_s, MAX_MANIFEST_BYTES)
     if not sealed:
-        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run itself yet")
+        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
     return open_manifest(sealed, run_id), sealed

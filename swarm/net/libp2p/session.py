@@ -2,10 +2,10 @@
 
 dial      bootstraps and known unconnected peers    -> connections           (back-off for each, forever)
 observe   the host's connections                    -> peers, wakes the rest (every second)
-hear      gossip on the run's topic                 -> inbox
+receive   gossip on the run's topic                 -> inbox
 
-The other loops are those of `MemberSession` (join, tell) and of `upkeep` (repair, download, acquaint). Acquaint
-replaces a directory.
+The other loops are those of `MemberSession` (join, publish) and of `upkeep` (repair, download, exchange peers). The
+exchange of peers replaces a directory.
 
 Importing this imports libp2p; see `host`.
 """
@@ -24,12 +24,12 @@ import trio
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.nat import CIRCUIT
 from swarm.net.libp2p.host import Host, interfaces
-from swarm.net.libp2p.waits import TrioWaits
+from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
-from swarm.net.services.doors import Doors
+from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class Session(MemberSession):
 
     def __init__(self, member: Member, host: Host) -> None:
         """Run `member` on a started host."""
-        waits = TrioWaits()
-        dialling = Dialling(member, host.connect, waits, can_dial=_can_dial)
-        super().__init__(member, host, waits, dialling, RECORDS_PER_S)
+        runtime = TrioRuntime()
+        dialling = Dialling(member, host.connect, runtime, can_dial=_can_dial)
+        super().__init__(member, host, runtime, dialling, RECORDS_PER_S)
         self._host = host
         self._serving: set[str] = set()
         self._mute_since: dict[str, float] = {}
@@ -59,21 +59,21 @@ class Session(MemberSession):
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run all loops until cancelled; calls `started` when others can reach this node."""
-        self._host.doors = Doors(self._member.complaints.add)
+        self._host.admission = StreamAdmission(self._member.complaints.add)
         answering = self._member.answering
         self._host.admits = answering.admits
         self._host.pace = answering.uploads.spend
-        answering.on_banned = self.look_again
+        answering.on_banned = self.refresh_soon
         self.serve()
         self._note_addresses()
         started()
         upkeep = self._upkeep
         try:
             async with trio.open_nursery() as self._loops:
-                for loop in (self._dial, self._observe, self._join, self._hear, self._tell):
-                    self._loops.start_soon(self._keep, loop)
-                for keep in (upkeep.repair, upkeep.acquaint, *[upkeep.download] * DOWNLOADS_AT_ONCE):
-                    self._loops.start_soon(self._keep, partial(self._in_run, keep))
+                for loop in (self._dial, self._observe, self._join, self._receive_gossip, self._publish_outgoing):
+                    self._loops.start_soon(self._supervise, loop)
+                for keep in (upkeep.repair, upkeep.exchange_peers, *[upkeep.download] * DOWNLOADS_AT_ONCE):
+                    self._loops.start_soon(self._supervise, partial(self._in_run, keep))
         finally:
             self._loops = None
 
@@ -86,10 +86,10 @@ class Session(MemberSession):
 
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
         left_s = await self._dialling.reach(peer_id, self._host.connected(), timeout_s)
-        self.look_again()
+        self.refresh_soon()
         return left_s
 
-    def have_done(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
+    def run_step(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
         """Run `step` in this session; `outcome` gets its result, or `PeerUnreachable`."""
         if self._loops is not None:
             self._loops.start_soon(self._do, outcome, step)
@@ -98,7 +98,7 @@ class Session(MemberSession):
 
     async def _do(self, outcome: Future[T], step: Callable[[], Awaitable[T]]) -> None:
         result: T | None = None
-        failure: Exception | None = PeerUnreachable("the network was closed meanwhile")
+        failure: Exception | None = PeerUnreachable("the network was closed during the request")
         try:
             result = await step()
             failure = None
@@ -118,7 +118,7 @@ class Session(MemberSession):
     async def _observe(self) -> None:
         member = self._member
         while True:
-            self._look_again.clear()
+            self._refresh_soon.clear()
             for peer_id in self._host.connected() & member.peers.banned:
                 member.counters.add("banned_connections")
                 await self._host.drop(peer_id)
@@ -127,8 +127,8 @@ class Session(MemberSession):
                 # The next connection gets the full time again.
                 del self._mute_since[peer_id]
                 await self._host.drop(peer_id)
-            self._look()
-            await self._look_again.happens(OBSERVE_EVERY_S)
+            self._refresh()
+            await self._refresh_soon.wait_for(OBSERVE_EVERY_S)
 
     def _mute_for(self, duration_s: float) -> list[str]:
         now = time.monotonic()
@@ -142,11 +142,11 @@ class Session(MemberSession):
         entry = self._member.peers.known.get(peer_id)
         return entry is not None and entry[0].expires_at > self._member.clock() and entry[0].role != "visitor"
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         peers, topic = self._member.peers, self._member.run.topic
         before = peers.in_run
         peers.observed = self._host.remote_addresses()
-        peers.see(self._host.connected(), self._host.subscribers(topic) if topic else frozenset())
+        peers.update(self._host.connected(), self._host.subscribers(topic) if topic else frozenset())
         self._member.detail = self._dialling.describe()
         if peers.in_run - before:
             self._changed(before)
@@ -161,21 +161,21 @@ class Session(MemberSession):
 
     async def _dial_one(self, peer_id: str, addresses: tuple[str, ...]) -> None:
         await self._dialling.dial(peer_id, addresses)
-        self.look_again()
+        self.refresh_soon()
 
-    async def _hear(self) -> None:
+    async def _receive_gossip(self) -> None:
         topic = await self._topic()
         if not self._member.own.profile.listed:
             return
-        receive = self._member.guard.hearing(self._member.records.receive)
+        receive = self._member.guard.guarded(self._member.records.receive_gossip)
 
-        def hear(forwarder: str, author: str, record: bytes) -> bool:
+        def receive_unless_banned(forwarder: str, author: str, record: bytes) -> bool:
             if forwarder in self._member.peers.banned:
                 self._member.counters.add("banned_gossip")
                 return False
             return receive(author, record)
 
-        await self._host.subscribe(topic, hear)
+        await self._host.subscribe(topic, receive_unless_banned)
 
 
 def _can_dial(address: str) -> bool:

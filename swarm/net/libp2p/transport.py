@@ -66,7 +66,7 @@ class Libp2pTransport(MemberTransport):
     def start(self) -> None:
         """Start the network thread and wait until it listens. Raises `TransportError`, but not for absent peers."""
         if self._thread is not None:
-            raise TransportError("a transport can be started once only")
+            raise TransportError("a transport can be started only once")
         _require_libp2p()
         self._thread = threading.Thread(target=self._live, name="swarm-network", daemon=True)
         self._thread.start()
@@ -86,7 +86,7 @@ class Libp2pTransport(MemberTransport):
         self._require_running()
         session = self._session
         if session is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
+            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
         question = partial(session.call, peer_id, protocol, payload, timeout_s)
         return self._done(session, question, timeout_s + CLOSE_TIMEOUT_S)
 
@@ -97,7 +97,7 @@ class Libp2pTransport(MemberTransport):
         self._require_running()
         session = self._session
         if session is None:
-            raise PeerUnreachable(f"{peer_id} cannot be asked: {self._member.detail}")
+            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
         chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
         return self._taken(session, chunks, 3 * timeout_s + CLOSE_TIMEOUT_S)
 
@@ -114,12 +114,12 @@ class Libp2pTransport(MemberTransport):
                 yield chunk
         finally:
             # Do not wait: an abandoned iterator may be collected on the network thread itself.
-            self._soon(partial(session.have_done, Future(), chunks.aclose))
+            self._soon(partial(session.run_step, Future(), chunks.aclose))
 
     def _done(self, session: Session, step: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         outcome: Future[T] = Future()
-        if not self._soon(partial(session.have_done, outcome, step)):
-            raise PeerUnreachable("the network was closed meanwhile")
+        if not self._soon(partial(session.run_step, outcome, step)):
+            raise PeerUnreachable("the network was closed during the request")
         try:
             return outcome.result(timeout_s)
         except TimeoutError as error:
@@ -130,7 +130,7 @@ class Libp2pTransport(MemberTransport):
         """Ban exactly these peers: disconnect them, do not dial them, pass on nothing that they write or forward."""
         self._member.peers.ban(peer_ids)
         if self._session is not None:
-            self._soon(self._session.look_again)
+            self._soon(self._session.refresh_soon)
 
     def close(self) -> None:
         """Leave the swarm and stop the network thread."""
@@ -169,7 +169,7 @@ class Libp2pTransport(MemberTransport):
             reason = self._live_once()
             self._session = self._token = self._scope = None
             self._member.peers.remember()
-            self._member.peers.see(frozenset(), frozenset())
+            self._member.peers.update(frozenset(), frozenset())
             if self._closing.is_set():
                 break
             if not self._settled.is_set():
@@ -177,7 +177,7 @@ class Libp2pTransport(MemberTransport):
                 break
             failures = 1 if time.monotonic() - born > STEADY_AFTER_S else failures + 1
             if failures > MAX_RESTARTS_IN_A_ROW:
-                self._failure = f"the network failed {failures} times in a row, last because {reason}"
+                self._failure = f"the network failed {failures} times in a row, the last time because {reason}"
                 logger.error(self._failure)
                 break
             self._member.counters.add("network_restarts")
@@ -213,7 +213,7 @@ class Libp2pTransport(MemberTransport):
         member = self._member
         async with open_host(self._seed(), self._listen, self._settings.announce, member.counters) as host:
             if host.peer_id != self.peer_id:
-                raise TransportError(f"{self._identity_path} has the key of {host.peer_id}, not {self.peer_id}")
+                raise TransportError(f"{self._identity_path} holds the key of {host.peer_id} instead of {self.peer_id}")
             # Keep the ports: after a restart others find this node at the same address.
             self._listen = host.listening()
             # Cancel the session only, so that the host can say goodbye to its peers.
@@ -232,7 +232,7 @@ def _require_libp2p() -> None:
     """Import the session's modules on the caller's thread: a racing import can fail on half-initialised modules."""
     if "hivemind" in sys.modules:
         raise TransportError(
-            "hivemind was imported by this process already, and libp2p cannot be beside it; choose one"
+            "this process has imported hivemind, beside which libp2p cannot run: use one transport per process"
         )
     try:
         import swarm.net.libp2p.session  # noqa: F401

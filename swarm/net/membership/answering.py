@@ -11,8 +11,8 @@ from swarm.net.membership.current_run import CurrentRun
 from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.membership.own_entry import OwnEntry
 from swarm.net.records.large import LARGE_PROTOCOL, answer_large
+from swarm.net.records.record_store import RecordStore
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
-from swarm.net.records.shelf import Shelf
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
 from swarm.net.trust.guard import Guard
@@ -28,7 +28,7 @@ class Answering:
         run: CurrentRun,
         peers: KnownPeers,
         own: OwnEntry,
-        shelf: Shelf,
+        store: RecordStore,
         guard: Guard,
         counters: Counters,
     ) -> None:
@@ -44,9 +44,9 @@ class Answering:
         """Called when a banned peer turns out to be connected."""
         self.handlers: dict[str, StreamHandler] = {
             MANIFEST_PROTOCOL: lambda remote, request: iter([run.sealed or b""]),
-            HAVE_PROTOCOL: lambda remote, request: iter([answer_have(shelf, request)]),
-            GIVE_PROTOCOL: lambda remote, request: answer_give(shelf, request),
-            LARGE_PROTOCOL: lambda remote, request: answer_large(shelf, request),
+            HAVE_PROTOCOL: lambda remote, request: iter([answer_have(store, request)]),
+            GIVE_PROTOCOL: lambda remote, request: answer_give(store, request),
+            LARGE_PROTOCOL: lambda remote, request: answer_large(store, request),
             PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self._fresh_peers())]),
         }
         """By protocol."""

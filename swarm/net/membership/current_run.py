@@ -40,7 +40,9 @@ class CurrentRun:
             expected = self.manifest.run_id if self.manifest else self._wanted
             manifest = open_manifest(sealed, expected, now=now)
             if self.manifest is not None and is_outdated(manifest, self.manifest, now=now):
-                raise Refusal(Reason.STALE, f"a manifest of {self.manifest.created_at}, got {manifest.created_at}")
+                raise Refusal(
+                    Reason.STALE, f"created at {manifest.created_at}, before the known one ({self.manifest.created_at})"
+                )
             if self.manifest is None:
                 self.since = time.monotonic()
             self.sealed, self.manifest = sealed, manifest

@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import Backoff
-from swarm.net.addresses.told import Told, is_name, is_private_run, with_ips
+from swarm.net.addresses.reported import ReportedAddresses, is_name, is_private_run, with_ips
 from swarm.net.membership.member import Member
-from swarm.net.waits import Waits
+from swarm.net.runtime import AsyncRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ STEADY_AFTER_S = 10.0
 HUNG_UP_PAUSE_S = 1.0
 """A peer that disconnects within `STEADY_AFTER_S` is paused for `HUNG_UP_PAUSE_S`, twice as long each time."""
 
-UNHEARD_S = 6.0
+SILENT_S = 6.0
 """A directly connected member that is silent in gossip is disconnected after one to two times this."""
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
@@ -39,7 +39,7 @@ class Dialling:
         self,
         member: Member,
         connect: Connect,
-        waits: Waits,
+        runtime: AsyncRuntime,
         *,
         relays: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         can_dial: Callable[[str], bool] = lambda address: True,
@@ -48,14 +48,14 @@ class Dialling:
         self._member = member
         self._peers = member.peers
         self._connect = connect
-        self._waits = waits
+        self._runtime = runtime
         self._relays = relays
         self._can_dial = can_dial
         self._backoff = Backoff(member.settings.retry_s)
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
         self._dialled: dict[str, float] = {}
         """Time of each connection that is not yet steady."""
-        self._told = Told()
+        self._reported = ReportedAddresses()
         self._private = self._is_private()
         """Whether the run was confined to this machine or local network at the last check."""
         self._failures: dict[str, str] = {}
@@ -82,14 +82,16 @@ class Dialling:
         peers = self._peers
         if peer_id in peers.banned or peer_id == self._member.identity.peer_id:
             return ()
-        given, told = self._given(peer_id), peers.remembered.get(peer_id, ())
+        given, reported = self._given(peer_id), peers.remembered.get(peer_id, ())
         if peer_id in peers.known:
             # A stranger's record may contain anything, including addresses of other peers.
             suffix, named = f"/p2p/{peer_id}", peers.known[peer_id][0].multiaddrs
-            told = (*(each.removesuffix(suffix) for each in named if each.endswith(suffix)), *told)
+            reported = (*(each.removesuffix(suffix) for each in named if each.endswith(suffix)), *reported)
         if not self._private:
-            told = self._told.choose((address for address in told if address not in given), time.monotonic())
-        return tuple(dict.fromkeys(filter(self._can_dial, (*given, *told))))
+            reported = self._reported.choose(
+                (address for address in reported if address not in given), time.monotonic()
+            )
+        return tuple(dict.fromkeys(filter(self._can_dial, (*given, *reported))))
 
     def _given(self, peer_id: str) -> tuple[str, ...]:
         """A peer's addresses from the configuration; these may always be dialled."""
@@ -103,14 +105,14 @@ class Dialling:
     def _may_dial(self, peer_id: str, now: float) -> bool:
         if self._private or self._given(peer_id):
             return True
-        return self._told.may_dial(self._peers.told_by.get(peer_id, ""), now)
+        return self._reported.may_dial(self._peers.reported_by.get(peer_id, ""), now)
 
     async def dial(self, peer_id: str, addresses: Sequence[str]) -> bool:
         """Dial a peer that is due; whether it is connected now."""
         try:
             await self._dial(peer_id, addresses)
         except PeerUnreachable as error:
-            logger.debug("dial failed: %s", error)
+            logger.debug("dialling %s failed: %s", peer_id, error)
             self._member.counters.add("dial_failures")
             if peer_id in self._peers.bootstrap:
                 self._failures[peer_id] = str(error)
@@ -128,20 +130,22 @@ class Dialling:
             await self._connect(peer_id, addresses)
             return
         given = self._given(peer_id)
-        told = [address for address in addresses if address not in given]
+        reported = [address for address in addresses if address not in given]
         # A stranger's name may resolve to a machine in this network, so it is resolved and filtered here.
-        found = [ip for address in told for ip in await self._ips(address)]
+        found = [ip for address in reported for ip in await self._ips(address)]
         try:
             if not (given or found):
-                raise PeerUnreachable(f"{', '.join(told)}: nothing that may be dialled in a public run")
+                raise PeerUnreachable(
+                    f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
+                )
             await self._connect(peer_id, (*(address for address in addresses if address in given), *found))
         except PeerUnreachable:
-            self._told.failed(told, time.monotonic())
+            self._reported.failed(reported, time.monotonic())
             raise
-        self._told.succeeded(told)
+        self._reported.succeeded(reported)
 
     async def _ips(self, address: str) -> list[str]:
-        return with_ips(address, await self._waits.look_up(address.split("/")[2])) if is_name(address) else [address]
+        return with_ips(address, await self._runtime.look_up(address.split("/")[2])) if is_name(address) else [address]
 
     async def reach(self, peer_id: str, connected: frozenset[str], timeout_s: float) -> float:
         """Dial a known peer before a request if it is not connected. Returns the rest of `timeout_s`.
@@ -156,7 +160,7 @@ class Dialling:
             return timeout_s
         began = time.monotonic()
         try:
-            async with self._waits.within(timeout_s):
+            async with self._runtime.timeout(timeout_s):
                 await self._dial(peer_id, addresses)
         except TimeoutError as error:
             raise PeerUnreachable(f"{peer_id} could not be dialled within {timeout_s:g} s") from error
@@ -205,7 +209,7 @@ class Dialling:
         return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected]
 
 
-class Unheard:
+class SilentPeers:
     """Connections that gossip does not use. When two nodes dial each other at once, each daemon may keep gossip on the
     connection that the other dropped; a new connection fixes this. Pure: the session disconnects.
     """
@@ -213,8 +217,8 @@ class Unheard:
     def __init__(self) -> None:
         """No silent peers yet."""
         self._since: dict[str, float] = {}
-        self._patience_s = random.uniform(UNHEARD_S, 2 * UNHEARD_S)
-        self._tried = Backoff(UNHEARD_S)
+        self._patience_s = random.uniform(SILENT_S, 2 * SILENT_S)
+        self._tried = Backoff(SILENT_S)
 
     def due(self, direct: Iterable[str], in_run: Collection[str], members: Collection[str], now: float) -> list[str]:
         """Peers to disconnect now: directly connected `members` that are not in `in_run`."""

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import Backoff
 from swarm.net.membership.member import Member
+from swarm.net.runtime import Signal
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.waits import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class Joining:
                     await self._ask(peer_id)
             if run.manifest is None:
                 self._peers_changed.clear()
-                await self._peers_changed.happens(ASK_AGAIN_AFTER_S)
-        logger.info("in the run %s", run.manifest.run_id)
+                await self._peers_changed.wait_for(ASK_AGAIN_AFTER_S)
+        logger.info("joined run %s", run.manifest.run_id)
 
     async def _ask(self, peer_id: str) -> None:
         try:
@@ -52,7 +52,7 @@ class Joining:
                 self._member.run.adopt(sealed)
                 return
         except PeerUnreachable as error:
-            logger.debug("no manifest: %s", error)
+            logger.debug("no manifest from %s: %s", peer_id, error)
         except Refusal as refusal:
             self._member.counters.add("refused_manifests")
             self._member.versions.refused(peer_id, refusal)

@@ -44,7 +44,7 @@ class KnownPeers:
         """Addresses of peers met earlier, also by an earlier process; the most recent come last."""
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
         """Peers' own records, decoded and as signed; may have expired."""
-        self.told_by: dict[str, str] = {}
+        self.reported_by: dict[str, str] = {}
         """By known peer: the peer that first passed its record on; empty for the directory."""
         self.banned: frozenset[str] = frozenset()
         self.relays = candidates(settings, self.bootstrap)
@@ -68,7 +68,7 @@ class KnownPeers:
         """Ban exactly these peers."""
         self.banned = frozenset(peer_ids) - {self._own_id}
 
-    def see(self, connected: frozenset[str], subscribers: frozenset[str]) -> None:
+    def update(self, connected: frozenset[str], subscribers: frozenset[str]) -> None:
         """Update the connected peers and those that subscribe to the run's groups."""
         self.connected = connected = connected - self.banned
         self.in_run = connected & subscribers if self._run.manifest else connected
@@ -77,7 +77,7 @@ class KnownPeers:
         elif self.alone_since is None:
             self.alone_since = self._clock()
 
-    def learn(self, records: list[tuple[PeerRecord, bytes]], teller: str = "") -> None:
+    def learn(self, records: list[tuple[PeerRecord, bytes]], reporter: str = "") -> None:
         """Store peer records. If there are too many, unconnected peers whose records expire first are dropped."""
         known = dict(self.known)
         for record, sealed in records:
@@ -87,7 +87,7 @@ class KnownPeers:
         # Strangers can sign any number of records with later expiry than honest ones, so connected peers come first.
         worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
         self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
-        self.told_by = {peer_id: self.told_by.get(peer_id, teller) for peer_id in self.known}
+        self.reported_by = {peer_id: self.reported_by.get(peer_id, reporter) for peer_id in self.known}
 
     def fresh(self) -> list[bytes]:
         """Signed records to pass on: connected peers first, then by latest expiry."""
@@ -112,10 +112,10 @@ class KnownPeers:
             return
         addresses = [f"{address}/p2p/{peer_id}" for peer_id, group in self.remembered.items() for address in group]
         try:
-            write_addresses(self._settings.remember, addresses, "peers met; the latest last")
+            write_addresses(self._settings.remember, addresses, "known peers, the most recent last")
         except OSError as error:
             self._counters.add("remember_failures")
-            logger.warning("the peers met cannot be written to %s: %s", self._settings.remember, error)
+            logger.warning("cannot write the known peers to %s: %s", self._settings.remember, error)
 
 
 def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
@@ -126,4 +126,4 @@ def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"the file of peers met, {path}, cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"the file of known peers {path} cannot be read: {error.strerror or error}") from error

@@ -5,7 +5,7 @@ Each part depends only on those above it:
 run         which run this is               manifest, topic
 peers       the other nodes                 connected, known, remembered, banned
 own         this node's own entry           addresses, profile, signed record
-records     incoming and outgoing records   inbox, outbox, shelf, announced large records, budgets
+records     incoming and outgoing records   inbox, outbox, record store, announced large records, budgets
 answering   peers' requests                 handlers by protocol
 
 Written on the network thread, readable on any.
@@ -60,7 +60,7 @@ class Member:
             settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions
         )
         self.answering = Answering(
-            settings, self.run, self.peers, self.own, self.records.shelf, self.guard, self.counters
+            settings, self.run, self.peers, self.own, self.records.store, self.guard, self.counters
         )
         self.detail = "not started"
         """Progress of the network, in words."""

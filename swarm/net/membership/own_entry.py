@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from swarm.net.addresses.nat import to_tell
+from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
@@ -70,7 +70,9 @@ class OwnEntry:
         """A record whose lifetime covers three renewals."""
         assert self._run.manifest is not None
         # Loopback addresses are useless to other machines. With no others, all peers are on this machine.
-        outward = tuple(address for address in to_tell(self.multiaddrs()) if not address.startswith(LOOPBACK))
+        outward = tuple(
+            address for address in most_reachable_first(self.multiaddrs()) if not address.startswith(LOOPBACK)
+        )
         life_s = min(3 * self._settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
             self._run.manifest.run_id,

@@ -1,9 +1,9 @@
 """The part of a node's session that both network libraries share: joining, publishing, requests.
 
 join      manifest from a connected peer  -> the run     (until there is one)
-tell      outbox                          -> gossip      (paced; waits while no member is connected)
+publish   outbox                          -> gossip      (paced; waits while no member is connected)
 
-Independent of asyncio and trio: a subclass provides the waits, and adds dialling, observation and subscription.
+Independent of asyncio and trio: a subclass provides the runtime, and adds dialling, observation and subscription.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.joining import Joining
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import Upkeep
-from swarm.net.waits import Waits
+from swarm.net.runtime import AsyncRuntime
 
 BYTES_PER_S = 6e6
 """hivemind's gossip is lossless up to twice this rate; one busy interpreter drains py-libp2p's queues at this rate."""
@@ -47,19 +47,19 @@ class MemberSession:
     """A node's session on one network."""
 
     def __init__(
-        self, member: Member, network: Network, waits: Waits, dialling: Dialling, records_per_s: float
+        self, member: Member, network: Network, runtime: AsyncRuntime, dialling: Dialling, records_per_s: float
     ) -> None:
         """Run `member` on a started network whose gossip carries `records_per_s` without loss."""
         self._member = member
         self._network = network
-        self._waits = waits
+        self._runtime = runtime
         self._dialling = dialling
         self._records_per_s = records_per_s
-        self._upkeep = Upkeep(member, self.stream, waits)
-        self._run_known = waits.signal()
-        self._peers_changed = waits.signal()
-        self._look_again = waits.signal()
-        self._outgoing = waits.signal()
+        self._upkeep = Upkeep(member, self.stream, runtime)
+        self._run_known = runtime.signal()
+        self._peers_changed = runtime.signal()
+        self._refresh_soon = runtime.signal()
+        self._outgoing = runtime.signal()
         self._joining = Joining(member, network.call, self._peers_changed)
 
     def wake(self) -> None:
@@ -68,9 +68,9 @@ class MemberSession:
         if self._member.run.manifest is not None:
             self._run_known.set()
 
-    def look_again(self) -> None:
+    def refresh_soon(self) -> None:
         """Recheck at once which peers are connected and banned."""
-        self._look_again.set()
+        self._refresh_soon.set()
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """Ask one peer, after dialling it if necessary. Raises `PeerUnreachable`."""
@@ -90,11 +90,11 @@ class MemberSession:
         """Connect to a peer. Returns the seconds that are left. Raises `PeerUnreachable`."""
         raise NotImplementedError
 
-    async def _keep(self, loop: Callable[[], Awaitable[None]]) -> None:
-        await self._member.guard.keep(loop, self._waits)
+    async def _supervise(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._member.guard.supervise(loop, self._runtime)
 
     async def _in_run(self, loop: Callable[[], Awaitable[None]]) -> None:
-        await self._run_known.happens(math.inf)
+        await self._run_known.wait_for(math.inf)
         await loop()
 
     async def _join(self) -> None:
@@ -103,7 +103,7 @@ class MemberSession:
 
     async def _topic(self) -> str:
         """The run's topic, once the run is known."""
-        await self._run_known.happens(math.inf)
+        await self._run_known.wait_for(math.inf)
         topic = self._member.run.topic
         assert topic is not None
         return topic
@@ -111,22 +111,22 @@ class MemberSession:
     def _changed(self, before: frozenset[str]) -> None:
         """The members changed from `before`."""
         self._peers_changed.set()
-        self._upkeep.found(first=not before)
+        self._upkeep.members_changed(first=not before)
 
-    async def _tell(self) -> None:
+    async def _publish_outgoing(self) -> None:
         topic = await self._topic()
         settled = False
         while True:
             if not self._member.peers.in_run:
                 settled = False
             elif not settled:
-                await self._waits.sleep(SETTLE_S)
+                await self._runtime.sleep(SETTLE_S)
                 settled = True
             record = self._member.records.outbox.take() if settled else None
             if record is None:
-                await self._outgoing.happens(math.inf)
+                await self._outgoing.wait_for(math.inf)
                 self._outgoing.clear()
                 continue
             await self._network.publish(topic, record)
             self._member.counters.add("published")
-            await self._waits.sleep(max(1 / self._records_per_s, len(record) / BYTES_PER_S))
+            await self._runtime.sleep(max(1 / self._records_per_s, len(record) / BYTES_PER_S))

@@ -1,9 +1,9 @@
 """Traffic of the run's records, in and out.
 
-offer                         -> shelf, outbox       (a large record: its announcement)
-receive   gossip              -> shelf, inbox
-mend      others' shelves     -> shelf, inbox        (records that gossip missed)
-complete  fetched downloads   -> shelf, inbox        (announced large records)
+publish            own records         -> store, outbox   (a large record: its announcement)
+receive_gossip     gossip              -> store, inbox
+receive_repaired   others' stores      -> store, inbox    (records that gossip missed)
+receive_large      fetched downloads   -> store, inbox    (announced large records)
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
 is charged. A refused record is not passed on.
@@ -22,9 +22,9 @@ from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.membership.versions import Versions
 from swarm.net.records.envelope import SealedRecord, read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.large import INLINE_BYTES, Download, Waiting, announce
+from swarm.net.records.large import INLINE_BYTES, Download, DownloadQueue, announce
 from swarm.net.records.mailbox import Mailbox
-from swarm.net.records.shelf import Shelf, record_id
+from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.wire import (
     Announcement,
     Limits,
@@ -33,8 +33,8 @@ from swarm.net.records.wire import (
     open_group,
     refused,
 )
-from swarm.net.trust.admission import Admission
 from swarm.net.trust.complaints import Complaints
+from swarm.net.trust.record_admission import RecordAdmission
 from swarm.reasons import Reason
 from swarm.types import Arrival, VerifiedGroup
 
@@ -48,8 +48,8 @@ BY_OTHER_RULES = frozenset(
 
 
 class RecordTraffic:
-    """Mailboxes, shelf, announced downloads and admission. For the network thread, except `offer`, `trust` and the
-    mailboxes.
+    """Mailboxes, record store, announced downloads and admission. For the network thread, except `publish`, `trust`
+    and the mailboxes.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class RecordTraffic:
         self.versions = versions
         self.inbox = Mailbox[Arrival](settings.inbox_records, settings.inbox_bytes)
         self.outbox = Mailbox[bytes](OUTBOX_RECORDS, OUTBOX_BYTES)
-        self.shelf = Shelf(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
-        self.large = Waiting()
-        self.admission = Admission(settings)
+        self.store = RecordStore(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
+        self.large = DownloadQueue()
+        self.admission = RecordAdmission(settings)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
 
-    def offer(self, record: bytes) -> None:
-        """Publish a record by gossip and put it on the shelf for peers that miss it. The run must be known."""
+    def publish(self, record: bytes) -> None:
+        """Publish a record by gossip and store it for peers that miss it. The run must be known."""
         assert self.run.manifest is not None
         own = self.identity.peer_id
         if len(record) > INLINE_BYTES:
-            self.shelf.add(record, listed=False, owner=own)
+            self.store.add(record, listed=False, owner=own)
             record = announce(self.identity, self.run.manifest.run_id, record)
-        self.shelf.add(record, owner=own)
+        self.store.add(record, owner=own)
         self.outbox.put(record, len(record))
 
-    def receive(self, sender: str, record: bytes) -> bool:
+    def receive_gossip(self, sender: str, record: bytes) -> bool:
         """Accept a gossip message; whether gossip may pass it on.
 
         A record that this node cannot decode may be valid for peers with another version, so it is passed on.
@@ -103,40 +103,40 @@ class RecordTraffic:
             return False
         if self._is_known(record):
             return True
-        payer = self.admission.payer(sender, self.peers.connected)
+        account = self.admission.account(sender, self.peers.connected)
         try:
             sealed = read_record(record, INLINE_BYTES)
         except Refusal as refusal:
-            if self._may_speak(sender, len(record)):
-                self._refuse(record, refusal, sender, payer)
+            if self._within_gossip_budget(sender, len(record)):
+                self._refuse(record, refusal, sender, account)
             return True
         if sealed.body.peer_id != sender:
             # Gossip authenticates the author, who publishes only own records; any other is forged or replayed.
             self.counters.add("drop_not_its_own")
             return False
-        if self._may_speak(sender, self._cost(sealed)):
+        if self._within_gossip_budget(sender, self._cost(sealed)):
             try:
-                self._take_in(payer, sealed, 0.0)
+                self._open_and_store(account, sealed, 0.0)
                 self.counters.add("delivered")
             except Refusal as refusal:
-                self._refuse(record, refusal, sender, payer)
+                self._refuse(record, refusal, sender, account)
         return True
 
-    def _may_speak(self, author: str, num_bytes: int) -> bool:
+    def _within_gossip_budget(self, author: str, num_bytes: int) -> bool:
         """Whether a record of this size is within the author's gossip budget."""
-        if self.admission.hears(author, self.peers.connected, num_bytes):
+        if self.admission.admits_gossip(author, self.peers.connected, num_bytes):
             return True
         self.counters.add("drop_over_budget")
         return False
 
-    def _refuse(self, record: bytes, refusal: Refusal, sender: str, payer: str) -> None:
+    def _refuse(self, record: bytes, refusal: Refusal, sender: str, account: str) -> None:
         """Put a refusal into the inbox for the exchange to count; the record is marked as seen, not stored."""
         self.versions.refused(sender, refusal)
-        self.shelf.note(record_id(record))
-        self._put_refused(record, refusal, payer)
+        self.store.mark_seen(record_id(record))
+        self._put_refused(record, refusal, account)
         self.counters.add("delivered")
 
-    def mend(self, helper: str, record: bytes, age_s: float) -> None:
+    def receive_repaired(self, helper: str, record: bytes, age_s: float) -> None:
         """Accept a record from repair. One that is older than this node's membership counts as a backfill.
 
         Raises `PeerUnreachable` if the helper's budget is used up, or if it sent a record that no honest peer holds.
@@ -146,36 +146,36 @@ class RecordTraffic:
         try:
             sealed = read_record(record, INLINE_BYTES)
         except Refusal as refusal:
-            self._check_gift(helper, helper, len(record), len(record))
-            self._decline(helper, record, refusal)
+            self._check_repair_budget(helper, helper, len(record), len(record))
+            self._refuse_repaired(helper, record, refusal)
             return
         author = sealed.body.peer_id
         if author in self.peers.banned:
             self.counters.add("banned_gossip")
             return
-        self._check_gift(helper, author, len(record), self._cost(sealed))
+        self._check_repair_budget(helper, author, len(record), self._cost(sealed))
         try:
-            self._take_in(helper, sealed, age_s)
+            self._open_and_store(helper, sealed, age_s)
         except Refusal as refusal:
-            self._decline(helper, record, refusal)
+            self._refuse_repaired(helper, record, refusal)
             return
         before = age_s > time.monotonic() - self.run.since
         self.counters.add("backfilled" if before else "repaired")
 
-    def _check_gift(self, helper: str, author: str, sent_bytes: int, num_bytes: int) -> None:
+    def _check_repair_budget(self, helper: str, author: str, sent_bytes: int, num_bytes: int) -> None:
         """Raises `PeerUnreachable` for a record beyond the helper's budget."""
-        if not self.admission.is_given(helper, author, self.peers.connected, sent_bytes, num_bytes):
+        if not self.admission.admits_repair(helper, author, self.peers.connected, sent_bytes, num_bytes):
             self.counters.add("drop_over_budget")
-            raise PeerUnreachable("it gave more of strangers' than is taken from one peer at a time")
+            raise PeerUnreachable("it sent more records than the budget of one helper allows")
 
-    def _decline(self, helper: str, record: bytes, refusal: Refusal) -> None:
+    def _refuse_repaired(self, helper: str, record: bytes, refusal: Refusal) -> None:
         """Mark a record as seen. Raises `PeerUnreachable` if no honest helper would hold it."""
         self.versions.refused(helper, refusal)
-        self.shelf.note(record_id(record))
+        self.store.mark_seen(record_id(record))
         self.counters.add("refused_repairs")
         if refusal.reason not in BY_OTHER_RULES:
             self.complaints.add(helper, Reason.BAD_GIFT)
-            raise PeerUnreachable(f"it gave a record that must be refused: {refusal}") from refusal
+            raise PeerUnreachable(f"it sent a record that no honest peer holds: {refusal}") from refusal
 
     def _cost(self, sealed: SealedRecord) -> int:
         """Bytes to decode a record. One that exceeds the limit will not be decompressed, so it costs its length."""
@@ -189,13 +189,13 @@ class RecordTraffic:
         return False
 
     def _is_known(self, record: bytes) -> bool:
-        if self.shelf.knows(record_id(record)):
+        if self.store.has_seen(record_id(record)):
             self.counters.add("duplicates")
             return True
         return False
 
-    def _take_in(self, payer: str, sealed: SealedRecord, age_s: float) -> None:
-        """Open a record; store it for others and for this node, charged to `payer`.
+    def _open_and_store(self, account: str, sealed: SealedRecord, age_s: float) -> None:
+        """Open a record; store it for others and for this node, charged to `account`.
 
         Raises `Refusal` for a record that is unsigned or invalid.
         """
@@ -205,43 +205,43 @@ class RecordTraffic:
         self.versions.understood(sealed.body.peer_id)
         if sealed.body.kind == "large":
             announcement = open_announcement(signed, run_id, self.settings.max_record_bytes)
-            self.shelf.add(signed.record, age_s, owner=payer)
-            self._expect(announcement, payer)
+            self.store.add(signed.record, age_s, owner=account)
+            self._queue_download(announcement, account)
         else:
             group = open_group(signed, self._limits)
-            self.shelf.add(group.record, age_s, owner=payer)
-            self._put(group, payer)
+            self.store.add(group.record, age_s, owner=account)
+            self._put(group, account)
 
-    def _put(self, group: VerifiedGroup, payer: str) -> None:
-        self.inbox.put(group, len(group.record), payer, group.memory_bytes)
+    def _put(self, group: VerifiedGroup, account: str) -> None:
+        self.inbox.put(group, len(group.record), account, group.memory_bytes)
 
-    def _put_refused(self, record: bytes, refusal: Refusal, payer: str) -> None:
-        self.inbox.put(refused(refusal), len(record), payer)
+    def _put_refused(self, record: bytes, refusal: Refusal, account: str) -> None:
+        self.inbox.put(refused(refusal), len(record), account)
 
-    def _expect(self, announcement: Announcement, payer: str) -> None:
+    def _queue_download(self, announcement: Announcement, account: str) -> None:
         """Queue the download of an announced record."""
-        if announcement.peer_id == self.identity.peer_id or self.shelf.knows(announcement.record_id):
+        if announcement.peer_id == self.identity.peer_id or self.store.has_seen(announcement.record_id):
             return
-        if not self.large.add(announcement, time.monotonic() + self.settings.backfill_s, payer):
+        if not self.large.add(announcement, time.monotonic() + self.settings.backfill_s, account):
             self.counters.add("drop_announced")
         self.on_announcement()
 
-    def complete(self, download: Download) -> None:
+    def receive_large(self, download: Download) -> None:
         """Accept a fetched large record. Raises `PeerUnreachable` if it is not the announced one."""
         assert self.run.manifest is not None
-        record, payer = download.record(), download.payer
-        if self.shelf.knows(download.announcement.record_id):
+        record, account = download.record(), download.account
+        if self.store.has_seen(download.announcement.record_id):
             return
         self.counters.add("fetched")
         try:
             sealed = read_record(record, self.settings.max_record_bytes)
             group = open_group(check_seal(sealed, self.run.manifest.run_id), self._limits)
         except Refusal as refusal:
-            self.shelf.note(record_id(record))
-            self._put_refused(record, refusal, payer)
+            self.store.mark_seen(record_id(record))
+            self._put_refused(record, refusal, account)
         else:
-            self.shelf.add(group.record, listed=False, owner=payer)
-            self._put(group, payer)
+            self.store.add(group.record, listed=False, owner=account)
+            self._put(group, account)
 
     def trust(self, peer_ids: Collection[str]) -> None:
         """Give these authors a member's budget, and all others a newcomer's."""

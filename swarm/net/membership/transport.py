@@ -36,7 +36,7 @@ class MemberTransport(ABC):
         bootstrap address, and `TransportError` for a bad manifest.
         """
         if identity.path is None:
-            raise TransportError("the identity must be kept in a file, for the network to read")
+            raise TransportError("the identity must be loaded from a file, because the network library reads it")
         self.peer_id = identity.peer_id
         self._identity_path = identity.path
         self._settings = settings
@@ -73,7 +73,7 @@ class MemberTransport(ABC):
         elif len(record) > self._settings.max_record_bytes:
             self._member.counters.add("drop_oversized")
         else:
-            self._member.records.offer(record)
+            self._member.records.publish(record)
             self._wake()
 
     def has_room(self) -> bool:

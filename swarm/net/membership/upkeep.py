@@ -1,11 +1,11 @@
 """The upkeep loops of a session: repair, downloads and peer exchange, once the run is known.
 
-repair    one random member: what it holds     -> missing records -> inbox   (every `repair_every_s`; at once when the
-                                                                              first peer appears)
-download  announced large records <- holders, one after another   -> inbox   (two at a time)
-acquaint  signed peer records <- random members -> dialling, file            (every `announce_every_s`; on new peers)
+repair          one random member: what it holds -> missing records -> inbox    (every `repair_every_s`; at once when
+                                                                                 the first peer appears)
+download        announced large records <- holders, one after another -> inbox  (two at a time)
+exchange_peers  signed peer records <- random members -> dialling, file         (every `announce_every_s`; on new peers)
 
-Independent of asyncio and trio: the session provides the waits.
+Independent of asyncio and trio: the session provides the runtime.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
 from swarm.net.membership.member import Member
 from swarm.net.records.large import Download, holders
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
+from swarm.net.runtime import AsyncRuntime
 from swarm.net.services.peer_exchange import ask_peers
-from swarm.net.waits import Waits
 from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ PEERS_PAUSE_S = 1.0
 """Peers that appear within this time cause one request."""
 
 
-class Asks(Protocol):
+class OpenStream(Protocol):
     """Opens a stream through the session. Raises `PeerUnreachable`."""
 
     def __call__(
@@ -55,30 +55,30 @@ class Asks(Protocol):
 class Upkeep:
     """Repair, downloads and peer exchange of a node in one session."""
 
-    def __init__(self, member: Member, ask: Asks, waits: Waits) -> None:
+    def __init__(self, member: Member, ask: OpenStream, runtime: AsyncRuntime) -> None:
         """Maintain `member` through requests to other peers."""
         self._member = member
         self._ask = ask
-        self._waits = waits
-        self._found_first = waits.signal()
-        self._found_new = waits.signal()
-        self._announced = waits.signal()
+        self._runtime = runtime
+        self._found_first = runtime.signal()
+        self._found_new = runtime.signal()
+        self._announced = runtime.signal()
         self._repair = Repair(
-            member.records.shelf,
+            member.records.store,
             self._fetch,
-            member.records.mend,
+            member.records.receive_repaired,
             every_s=member.settings.repair_every_s,
             backfill_s=member.settings.backfill_s,
         )
         self._unhelpful = Backoff(member.settings.repair_every_s)
-        self._fetch_paced = paced(self._fetch, TokenBucket(member.settings.download_bytes_per_s), waits)
+        self._fetch_paced = paced(self._fetch, TokenBucket(member.settings.download_bytes_per_s), runtime)
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
-        self._giving: set[str] = set()
+        self._downloading_from: set[str] = set()
         """Holders of current downloads; at most one download from each."""
         self._remembered_at = 0.0
         member.records.on_announcement = self._announced.set
 
-    def found(self, *, first: bool) -> None:
+    def members_changed(self, *, first: bool) -> None:
         """New members of the run are connected; `first`: there were none before."""
         self._found_new.set()
         if first:
@@ -93,11 +93,11 @@ class Upkeep:
             if helpful:
                 await self._repair_from(random.choice(helpful))
             # Random, so that nodes that started together do not stay in step.
-            await self._found_first.happens(self._member.settings.repair_every_s * random.uniform(0.8, 1.2))
+            await self._found_first.wait_for(self._member.settings.repair_every_s * random.uniform(0.8, 1.2))
 
     async def _repair_from(self, peer_id: str) -> None:
         try:
-            async with self._waits.within(ROUND_TIMEOUT_S):
+            async with self._runtime.timeout(ROUND_TIMEOUT_S):
                 await self._repair.round(peer_id)
         except (PeerUnreachable, TimeoutError) as error:
             self._member.counters.add("repair_failures")
@@ -112,7 +112,7 @@ class Upkeep:
         while True:
             self._announced.clear()
             if (taken := waiting.take()) is None:
-                await self._announced.happens(math.inf)
+                await self._announced.wait_for(math.inf)
                 continue
             give_up_at, download = taken
             settled = False
@@ -122,7 +122,7 @@ class Upkeep:
                     self._member.counters.add("fetch_failures")
                     settled = True
                 elif not settled:
-                    await self._waits.sleep(DOWNLOAD_PAUSE_S)
+                    await self._runtime.sleep(DOWNLOAD_PAUSE_S)
             finally:
                 # Also when the session dies: the next one continues with the fetched bytes.
                 if settled:
@@ -133,21 +133,21 @@ class Upkeep:
     async def _download(self, download: Download) -> bool:
         """Whether the download is settled: complete, or impossible."""
         for peer_id in holders(download.announcement, self._member.peers.in_run):
-            if peer_id in self._giving or self._slow.wait_s(peer_id, time.monotonic()) > 0:
+            if peer_id in self._downloading_from or self._slow.wait_s(peer_id, time.monotonic()) > 0:
                 continue
             if not await self._get_from(peer_id, download):
                 continue
             try:
-                self._member.records.complete(download)
+                self._member.records.receive_large(download)
             except PeerUnreachable as error:
                 self._member.counters.add("fetch_failures")
-                logger.debug("%s announced what does not exist: %s", download.announcement.peer_id, error)
+                logger.debug("%s announced a record that does not exist: %s", download.announcement.peer_id, error)
             return True
         return False
 
     async def _get_from(self, peer_id: str, download: Download) -> bool:
         """Whether one holder delivered the rest."""
-        self._giving.add(peer_id)
+        self._downloading_from.add(peer_id)
         try:
             await download.fetch_from(self._fetch_paced, peer_id)
         except SlowHolder as error:
@@ -157,14 +157,14 @@ class Upkeep:
             return False
         except PeerUnreachable as error:
             self._member.counters.add("holders_failed")
-            logger.debug("%s did not give a large record: %s", peer_id, error)
+            logger.debug("fetching a large record from %s failed: %s", peer_id, error)
             return False
         finally:
-            self._giving.remove(peer_id)
+            self._downloading_from.remove(peer_id)
         self._slow.succeeded(peer_id)
         return True
 
-    async def acquaint(self) -> None:
+    async def exchange_peers(self) -> None:
         """Learn peers' addresses from members and write them to the file, forever."""
         peers = self._member.peers
         while True:
@@ -174,18 +174,18 @@ class Upkeep:
             if time.monotonic() - self._remembered_at > REMEMBER_EVERY_S or peers.in_run - peers.remembered.keys():
                 self._remembered_at = time.monotonic()
                 peers.remember()
-            await self._found_new.happens(self._member.settings.announce_every_s)
-            await self._waits.sleep(PEERS_PAUSE_S)
+            await self._found_new.wait_for(self._member.settings.announce_every_s)
+            await self._runtime.sleep(PEERS_PAUSE_S)
 
     async def _ask_for_peers(self, peer_id: str) -> None:
         member, manifest = self._member, self._member.run.manifest
         assert manifest is not None
         try:
-            async with self._waits.within(PEERS_TIMEOUT_S):
+            async with self._runtime.timeout(PEERS_TIMEOUT_S):
                 member.peers.learn(await ask_peers(self._fetch, peer_id, manifest.run_id, member.clock()), peer_id)
         except (PeerUnreachable, TimeoutError) as error:
             member.counters.add("peer_exchange_failures")
-            logger.debug("%s did not say whom it knows: %s", peer_id, error)
+            logger.debug("asking %s for its known peers failed: %s", peer_id, error)
 
     def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         return self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)

@@ -64,7 +64,7 @@ def open_backup(text: str, passphrase: bytes | None) -> Backup:
     if tuple(values) != FIELDS or values["Format"] != FORMAT:
         raise BackupError(f"a backup must be of format {FORMAT}, got {values.get('Format', 'none')!r}")
     if checksum != _checksum(header, body):
-        raise BackupError("the backup is damaged: its checksum does not fit; use another copy")
+        raise BackupError("the backup is damaged: its checksum does not match; use another copy")
     if not re.fullmatch(r"[0-9]{1,11}", values["Created"]):
         raise BackupError(f"Created must be unix seconds, got {values['Created']!r}")
     created_at = int(values["Created"])
@@ -81,7 +81,7 @@ def _split(text: str) -> tuple[str, str, bytes]:
     """Header, checksum and body."""
     lines = [line.strip() for line in text.strip().splitlines()] if len(text) <= MAX_BACKUP_CHARS else []
     if len(lines) < len(FIELDS) + 4 or lines[0] != BEGIN or lines[-1] != END:
-        raise BackupError(f"a backup starts with {BEGIN} and ends with {END}; this is something else, or cut off")
+        raise BackupError(f"a backup starts with {BEGIN} and ends with {END}; this text does not, or is truncated")
     header, rest = "\n".join(lines[1 : 1 + len(FIELDS)]), lines[1 + len(FIELDS) : -1]
     try:
         body = base64.b64decode("".join(rest[2:]), validate=True)
@@ -104,7 +104,7 @@ def _decrypt(body: bytes, passphrase: bytes, header: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(_derive(passphrase, salt)).decrypt(nonce, ciphertext, header)
     except (InvalidTag, ValueError) as error:
-        raise BackupError("the passphrase is not that of the backup") from error
+        raise BackupError("the passphrase does not decrypt the backup") from error
 
 
 def _derive(passphrase: bytes, salt: bytes) -> bytes:

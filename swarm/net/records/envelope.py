@@ -117,7 +117,9 @@ def read_record(record: bytes, max_bytes: int) -> SealedRecord:
     _check_version(envelope.schema_version)
     body = decode(envelope.body, Body)
     if len(body.run_id) > MAX_RUN_ID_CHARS or len(body.peer_id) > MAX_PEER_ID_CHARS:
-        raise Refusal(Reason.MALFORMED, "run id or peer id too long")
+        raise Refusal(
+            Reason.MALFORMED, f"at most {MAX_RUN_ID_CHARS} characters of run id and {MAX_PEER_ID_CHARS} of peer id"
+        )
     return SealedRecord(record, envelope, body)
 
 
@@ -143,14 +145,14 @@ def check_kind(body: Body, *kinds: Kind) -> None:
     if body.kind in kinds:
         return
     if body.kind not in KINDS and is_name(body.kind, MAX_KIND_CHARS):
-        raise Refusal(Reason.UNKNOWN_KIND, f"this version knows no records of the kind {body.kind!r}")
-    raise Refusal(Reason.MALFORMED, f"expected a {' or '.join(kinds)}, got a {body.kind!r}")
+        raise Refusal(Reason.UNKNOWN_KIND, f"this version of swarm does not know records of kind {body.kind!r}")
+    raise Refusal(Reason.MALFORMED, f"expected a record of kind {' or '.join(kinds)}, got {body.kind!r}")
 
 
 def check_signature(sealed: SealedRecord) -> SignedRecord:
     """Verify the signature of the peer that the record names. Raises `Refusal`: `bad_signature`."""
     if not verify(sealed.body.peer_id, signed_bytes(sealed.envelope.body), sealed.envelope.signature):
-        raise Refusal(Reason.BAD_SIGNATURE, f"not signed by {sealed.body.peer_id}")
+        raise Refusal(Reason.BAD_SIGNATURE, f"the signature is not that of {sealed.body.peer_id}")
     return SignedRecord(sealed.record, sealed.body)
 
 
@@ -176,7 +178,7 @@ def decode(content: bytes, record_type: type[T]) -> T:
         return msgspec.msgpack.decode(content, type=record_type)
     except RecursionError as error:
         # The depth limit differs between nodes, so a peer that forwards the record is not to blame.
-        raise Refusal(Reason.LIMITS, "values in one another too deep") from error
+        raise Refusal(Reason.LIMITS, "values are nested too deeply") from error
     except msgspec.ValidationError as error:
         raise _explained(error) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -189,5 +191,5 @@ def _explained(error: msgspec.ValidationError) -> Refusal:
         return Refusal(Reason.LIMITS, text)
     other = OTHER_QUESTION.fullmatch(text)
     if other and other[1] not in QUESTION_KINDS and is_name(other[1], MAX_KIND_CHARS):
-        return Refusal(Reason.UNKNOWN_QUESTION, f"this version knows no questions of the kind {other[1]!r}")
+        return Refusal(Reason.UNKNOWN_QUESTION, f"this version of swarm does not know questions of kind {other[1]!r}")
     return Refusal(Reason.MALFORMED, text)

@@ -83,7 +83,7 @@ class Identity:
                 _write(path, Ed25519PrivateKey.generate())
             encoded = path.read_bytes()
             if path.stat().st_mode & 0o077:
-                logger.warning("the key file %s can be read by other users: chmod 600 it", path)
+                logger.warning("other users can read the key file %s: run chmod 600 on it", path)
         except OSError as error:
             raise IdentityError(f"the identity file {path} cannot be used: {error.strerror or error}") from error
         return cls(_parse(encoded, path), path, lock)
@@ -161,7 +161,7 @@ def install(path: Path, encoded: bytes, created_at: float, *, force: bool = Fals
                     return None
                 if not force:
                     raise IdentityError(
-                        f"{path} holds another identity already; import into another directory, or give --force to "
+                        f"{path} already holds another identity; import into another directory, or give --force to "
                         "replace it, which keeps the old file beside the new one"
                     )
                 moved = path.with_name(f"{path.name}.replaced-{secrets.token_hex(4)}")
@@ -180,11 +180,11 @@ def _parse(encoded: bytes, path: Path | str) -> Ed25519PrivateKey:
     if not encoded.startswith(PRIVATE_KEY_HEADER) or len(public_key) != KEY_BYTES:
         raise IdentityError(
             f"the identity file {path} must hold an Ed25519 key in libp2p's private key format, "
-            f"got {len(encoded)} other bytes; move it away to have a new one made"
+            f"got {len(encoded)} bytes of something else; move the file away to have a new key made"
         )
     key = Ed25519PrivateKey.from_private_bytes(seed)
     if key.public_key().public_bytes_raw() != public_key:
-        raise IdentityError(f"the identity file {path} is damaged: its public key is not that of its private key")
+        raise IdentityError(f"the identity file {path} is damaged: its keys do not match; restore a backup")
     return key
 
 

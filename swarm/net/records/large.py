@@ -14,7 +14,7 @@ from msgspec import Struct
 from swarm.errors import PeerUnreachable
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.shelf import Shelf, record_id
+from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.wire import Announcement, seal_announcement
 from swarm.types import Count
 
@@ -23,8 +23,8 @@ INLINE_BYTES = 1_000_000
 """Largest record sent by gossip itself. Gossip's own limit is 1 MiB for the message with its framing."""
 MAX_WAITING = 64
 MAX_WAITING_PER_PEER = 4
-MAX_PER_PAYER = 16
-"""Per payer; all strangers behind one connection share one payer."""
+MAX_PER_ACCOUNT = 16
+"""All strangers behind one connection share one account."""
 MAX_PARTIAL_BYTES = 64 * 2**20
 """Bytes held by all unfinished downloads that wait for a retry."""
 
@@ -50,22 +50,22 @@ def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
     return seal_announcement(identity, Announcement(run_id, identity.peer_id, record_id(record), len(record), chunks))
 
 
-def answer_large(shelf: Shelf, request: bytes) -> Iterator[bytes]:
+def answer_large(store: RecordStore, request: bytes) -> Iterator[bytes]:
     """The bytes of a held record from the requested offset. Raises `LookupError` or `msgspec.MsgspecError`."""
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
-    record = shelf.get(wanted.record_id)
+    record = store.get(wanted.record_id)
     if record is None or wanted.offset > len(record):
-        raise LookupError("not held here")
+        raise LookupError("the record is not held here")
     return _pieces(record, wanted.offset)
 
 
 class Download:
     """A large record in progress. Every chunk is verified on arrival; holders are tried one after another."""
 
-    def __init__(self, announcement: Announcement, payer: str = "") -> None:
-        """Empty; `payer` is the account that it is charged to."""
+    def __init__(self, announcement: Announcement, account: str = "") -> None:
+        """Empty; `account` is what it is charged to."""
         self.announcement = announcement
-        self.payer = payer
+        self.account = account
         self._content = bytearray()
         self._verified = 0
 
@@ -96,7 +96,7 @@ class Download:
                 return
             expected = announced.chunk_ids[self._verified // MAX_CHUNK_BYTES]
             if record_id(bytes(self._content[self._verified : end])) != expected:
-                raise PeerUnreachable(f"it sent something else at byte {self._verified} than was announced")
+                raise PeerUnreachable(f"the chunk at byte {self._verified} does not match the announcement")
             self._verified = end
 
     async def fetch_from(self, fetch: Fetch, peer_id: str) -> None:
@@ -118,39 +118,42 @@ class Download:
         return record
 
 
-class Waiting:
-    """Queue of downloads, bounded in total, per announcer and per payer. Round-robin over payers."""
+class DownloadQueue:
+    """Queue of downloads, bounded in total, per announcer and per account. Round-robin over accounts."""
 
     def __init__(self) -> None:
         """Empty."""
         self._downloads: dict[str, deque[tuple[float, Download]]] = {}
-        """By payer, in round-robin order."""
+        """By account, in round-robin order."""
         self._announced_by: Counter[str] = Counter()
-        self._paid_by: Counter[str] = Counter()
+        self._num_by_account: Counter[str] = Counter()
 
-    def add(self, announcement: Announcement, give_up_at: float, payer: str) -> bool:
-        """Queue a download for `payer`; False if a limit is reached.
+    def add(self, announcement: Announcement, give_up_at: float, account: str) -> bool:
+        """Queue a download for `account`; False if a limit is reached.
 
-        If the queue is full, a payer with fewer downloads displaces the newest one of the payer with the most.
+        If the queue is full, an account with fewer downloads displaces the newest one of the account with the most.
         """
-        if self._announced_by[announcement.peer_id] >= MAX_WAITING_PER_PEER or self._paid_by[payer] >= MAX_PER_PAYER:
+        if (
+            self._announced_by[announcement.peer_id] >= MAX_WAITING_PER_PEER
+            or self._num_by_account[account] >= MAX_PER_ACCOUNT
+        ):
             return False
-        if len(self) >= MAX_WAITING and not self._displace(payer):
+        if len(self) >= MAX_WAITING and not self._displace(account):
             return False
         self._announced_by[announcement.peer_id] += 1
-        self._paid_by[payer] += 1
-        self._downloads.setdefault(payer, deque()).append((give_up_at, Download(announcement, payer)))
+        self._num_by_account[account] += 1
+        self._downloads.setdefault(account, deque()).append((give_up_at, Download(announcement, account)))
         return True
 
     def take(self) -> tuple[float, Download] | None:
-        """The oldest download of the next payer; it counts towards the limits until `forget`."""
+        """The oldest download of the next account; it counts towards the limits until `forget`."""
         if not self._downloads:
             return None
-        payer = next(iter(self._downloads))
-        waiting = self._downloads.pop(payer)
+        account = next(iter(self._downloads))
+        waiting = self._downloads.pop(account)
         taken = waiting.popleft()
         if waiting:
-            self._downloads[payer] = waiting
+            self._downloads[account] = waiting
         return taken
 
     def put_back(self, give_up_at: float, download: Download) -> None:
@@ -158,11 +161,14 @@ class Waiting:
         held = sum(other.num_held for waiting in self._downloads.values() for _, other in waiting)
         if download.num_held + held > MAX_PARTIAL_BYTES:
             download.clear()
-        self._downloads.setdefault(download.payer, deque()).append((give_up_at, download))
+        self._downloads.setdefault(download.account, deque()).append((give_up_at, download))
 
     def forget(self, download: Download) -> None:
         """Remove a finished or abandoned download from the limits."""
-        for counts, key in ((self._announced_by, download.announcement.peer_id), (self._paid_by, download.payer)):
+        for counts, key in (
+            (self._announced_by, download.announcement.peer_id),
+            (self._num_by_account, download.account),
+        ):
             counts[key] -= 1
             if not counts[key]:
                 del counts[key]
@@ -171,9 +177,9 @@ class Waiting:
         """Number of queued downloads."""
         return sum(map(len, self._downloads.values()))
 
-    def _displace(self, payer: str) -> bool:
+    def _displace(self, account: str) -> bool:
         most = max(self._downloads, key=lambda other: len(self._downloads[other]))
-        if len(self._downloads[most]) <= self._paid_by[payer] + 1:
+        if len(self._downloads[most]) <= self._num_by_account[account] + 1:
             return False
         _, dropped = self._downloads[most].pop()
         self.forget(dropped)

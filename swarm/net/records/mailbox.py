@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class _Pile(Generic[T]):
+class _Queue(Generic[T]):
     """Items of one origin, oldest first."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Mailbox(Generic[T]):
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._filled = threading.Condition(self._lock)
-        self._piles: dict[str, _Pile[T]] = {}
+        self._queues: dict[str, _Queue[T]] = {}
         self._numbers = count()
         self._num_items = 0
         self._num_bytes = 0
@@ -60,13 +60,13 @@ class Mailbox(Generic[T]):
                 return
             # Capped: otherwise a record whose decoded size exceeds the mailbox could never arrive.
             num_bytes = max(num_bytes, min(memory_bytes, self._max_bytes // 2))
-            self._piles.setdefault(origin, _Pile()).put(next(self._numbers), item, num_bytes)
+            self._queues.setdefault(origin, _Queue()).put(next(self._numbers), item, num_bytes)
             self._num_items += 1
             self._num_bytes += num_bytes
             while self._num_items > self._max_records:
-                self._drop(lambda pile: len(pile.items))
+                self._drop(lambda queue: len(queue.items))
             while self._num_bytes > self._max_bytes:
-                self._drop(lambda pile: pile.num_bytes)
+                self._drop(lambda queue: queue.num_bytes)
             self._filled.notify_all()
 
     def has_room(self, num_bytes: int) -> bool:
@@ -82,16 +82,16 @@ class Mailbox(Generic[T]):
     def take(self) -> T | None:
         """Remove and return the oldest item; None if empty."""
         with self._lock:
-            if not self._piles:
+            if not self._queues:
                 return None
-            return self._remove(min(self._piles, key=lambda origin: self._piles[origin].items[0][0]))
+            return self._remove(min(self._queues, key=lambda origin: self._queues[origin].items[0][0]))
 
     def drain(self) -> list[T]:
         """Remove and return all items, oldest first."""
         with self._lock:
-            every = merge(*(pile.items for pile in self._piles.values()), key=lambda numbered: numbered[0])
+            every = merge(*(queue.items for queue in self._queues.values()), key=lambda numbered: numbered[0])
             items = [item for _, item, _ in every]
-            self._piles.clear()
+            self._queues.clear()
             self._num_items = self._num_bytes = 0
             return items
 
@@ -101,15 +101,15 @@ class Mailbox(Generic[T]):
         with self._lock:
             return self._num_dropped
 
-    def _drop(self, size: Callable[[_Pile[T]], int]) -> None:
-        self._remove(max(self._piles, key=lambda origin: size(self._piles[origin])))
+    def _drop(self, size: Callable[[_Queue[T]], int]) -> None:
+        self._remove(max(self._queues, key=lambda origin: size(self._queues[origin])))
         self._num_dropped += 1
 
     def _remove(self, origin: str) -> T:
-        pile = self._piles[origin]
-        item, num_bytes = pile.take()
-        if not pile.items:
-            del self._piles[origin]
+        queue = self._queues[origin]
+        item, num_bytes = queue.take()
+        if not queue.items:
+            del self._queues[origin]
         self._num_items -= 1
         self._num_bytes -= num_bytes
         return item

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from swarm.errors import PeerUnreachable
 from swarm.net.records.large import INLINE_BYTES, Fetch
-from swarm.net.records.shelf import RECORD_ID_BYTES, Held, Shelf, record_id
+from swarm.net.records.record_store import RECORD_ID_BYTES, Held, RecordStore, record_id
 
 HAVE_PROTOCOL = "/swarm/have/1"
 GIVE_PROTOCOL = "/swarm/give/1"
@@ -50,22 +50,22 @@ class GiveRequest(Struct, frozen=True, array_like=True):
     record_ids: Annotated[tuple[bytes, ...], Meta(max_length=MAX_GIVEN)]
 
 
-def answer_have(shelf: Shelf, request: bytes) -> bytes:
+def answer_have(store: RecordStore, request: bytes) -> bytes:
     """Held records, latest first. Raises `msgspec.MsgspecError`."""
     asked = msgspec.msgpack.decode(request, type=HaveRequest)
-    return msgspec.msgpack.encode(shelf.listing(asked.max_age_s, GOSSIP_GRACE_S, MAX_LISTED))
+    return msgspec.msgpack.encode(store.listing(asked.max_age_s, GOSSIP_GRACE_S, MAX_LISTED))
 
 
-def answer_give(shelf: Shelf, request: bytes) -> Iterator[bytes]:
+def answer_give(store: RecordStore, request: bytes) -> Iterator[bytes]:
     """The requested records that are held, up to the limits of one answer. Raises `msgspec.MsgspecError`."""
     asked = msgspec.msgpack.decode(request, type=GiveRequest)
-    return _give(shelf, asked.record_ids)
+    return _read_held(store, asked.record_ids)
 
 
-def _give(shelf: Shelf, names: Sequence[bytes]) -> Iterator[bytes]:
+def _read_held(store: RecordStore, names: Sequence[bytes]) -> Iterator[bytes]:
     room = MAX_GIVEN_BYTES
     for name in names:
-        record = shelf.get(name)
+        record = store.get(name)
         if record is None or len(record) > INLINE_BYTES:
             continue
         room -= len(record)
@@ -74,7 +74,7 @@ def _give(shelf: Shelf, names: Sequence[bytes]) -> Iterator[bytes]:
         yield name + len(record).to_bytes(LENGTH_BYTES, "big") + record
 
 
-class GiftReader:
+class RecordReader:
     """Splits an answer to `give` into records, across chunk boundaries; accepts each requested record once."""
 
     def __init__(self, wanted: Sequence[bytes]) -> None:
@@ -90,12 +90,12 @@ class GiftReader:
             name = bytes(self._pending[:RECORD_ID_BYTES])
             length = int.from_bytes(self._pending[RECORD_ID_BYTES:header_bytes], "big")
             if name not in self._wanted or length > INLINE_BYTES:
-                raise PeerUnreachable("it gave something that was not asked for")
+                raise PeerUnreachable("it sent a record that was not requested")
             if len(self._pending) < header_bytes + length:
                 return
             record = bytes(self._pending[header_bytes : header_bytes + length])
             if record_id(record) != name:
-                raise PeerUnreachable("it gave a record under a false id")
+                raise PeerUnreachable("it sent a record that does not match its id")
             del self._pending[: header_bytes + length]
             self._wanted.remove(name)
             yield record
@@ -111,7 +111,7 @@ class Repair:
 
     def __init__(
         self,
-        shelf: Shelf,
+        store: RecordStore,
         fetch: Fetch,
         deliver: Callable[[str, bytes, float], None],
         *,
@@ -120,7 +120,7 @@ class Repair:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`deliver(helper, record, age_s)` accepts a missing record; the caller runs a round every `every_s`."""
-        self._shelf = shelf
+        self._store = store
         self._fetch = fetch
         self._deliver = deliver
         self._every_s = every_s
@@ -151,7 +151,7 @@ class Repair:
 
     def _is_missing(self, held: Held) -> bool:
         usable = held.num_bytes <= INLINE_BYTES and held.age_s <= self._backfill_s
-        return usable and not self._shelf.knows(held.record_id)
+        return usable and not self._store.has_seen(held.record_id)
 
     async def _ask(self, peer_id: str) -> list[Held]:
         request = msgspec.msgpack.encode(HaveRequest(self.window_s()))
@@ -166,15 +166,15 @@ class Repair:
 
     async def _get(self, peer_id: str, batch: Sequence[Held]) -> None:
         ages = {held.record_id: held.age_s for held in batch}
-        gifts = GiftReader(list(ages))
+        reader = RecordReader(list(ages))
         request = msgspec.msgpack.encode(GiveRequest(tuple(ages)))
         # Bound the answer by the sizes that the peer listed: it cannot list small records and send large ones.
         room = sum(held.num_bytes + RECORD_ID_BYTES + LENGTH_BYTES for held in batch)
         async with aclosing(self._fetch(peer_id, GIVE_PROTOCOL, request, room)) as chunks:
             async for chunk in chunks:
-                for record in gifts.feed(chunk):
+                for record in reader.feed(chunk):
                     self._deliver(peer_id, record, ages[record_id(record)])
-        gifts.close()
+        reader.close()
 
 
 def _first_batch(missing: list[Held]) -> tuple[list[Held], list[Held]]:

@@ -33,7 +33,7 @@ from swarm.net.records.envelope import (
 )
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.shelf import RECORD_ID_BYTES
+from swarm.net.records.record_store import RECORD_ID_BYTES
 from swarm.reasons import Reason
 from swarm.types import (
     MAX_COMPLETIONS,
@@ -56,7 +56,7 @@ class Announcement(Struct, frozen=True):
     run_id: str
     peer_id: str
     record_id: bytes
-    """Digest of the sealed record; see `shelf.record_id`."""
+    """Digest of the sealed record; see `record_store.record_id`."""
     num_bytes: Positive
     chunk_ids: tuple[bytes, ...]
     """Digest of each 256 KiB chunk; the last chunk may be shorter."""
@@ -167,7 +167,7 @@ def check_seal(sealed: SealedRecord, run_id: str) -> SignedRecord:
     """
     check_kind(sealed.body, "group", "large")
     if sealed.body.run_id != run_id:
-        raise Refusal(Reason.WRONG_RUN, f"this node is in {run_id!r}, got {sealed.body.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"this node is in run {run_id!r}, the record in {sealed.body.run_id!r}")
     return check_signature(sealed)
 
 
@@ -192,7 +192,7 @@ def open_group(signed: SignedRecord, limits: Limits) -> VerifiedGroup:
 
 def _check_group(group: RolloutGroup, body: Body, limits: Limits) -> None:
     if group.run_id != body.run_id:
-        raise Refusal(Reason.WRONG_RUN, f"the envelope says {body.run_id!r}, the group {group.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"the envelope names run {body.run_id!r}, the group {group.run_id!r}")
     if group.peer_id != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {group.peer_id!r}")
     for problem in group_problems(group, limits):
@@ -203,9 +203,11 @@ def check_age(group: RolloutGroup, limits: Limits, *, now: float | None = None) 
     """Raises `Refusal`, attributed to the author: `clock` if the group is from the future, `stale` if it is too old."""
     age_s = _now(now) - group.created_at
     if age_s < -MAX_CLOCK_SKEW_S:
-        raise Refusal(Reason.CLOCK, f"made {-age_s:.0f} s from now, by this clock", group.peer_id)
+        raise Refusal(Reason.CLOCK, f"created {-age_s:.0f} s in the future, by the clock of this node", group.peer_id)
     if age_s > limits.max_age_s:
-        raise Refusal(Reason.STALE, f"made {age_s:.0f} s ago, at most {limits.max_age_s:g}", group.peer_id)
+        raise Refusal(
+            Reason.STALE, f"created {age_s:.0f} s ago, at most {limits.max_age_s:g} s are allowed", group.peer_id
+        )
 
 
 def refused(refusal: Refusal) -> RefusedRecord:
@@ -248,7 +250,9 @@ def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) ->
     """The unexpired peer record in an envelope, signed by the peer that it describes. Raises `Refusal`."""
     peer = _signed_peer_record(record, run_id)
     if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
-        raise Refusal(Reason.CLOCK, f"must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}")
+        raise Refusal(
+            Reason.CLOCK, f"a peer record must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}"
+        )
     return peer
 
 
@@ -259,7 +263,7 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
     peer = decode(decompress(signed, MAX_EXPANSION * MAX_PEER_RECORD_BYTES), PeerRecord)
     body = signed.body
     if not peer.run_id == body.run_id == run_id:
-        raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {peer.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {peer.run_id!r}")
     if peer.peer_id != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but is about {peer.peer_id!r}")
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
@@ -271,14 +275,22 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
 
 
 def open_announcement(signed: SignedRecord, run_id: str, max_record_bytes: int) -> Announcement:
-    """The announcement of a large record, signed by its publisher. Raises `Refusal`."""
+    """The announcement of a large record, signed by its publisher. Raises `Refusal`, attributed to the signer."""
     body = signed.body
-    check_kind(body, "large")
-    if len(signed.record) > MAX_ANNOUNCEMENT_BYTES:
-        raise Refusal(Reason.OVERSIZED, f"at most {MAX_ANNOUNCEMENT_BYTES} bytes, got {len(signed.record)}")
-    announced = decode(decompress(signed, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES), Announcement)
+    try:
+        check_kind(body, "large")
+        if len(signed.record) > MAX_ANNOUNCEMENT_BYTES:
+            raise Refusal(Reason.OVERSIZED, f"at most {MAX_ANNOUNCEMENT_BYTES} bytes, got {len(signed.record)}")
+        announced = decode(decompress(signed, MAX_EXPANSION * MAX_ANNOUNCEMENT_BYTES), Announcement)
+        _check_announcement(announced, body, run_id, max_record_bytes)
+    except Refusal as refusal:
+        raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
+    return announced
+
+
+def _check_announcement(announced: Announcement, body: Body, run_id: str, max_record_bytes: int) -> None:
     if not announced.run_id == body.run_id == run_id:
-        raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {announced.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {announced.run_id!r}")
     if announced.peer_id != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {announced.peer_id!r}")
     if not 0 < announced.num_bytes <= max_record_bytes:
@@ -287,8 +299,7 @@ def open_announcement(signed: SignedRecord, run_id: str, max_record_bytes: int) 
     if len(announced.chunk_ids) != -(-announced.num_bytes // MAX_CHUNK_BYTES) or any(
         len(digest) != RECORD_ID_BYTES for digest in ids
     ):
-        raise Refusal(Reason.LIMITS, f"the digests do not fit {announced.num_bytes} bytes")
-    return announced
+        raise Refusal(Reason.LIMITS, f"the digests do not match {announced.num_bytes} bytes in number or length")
 
 
 def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
@@ -297,7 +308,7 @@ def open_snapshot(record: bytes, run_id: str, learner: str) -> SnapshotManifest:
     manifest = decode(decompress(signed, MAX_EXPANSION * MAX_SNAPSHOT_MANIFEST_BYTES), SnapshotManifest)
     body = signed.body
     if not manifest.run_id == body.run_id == run_id:
-        raise Refusal(Reason.WRONG_RUN, f"expected {run_id!r}, got {manifest.run_id!r}")
+        raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {manifest.run_id!r}")
     if manifest.learner != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {manifest.learner!r}")
     for problem in _snapshot_problems(manifest):
@@ -321,11 +332,11 @@ def _chunk_problems(chunks: ChunkList) -> Iterator[str]:
     if not 0 < chunks.chunk_bytes <= MAX_SNAPSHOT_CHUNK_BYTES:
         yield f"chunks must have 1 to {MAX_SNAPSHOT_CHUNK_BYTES} bytes, got {chunks.chunk_bytes}"
     elif not 0 < chunks.num_bytes <= chunks.chunk_bytes * MAX_SNAPSHOT_CHUNKS:
-        yield f"must be 1 byte to {MAX_SNAPSHOT_CHUNKS} chunks, got {chunks.num_bytes} bytes"
+        yield f"a part must have 1 byte to {MAX_SNAPSHOT_CHUNKS} chunks, got {chunks.num_bytes} bytes"
     elif len(chunks.chunk_ids) != -(-chunks.num_bytes // chunks.chunk_bytes) or any(
         len(digest) != RECORD_ID_BYTES for digest in chunks.chunk_ids
     ):
-        yield f"the digests do not fit {chunks.num_bytes} bytes"
+        yield f"the digests do not match {chunks.num_bytes} bytes in number or length"
 
 
 def _now(now: float | None) -> float:
@@ -344,31 +355,34 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
     """Descriptions of everything in a group, beyond its types, that receivers with these limits would refuse."""
     num_completions = len(group.completions)
     if not 1 <= num_completions <= limits.max_completions:
-        yield f"1 to {limits.max_completions} completions, got {num_completions}"
+        yield f"a group must have 1 to {limits.max_completions} completions, got {num_completions}"
     if len(group.rewards) != num_completions:
         yield f"{num_completions} completions but {len(group.rewards)} rewards"
     if group.num_chars > limits.max_group_chars:
-        yield f"at most {limits.max_group_chars} characters a group, got {group.num_chars}"
+        yield f"a group may have at most {limits.max_group_chars} characters, got {group.num_chars}"
     if group.num_elements > limits.max_group_elements:
-        yield f"at most {limits.max_group_elements} token ids, logprobs and versions a group, got {group.num_elements}"
+        yield (
+            f"a group may have at most {limits.max_group_elements} token ids, logprobs and versions, "
+            f"got {group.num_elements}"
+        )
     for completion in group.completions:
         if len(completion.text) > limits.max_completion_chars:
-            yield f"at most {limits.max_completion_chars} characters a completion, got {len(completion.text)}"
+            yield f"a completion may have at most {limits.max_completion_chars} characters, got {len(completion.text)}"
         num_tokens = len(completion.token_ids)
         if num_tokens > limits.max_completion_chars:
-            yield f"at most {limits.max_completion_chars} tokens a completion, got {num_tokens}"
+            yield f"a completion may have at most {limits.max_completion_chars} tokens, got {num_tokens}"
         if completion.logprobs and len(completion.logprobs) != num_tokens:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
         spans = [span.num_tokens for span in completion.versions]
         if spans and sum(spans) != num_tokens:
-            yield f"{num_tokens} token ids but versions of {len(spans)} spans with {sum(spans)}"
+            yield f"{num_tokens} token ids but version spans of {sum(spans)} tokens"
     if any(completion.routing for completion in group.completions):
-        yield "expert ids are no one else's business"
+        yield "a shared completion must not contain expert ids"
 
 
 def _manifest_problems(manifest: RunManifest) -> Iterator[str]:
     if len(manifest.tasks) > MAX_MANIFEST_TASKS:
-        yield f"at most {MAX_MANIFEST_TASKS} tasks, got {len(manifest.tasks)}"
+        yield f"a run may have at most {MAX_MANIFEST_TASKS} tasks, got {len(manifest.tasks)}"
     if not math.isfinite(manifest.created_at):
         yield f"created_at must be finite, got {manifest.created_at}"
     values = msgspec.structs.asdict(manifest)
@@ -391,7 +405,10 @@ def _task_problems(task: TaskSpec) -> Iterator[str]:
     if not 0 < task.weight <= MAX_TASK_WEIGHT:
         yield f"weights must be above 0 and at most {MAX_TASK_WEIGHT:g}, got {task.weight}"
     if not _is_plain(task.settings, MAX_SETTINGS_DEPTH):
-        yield f"task settings must be plain JSON values, at most {MAX_SETTINGS_DEPTH} deep, in texts not too long"
+        yield (
+            f"task settings must be finite JSON values, nested at most {MAX_SETTINGS_DEPTH} deep, "
+            f"with texts of at most {MAX_SETTING_CHARS} characters"
+        )
 
 
 def _is_plain(value: object, depth: int) -> bool:

@@ -96,7 +96,7 @@ def read_clock(transport: RequestTransport, peer_id: str, timeout_s: float = 5.0
         reply = transport.request(peer_id, TIME_PROTOCOL, b"", timeout_s)
         round_trip_s = time.monotonic() - began
         if len(reply) != 8:
-            raise PeerUnreachable(f"{peer_id} must tell its time in 8 bytes, got {len(reply)}")
+            raise PeerUnreachable(f"{peer_id} must answer a time request with 8 bytes, got {len(reply)}")
         readings.append(clock_reading(struct.unpack(">d", reply)[0], sent, round_trip_s))
     return min(readings, key=lambda reading: reading.uncertainty_s)
 
@@ -117,7 +117,9 @@ def ask_dial_back(
         try:
             reply = msgspec.json.decode(encoded, type=DialBackReply)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise PeerUnreachable(f"{peer_id} answered a dial-back with something else: {error}") from error
+            raise PeerUnreachable(
+                f"the answer of {peer_id} to a dial-back request cannot be decoded: {error}"
+            ) from error
         if reply.state != "pending":
             return reply
         if time.monotonic() > deadline:

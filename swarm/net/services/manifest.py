@@ -10,12 +10,12 @@ from swarm.reasons import Reason
 MANIFEST_PROTOCOL = "/swarm/manifest/1"
 
 
-def nobody(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> PeerUnreachable:
+def no_manifest(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> PeerUnreachable:
     """The error that lists every address with its failure; `refusals` are those of received manifests."""
     split = next((refusal.detail for refusal in refusals if refusal.reason == Reason.SCHEMA_VERSION), None)
     what = (
         f"this run cannot be joined: {split}"
         if split
-        else "no peer could tell which run this is; check the addresses, and that one of them is up"
+        else "no peer sent the manifest of its run; check the addresses, and that one of the peers is up"
     )
     return PeerUnreachable(f"{what}: {'; '.join(failures)}")

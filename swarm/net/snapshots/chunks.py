@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.errors import SnapshotError
-from swarm.net.records.shelf import record_id
+from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNKS, MIN_SNAPSHOT_CHUNK_BYTES
 from swarm.net.snapshots.delta import delta, digest
 from swarm.types import ChunkList, SnapshotManifest

@@ -23,7 +23,7 @@ from contextlib import closing
 import msgspec
 
 from swarm.errors import CorruptChunk, PeerUnreachable
-from swarm.net.snapshots.messages import CHUNKS_PROTOCOL, Want
+from swarm.net.snapshots.messages import CHUNKS_PROTOCOL, ChunksRequest
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.sources import Downloads, Sources
 from swarm.net.snapshots.store import PartName, Stored
@@ -108,7 +108,7 @@ class Fetching:
             before, began = self._part.num_held, time.monotonic()
             better = self._take_from(source)
             num_chunks = self._part.num_held - before
-            self._sources.gave(source, num_chunks, self._is_little(num_chunks, time.monotonic() - began))
+            self._sources.ended(source, num_chunks, self._is_little(num_chunks, time.monotonic() - began))
         if self._part.complete:
             return None
         return better or self._sources.after(source) or self._sources.planned
@@ -123,7 +123,7 @@ class Fetching:
         except CorruptChunk:
             self._downloads.counters.add("corrupt_chunks")
             self._downloads.complaints.append((peer_id, Reason.CORRUPT_CHUNK))
-            self._sources.lied(peer_id)
+            self._sources.sent_corrupt(peer_id)
         except PeerUnreachable:
             self._downloads.counters.add("source_failures")
         return None
@@ -131,7 +131,7 @@ class Fetching:
     def _take(self, peer_id: str) -> str | None:
         part, pace = self._part, self._sources.pace
         room = part.chunks.num_bytes - part.num_bytes_held
-        want = msgspec.msgpack.encode(Want(self.version, self._name, part.num_held))
+        want = msgspec.msgpack.encode(ChunksRequest(self.version, self._name, part.num_held))
         window_s = STALLS_IN_WINDOW * self._downloads.stall_s
         window = _Window(window_s)
         self._pending.clear()
@@ -150,7 +150,7 @@ class Fetching:
                     if better is not None:
                         return better
         if not part.complete:
-            raise PeerUnreachable(f"{peer_id} ended before the part did")
+            raise PeerUnreachable(f"{peer_id} ended the stream before the part was complete")
         return None
 
     def _take_in(self, piece: bytes) -> None:

@@ -43,7 +43,9 @@ class Manifests:
         manifest = open_snapshot(sealed, self._run_id, self._learner)
         num_bytes = max(part.num_bytes for part in (manifest.whole, manifest.change) if part is not None)
         if num_bytes > self._max_bytes:
-            raise Refusal(Reason.OVERSIZED, f"this model has at most {self._max_bytes:.0f} bytes, got {num_bytes}")
+            raise Refusal(
+                Reason.OVERSIZED, f"a snapshot of this model has at most {self._max_bytes:.0f} bytes, got {num_bytes}"
+            )
         return manifest
 
     def add(self, signed: Signed) -> bool:

@@ -2,9 +2,9 @@
 
 | protocol | request | answer |
 | --- | --- | --- |
-| ask | `Ask` | `News`: a manifest that the asker lacks, chunks held here, a place if one is wanted |
+| ask | `StatusRequest` | `StatusReply`: a manifest that the asker lacks, chunks held here, a place if one is wanted |
 | announce | `SnapshotAnnouncement` | nothing; sent by the learner for a new snapshot |
-| chunks | `Want` | a part's chunks from an index on, each as soon as it is held here and verified |
+| chunks | `ChunksRequest` | a part's chunks from an index on, each as soon as it is held here and verified |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NumChunks = Annotated[int, Meta(ge=0, le=MAX_SNAPSHOT_CHUNKS)]
 Sealed = Annotated[bytes, Meta(max_length=MAX_SNAPSHOT_MANIFEST_BYTES)]
 
 
-class Ask(Struct, frozen=True, array_like=True):
+class StatusRequest(Struct, frozen=True, array_like=True):
     """Asks for news, and for the chunks held of the newest version that the asker knows."""
 
     version: Annotated[int, Meta(ge=-1, le=MAX_INTEGER)]
@@ -42,8 +42,8 @@ class Ask(Struct, frozen=True, array_like=True):
     """Planned sources that delivered nothing although they could."""
 
 
-class News(Struct, frozen=True, array_like=True):
-    """The answer to `Ask`."""
+class StatusReply(Struct, frozen=True, array_like=True):
+    """The answer to `StatusRequest`."""
 
     sealed: Sealed
     """Manifest of the newest version known here, if it is newer than the asker's."""
@@ -67,7 +67,7 @@ class SnapshotAnnouncement(Struct, frozen=True, array_like=True):
     place: Place
 
 
-class Want(Struct, frozen=True, array_like=True):
+class ChunksRequest(Struct, frozen=True, array_like=True):
     """Requests a part's chunks from an index on."""
 
     version: Version
@@ -75,10 +75,10 @@ class Want(Struct, frozen=True, array_like=True):
     start: NumChunks
 
 
-def ask(transport: RequestTransport, peer_id: str, question: Ask, timeout_s: float) -> News:
+def request_status(transport: RequestTransport, peer_id: str, question: StatusRequest, timeout_s: float) -> StatusReply:
     """A peer's answer. Raises `PeerUnreachable`, and `Refusal` if it cannot be decoded."""
     answer = transport.request(peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(question), timeout_s)
     try:
-        return msgspec.msgpack.decode(answer, type=News)
+        return msgspec.msgpack.decode(answer, type=StatusReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(Reason.MALFORMED, str(error)) from error

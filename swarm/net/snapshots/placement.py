@@ -107,7 +107,7 @@ class Placement:
             return False
         self._idle.failed(source, self._clock())
         self._counters.add("idle_sources")
-        logger.debug("%s was to feed %s, and did not", source, worker)
+        logger.debug("%s was the planned source of %s, but sent too little", source, worker)
         return True
 
     def _is_idle(self, worker: str) -> bool:

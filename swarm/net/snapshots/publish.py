@@ -22,7 +22,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_snapshot
 from swarm.net.snapshots.chunks import describe
 from swarm.net.snapshots.manifests import Signed
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, Ask, SnapshotAnnouncement
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, SnapshotAnnouncement, StatusRequest
 from swarm.net.snapshots.placement import Placement
 from swarm.net.snapshots.plan import LinkLimits, Place
 from swarm.net.snapshots.serving import Progress, Serving
@@ -46,7 +46,7 @@ class Publisher:
         self._identity = identity
         self._settings = settings.snapshots
         self._serving = Serving(transport, identity.peer_id, folder, settings)
-        self._serving.uploads.reach = 0  # no peer knows a version before its learner
+        self._serving.uploads.max_ahead = 0  # no peer knows a version before its learner
         limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._placement = Placement(identity.peer_id, limits, settings.snapshots, self._serving.counters)
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Publisher:
 
     def start(self) -> None:
         """Start to answer workers and to publish. Raises `SnapshotError` if `folder` cannot be used."""
-        self._serving.start(self._place_for, self._hear)
+        self._serving.start(self._place_for, self._on_announcement)
         self._thread.start()
 
     def close(self) -> None:
@@ -72,7 +72,9 @@ class Publisher:
         with self._lock:
             newest = self._waiting[-1][0] if self._waiting else self.announced()
             if newest is not None and version <= newest:
-                raise SnapshotError(f"versions must rise: {newest} has been published, got {version}")
+                raise SnapshotError(
+                    f"a snapshot's version must be above {newest}, the last one published, got {version}"
+                )
             self._waiting.append((version, snapshot))
         self._thread.wake()
 
@@ -90,7 +92,7 @@ class Publisher:
 
     # -- on the network thread
 
-    def _place_for(self, worker: str, question: Ask) -> Place | None:
+    def _place_for(self, worker: str, question: StatusRequest) -> Place | None:
         if question.limits is None:
             return None
         with self._lock:
@@ -102,10 +104,10 @@ class Publisher:
         # Workers in the plan come before strangers.
         self._serving.uploads.follow(self._placement.root, self._placement.plan.places.keys())
 
-    def _hear(self, remote: str, announcement: SnapshotAnnouncement) -> None:
+    def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
         """Accept a manifest of an earlier process of this learner that other peers have and this node lacks."""
         if announcement.sealed:
-            self._serving.learn(announcement.sealed)
+            self._serving.add_manifest(announcement.sealed)
 
     # -- on the thread of snapshots
 
@@ -123,12 +125,12 @@ class Publisher:
             self._serving.manifests.replace_all(Signed(stored.sealed, stored.manifest))
             places = self._placement.begin_broadcast()
             self._follow_plan()
-        told = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
+        announced = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
         # Announced before the write completes: chunks go out as they are written.
         stored.whole.fill(snapshot)
         self._serving.counters.add("published")
         self._serving.store.collect()
-        for each in told:
+        for each in announced:
             each.result()
 
     def _store(self, version: int, snapshot: bytes) -> Stored:
@@ -149,6 +151,6 @@ class Publisher:
             self._transport.request(worker, ANNOUNCE_PROTOCOL, message, ANNOUNCE_TIMEOUT_S)
         except TransportError as error:
             self._serving.counters.add("unheard_announcements")
-            logger.debug("%s was not told of a snapshot: %s", worker, error)
+            logger.debug("announcing a snapshot to %s failed: %s", worker, error)
             with self._lock:
                 self._placement.forget(worker)

@@ -20,9 +20,9 @@ from swarm.net.snapshots.messages import (
     ANNOUNCE_PROTOCOL,
     ASK_PROTOCOL,
     CHUNKS_PROTOCOL,
-    Ask,
-    News,
     SnapshotAnnouncement,
+    StatusReply,
+    StatusRequest,
 )
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import SnapshotStore
@@ -59,7 +59,7 @@ class Serving:
         """
         run = transport.manifest()
         if run is None:
-            raise SnapshotError("a run must be joined before its snapshots can be followed")
+            raise SnapshotError("the run must be known before its snapshots can be served or fetched")
         self.run_id = run.run_id
         self.settings = settings.snapshots
         self.counters = Counters()
@@ -70,12 +70,14 @@ class Serving:
         self._closed = False
 
     def start(
-        self, place_for: Callable[[str, Ask], Place | None], hear: Callable[[str, SnapshotAnnouncement], None]
+        self,
+        place_for: Callable[[str, StatusRequest], Place | None],
+        on_announcement: Callable[[str, SnapshotAnnouncement], None],
     ) -> None:
         """Load what an earlier process stored, and start to answer.
 
-        `place_for(peer, question)` returns the asker's place in the plan, if it has one; `hear` handles announcements.
-        Raises `SnapshotError` if the folder cannot be used.
+        `place_for(peer, question)` returns the asker's place in the plan, if it has one; `on_announcement` is called
+        for the learner's announcements. Raises `SnapshotError` if the folder cannot be used.
         """
         self.store.load(self.manifests.open)
         for version in self.store.versions():
@@ -85,24 +87,24 @@ class Serving:
 
         def answer_ask(remote: str, request: bytes) -> bytes:
             self._require_open()
-            question = msgspec.msgpack.decode(request, type=Ask)
+            question = msgspec.msgpack.decode(request, type=StatusRequest)
             place = place_for(remote, question)
-            return msgspec.msgpack.encode(self._news(question.version, place))
+            return msgspec.msgpack.encode(self._status(question.version, place))
 
         def answer_announcement(remote: str, request: bytes) -> bytes:
             self._require_open()
-            hear(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
+            on_announcement(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
             return b""
 
         self._transport.serve(ASK_PROTOCOL, answer_ask)
         self._transport.serve(ANNOUNCE_PROTOCOL, answer_announcement)
-        self._transport.serve_stream(CHUNKS_PROTOCOL, self._give)
+        self._transport.serve_stream(CHUNKS_PROTOCOL, self._send_chunks)
 
     def close(self) -> None:
         """Stop answering; stored snapshots stay for the next process."""
         self._closed = True
 
-    def learn(self, sealed: bytes) -> bool:
+    def add_manifest(self, sealed: bytes) -> bool:
         """Accept a manifest; whether it is newer than all before. Raises `Refusal` if it is not validly signed."""
         try:
             manifest = self.manifests.open(sealed)
@@ -125,9 +127,9 @@ class Serving:
         stored = self.store.get(version)
         return Progress(version, stored.fraction if stored else 0.0, source, self.uploads.fed())
 
-    def _news(self, version: int, place: Place | None) -> News:
+    def _status(self, version: int, place: Place | None) -> StatusReply:
         stored = self.store.get(version)
-        return News(
+        return StatusReply(
             self.manifests.sealed_after(version),
             stored.whole.num_held if stored else 0,
             stored.change.num_held if stored and stored.change else 0,
@@ -135,10 +137,10 @@ class Serving:
             place,
         )
 
-    def _give(self, remote: str, request: bytes) -> Iterator[bytes | None]:
+    def _send_chunks(self, remote: str, request: bytes) -> Iterator[bytes | None]:
         self._require_open()
-        return self.uploads.give(remote, request)
+        return self.uploads.send_chunks(remote, request)
 
     def _require_open(self) -> None:
         if self._closed:
-            raise LookupError("this node hands on no more")
+            raise LookupError("this node has stopped serving snapshots")

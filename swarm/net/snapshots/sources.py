@@ -20,7 +20,7 @@ from swarm.errors import Refusal, TransportError
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
 from swarm.net.counters import Counters
 from swarm.net.records.framing import MAX_CHUNK_BYTES
-from swarm.net.snapshots.messages import Ask, News, ask
+from swarm.net.snapshots.messages import StatusReply, StatusRequest, request_status
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import PartName, Stored
 from swarm.protocols import Transport
@@ -105,7 +105,7 @@ class Sources:
         self.pace = Pace.of(place, part.chunks.chunk_bytes, downloads.stall_s)
         self.current: str | None = None
         """The current or last source."""
-        self._liars: set[str] = set()
+        self._corrupt: set[str] = set()
         """Peers that sent a wrong chunk; not asked again."""
         self._poor_turns: Counter[str] = Counter()
         """By source: failures in a row, each after too few chunks."""
@@ -116,7 +116,7 @@ class Sources:
     def planned(self) -> str | None:
         """The planned source, unless it sent a wrong chunk."""
         source = self._place.sources[0]
-        return source if source not in self._liars else None
+        return source if source not in self._corrupt else None
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -124,14 +124,14 @@ class Sources:
         source = self._place.sources[0]
         return (source,) if self._num_from[source] < FED_LITTLE * self._num_from.total() else ()
 
-    def gave(self, source: str, num_chunks: int, too_little: bool) -> None:
+    def ended(self, source: str, num_chunks: int, too_little: bool) -> None:
         """Record the end of a source after `num_chunks`; `too_little`: fewer than expected in this time."""
         self._num_from[source] += num_chunks
         self._poor_turns[source] = self._poor_turns[source] + 1 if too_little else 0
 
-    def lied(self, source: str) -> None:
+    def sent_corrupt(self, source: str) -> None:
         """Record that a source sent a wrong chunk."""
-        self._liars.add(source)
+        self._corrupt.add(source)
 
     def after(self, ended: str | None) -> str | None:
         """The best source to continue with; None if there is none.
@@ -139,11 +139,11 @@ class Sources:
         The source that has just ended is preferred if it still answers and is not to blame.
         """
         found = []
-        for peer, news in self._answers():
-            num_held = news.num_held(self._name)
+        for peer, status in self._answers():
+            num_held = status.num_held(self._name)
             kept = peer == ended and not self._is_to_blame(peer, num_held)
-            if (kept or num_held > self._part.num_held) and news.num_free >= 0:
-                found.append(self._source(peer, news, kept))
+            if (kept or num_held > self._part.num_held) and status.num_free >= 0:
+                found.append(self._source(peer, status, kept))
                 if kept:
                     break
         return _best(found)
@@ -155,18 +155,18 @@ class Sources:
         there is no better one: it waits for a source further up in the plan.
         """
         found = []
-        for peer, news in self._answers():
-            is_ahead = news.num_held(self._name) >= self._part.num_held + self.pace.lead
+        for peer, status in self._answers():
+            is_ahead = status.num_held(self._name) >= self._part.num_held + self.pace.lead
             if peer == slow and not is_ahead:
                 return None
-            if peer != slow and is_ahead and news.num_free >= 1:
-                found.append(self._source(peer, news))
+            if peer != slow and is_ahead and status.num_free >= 1:
+                found.append(self._source(peer, status))
         return _best(found)
 
-    def _source(self, peer: str, news: News, is_kept: bool = False) -> Source:
+    def _source(self, peer: str, status: StatusReply, is_kept: bool = False) -> Source:
         planned = self._place.sources
         distance = planned.index(peer) if peer in planned else len(planned) - 1
-        return Source(peer, is_kept, self._poor_turns[peer], news.num_free, distance, news.num_held(self._name))
+        return Source(peer, is_kept, self._poor_turns[peer], status.num_free, distance, status.num_held(self._name))
 
     def _is_to_blame(self, source: str, num_held: int) -> bool:
         """Whether it sent too little although it had more, or repeatedly claims to have no more.
@@ -177,14 +177,14 @@ class Sources:
         has_more = num_held >= self._part.num_held + self.pace.lead
         return self._poor_turns[source] > (0 if has_more else MAX_POOR_TURNS)
 
-    def _answers(self) -> Iterator[tuple[str, News]]:
+    def _answers(self) -> Iterator[tuple[str, StatusReply]]:
         """Answers of the candidates within half of `stall_s`; a slower peer would be a poor source."""
-        asked = [peer for peer in self._candidates() if peer not in self._liars][:MAX_ASKED]
+        asked = [peer for peer in self._candidates() if peer not in self._corrupt][:MAX_ASKED]
         answers = {self._downloads.askers.submit(self._ask, peer): peer for peer in asked}
         try:
             for answer in as_completed(answers, timeout=self._downloads.stall_s / 2):
-                if (news := answer.result()) is not None:
-                    yield answers[answer], news
+                if (status := answer.result()) is not None:
+                    yield answers[answer], status
         except TimeoutError:
             return
         finally:
@@ -198,9 +198,11 @@ class Sources:
         random.shuffle(strangers)
         return list(dict.fromkeys([*filter(None, [self.current]), *self._place.sources, *strangers]))
 
-    def _ask(self, peer_id: str) -> News | None:
+    def _ask(self, peer_id: str) -> StatusReply | None:
         try:
-            return ask(self._downloads.transport, peer_id, Ask(self._version), self._downloads.stall_s / 2)
+            return request_status(
+                self._downloads.transport, peer_id, StatusRequest(self._version), self._downloads.stall_s / 2
+            )
         except (TransportError, Refusal):
             return None
 

@@ -22,7 +22,7 @@ from weakref import finalize
 from blake3 import blake3
 
 from swarm.errors import CorruptChunk, Refusal, SnapshotError
-from swarm.net.records.shelf import record_id
+from swarm.net.records.record_store import record_id
 from swarm.types import ChunkList, SnapshotManifest
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Part:
     def add(self, chunk: bytes | memoryview) -> None:
         """Store the next chunk. Raises `CorruptChunk` for any other, `OSError` if it cannot be written."""
         if record_id(chunk) != self.chunks.chunk_ids[self.num_held]:
-            raise CorruptChunk(f"chunk {self.num_held} is not the one that was signed for")
+            raise CorruptChunk(f"chunk {self.num_held} does not match its signed digest")
         offset, rest = self.num_held * self.chunks.chunk_bytes, memoryview(chunk)
         while rest:
             written = os.pwrite(self._file, rest, offset)
@@ -158,14 +158,14 @@ class SnapshotStore:
             for folder in sorted(self._folder.iterdir()):
                 self._load_one(folder, open_manifest)
         except OSError as error:
-            raise SnapshotError(f"snapshots cannot be kept in {self._folder}: {error.strerror or error}") from error
+            raise SnapshotError(f"snapshots cannot be stored in {self._folder}: {error.strerror or error}") from error
 
     def _load_one(self, folder: Path, open_manifest: Callable[[bytes], SnapshotManifest]) -> None:
         try:
             sealed = (folder / MANIFEST).read_bytes()
             manifest = open_manifest(sealed)
         except (FileNotFoundError, Refusal) as error:
-            logger.warning("removing %s, which is no snapshot of this run: %s", folder, error)
+            logger.warning("removing %s, which is not a snapshot of this run: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
             return
         self._stored[manifest.version] = Stored(folder, sealed, manifest)

@@ -24,7 +24,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.snapshots.delta import apply_delta, digest
 from swarm.net.snapshots.fetching import Fetching
 from swarm.net.snapshots.manifests import Signed, next_version
-from swarm.net.snapshots.messages import Ask, SnapshotAnnouncement, ask
+from swarm.net.snapshots.messages import SnapshotAnnouncement, StatusRequest, request_status
 from swarm.net.snapshots.plan import LinkLimits, Place
 from swarm.net.snapshots.serving import Progress, Serving
 from swarm.net.snapshots.sources import Downloads
@@ -64,7 +64,7 @@ class Subscriber:
         self._settings = settings.snapshots
         self._limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._serving = Serving(transport, learner, folder, settings, max_bytes=max_bytes)
-        self._thread = SnapshotThread(self._serving, self._take_up, self._work)
+        self._thread = SnapshotThread(self._serving, self._resume, self._work)
         self._downloads = Downloads(
             transport=transport,
             stall_s=settings.snapshots.stall_s,
@@ -88,7 +88,7 @@ class Subscriber:
 
     def start(self) -> None:
         """Start to fetch and to answer others. Raises `SnapshotError` if the folder cannot be used."""
-        self._serving.start(lambda peer, question: None, self._hear)
+        self._serving.start(lambda peer, question: None, self._on_announcement)
         self._thread.start()
 
     def close(self) -> None:
@@ -124,36 +124,36 @@ class Subscriber:
 
     # -- on the network thread
 
-    def _hear(self, remote: str, announcement: SnapshotAnnouncement) -> None:
-        self._learn(remote, announcement.sealed, announcement.place)
+    def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
+        self._on_news(remote, announcement.sealed, announcement.place)
 
     # -- on any thread
 
-    def _learn(self, remote: str, sealed: bytes, place: Place | None) -> None:
+    def _on_news(self, remote: str, sealed: bytes, place: Place | None) -> None:
         """Handle news from a peer. Raises `Refusal` for a manifest that the learner has not signed."""
         if place is not None and place.sources and remote == self._learner:
             self._place = place
             self._serving.uploads.follow(place)
-        if sealed and self._serving.learn(sealed):
+        if sealed and self._serving.add_manifest(sealed):
             self._thread.wake()
 
     def _poll(self) -> bool:
         """Ask the learner, or else another peer, for news; whether there was an answer."""
         announced = self.announced()
         others = [peer for peer in self._transport.status().connected if peer != self._learner]
-        question = Ask(-1 if announced is None else announced, self._limits, self._failed)
+        question = StatusRequest(-1 if announced is None else announced, self._limits, self._failed)
         for peer in (self._learner, *random.sample(others, min(1, len(others)))):
             try:
-                news = ask(self._transport, peer, question, ASK_TIMEOUT_S)
-                self._learn(peer, news.sealed, news.place)
+                news = request_status(self._transport, peer, question, ASK_TIMEOUT_S)
+                self._on_news(peer, news.sealed, news.place)
                 return True
             except (TransportError, Refusal) as error:
-                logger.debug("no news from %s: %s", peer, error)
+                logger.debug("no snapshot status from %s: %s", peer, error)
         return False
 
     # -- on the thread of snapshots
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         """Verify what an earlier process stored, and hand out the newest complete snapshot."""
         self._serving.verify()
         newest = self._serving.store.newest_complete()
@@ -189,7 +189,7 @@ class Subscriber:
         if not stored.complete:
             self._refused.add(manifest.version)
             self._serving.counters.add("refused_snapshots")
-            logger.error("the chunks of version %d are not what the learner signed for", manifest.version)
+            logger.error("snapshot %d is refused: its content does not match the signed digest", manifest.version)
             return
         self._serving.counters.add("completed")
         self._hand_out(stored)
@@ -214,7 +214,11 @@ class Subscriber:
             _apply(stored, parent)
         except SnapshotError as error:
             self._serving.counters.add("useless_changes")
-            logger.warning("the change to version %d does not fit what is here: %s", stored.manifest.version, error)
+            logger.warning(
+                "the delta to version %d cannot be applied, the whole is fetched instead: %s",
+                stored.manifest.version,
+                error,
+            )
         return True
 
     def _take(self, stored: Stored, name: PartName) -> bool:
@@ -247,5 +251,5 @@ def _apply(stored: Stored, parent: Stored) -> None:
     assert stored.change is not None
     snapshot = apply_delta(stored.change.content(), parent.whole.content())
     if digest(snapshot) != stored.manifest.digest:
-        raise SnapshotError("it makes something else of it than the learner has signed")
+        raise SnapshotError("the result does not match the signed digest")
     stored.whole.fill(snapshot)

@@ -60,8 +60,8 @@ class SnapshotThread:
                 self._wake.wait(self._work_or_rest())
         except Exception as error:
             # Last resort: the node must be told, and stop.
-            logger.exception("the relay of snapshots failed")
-            self.failure = f"the relay of snapshots failed: {error!r}"
+            logger.exception("the snapshot thread failed")
+            self.failure = f"the snapshot thread failed: {error!r}"
 
     def _work_or_rest(self) -> float:
         """Run the work; seconds to wait."""
@@ -71,11 +71,13 @@ class SnapshotThread:
             return rest_s
         except OSError as error:
             self._serving.counters.add("disk_errors")
-            logger.error("snapshots cannot be written: %s; only the newest is kept, and it is tried again", error)
+            logger.error(
+                "snapshots cannot be written: %s; keeping only the newest and trying again, free disk space", error
+            )
             self._serving.store.collect(keep=1)
             return self._serving.settings.poll_s
         except TransportError as error:
-            logger.debug("the network is not up: %s", error)
+            logger.debug("the network is down: %s", error)
             return RETRY_S
         except SnapshotError:
             raise
@@ -85,5 +87,5 @@ class SnapshotThread:
             if self._num_failures == MAX_FAILURES:
                 raise
             self._serving.counters.add("relay_errors")
-            logger.exception("the relay of snapshots goes on after an error")
+            logger.exception("the snapshot thread continues after an error")
             return RETRY_S

@@ -15,7 +15,7 @@ import msgspec
 
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.counters import Counters
-from swarm.net.snapshots.messages import Want
+from swarm.net.snapshots.messages import ChunksRequest
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 
@@ -27,7 +27,7 @@ chunk after this time, plus the time that the chunk may need, can be displaced."
 MAX_REPEATS = 3
 """How often a peer may fetch the same part: connections break, but endless repeats would starve others."""
 MAX_COUNTED = 4_096
-REACH = 1_024
+MAX_AHEAD = 1_024
 
 
 class _Upload:
@@ -59,7 +59,7 @@ class Uploads:
         self._num_places = num_places
         self._first: Collection[str] = ()
         self._second: Collection[str] = ()
-        self.reach = REACH
+        self.max_ahead = MAX_AHEAD
         """A peer may wait for a version this much newer than the stored ones, since it may have heard of it first."""
 
     def follow(self, place: Place, second: Collection[str] = ()) -> None:
@@ -81,9 +81,9 @@ class Uploads:
         with self._lock:
             return tuple(self._fed)
 
-    def give(self, remote: str, request: bytes) -> Iterator[bytes | None]:
+    def send_chunks(self, remote: str, request: bytes) -> Iterator[bytes | None]:
         """The requested chunks as they become available. Raises `LookupError`, `msgspec.MsgspecError`."""
-        want = msgspec.msgpack.decode(request, type=Want)
+        want = msgspec.msgpack.decode(request, type=ChunksRequest)
         # A peer that waits for a version unknown here holds no place.
         yield from self._wait_for(want)
         upload = self._admit(remote)
@@ -94,12 +94,12 @@ class Uploads:
                 if self._fed.get(remote) is upload:
                     del self._fed[remote]
 
-    def _wait_for(self, want: Want) -> Iterator[None]:
+    def _wait_for(self, want: ChunksRequest) -> Iterator[None]:
         began = self._clock()
         while self._part(want) is None:
             newest = max(self._store.versions(), default=want.version)
-            if self._clock() - began > PATIENCE_S or not 0 <= want.version - newest <= self.reach:
-                raise LookupError(f"nothing is known of {want.version} here")
+            if self._clock() - began > PATIENCE_S or not 0 <= want.version - newest <= self.max_ahead:
+                raise LookupError(f"version {want.version} is unknown here")
             yield None
 
     def _admit(self, remote: str) -> _Upload:
@@ -114,18 +114,18 @@ class Uploads:
                 elif stalled is not None and self._fed[stalled].give_up_at < now:
                     del self._fed[stalled]
                 else:
-                    raise LookupError("busy, ask others")
+                    raise LookupError("all upload slots are taken")
                 self._counters.add("places_taken_back")
             upload = self._fed[remote] = _Upload()
             return upload
 
-    def _chunks(self, remote: str, want: Want, upload: _Upload) -> Iterator[bytes | None]:
+    def _chunks(self, remote: str, want: ChunksRequest, upload: _Upload) -> Iterator[bytes | None]:
         index = want.start
         moved_at = self._clock()
         while self._fed.get(remote) is upload:
             part = self._part(want)
             if part is None:
-                raise LookupError(f"{want.version} is here no more")
+                raise LookupError(f"version {want.version} was removed here")
             if index > len(part.chunks.chunk_ids):
                 raise LookupError(f"there is no chunk {index}")
             if index == len(part.chunks.chunk_ids):
@@ -140,28 +140,28 @@ class Uploads:
                 index += 1
                 moved_at = self._clock()
             elif self._clock() - moved_at > PATIENCE_S:
-                raise LookupError("nothing comes here either")
+                raise LookupError("no further chunk has arrived here")
             else:
                 yield None
 
-    def _count_chunk(self, remote: str, want: Want, part: Part) -> None:
+    def _count_chunk(self, remote: str, want: ChunksRequest, part: Part) -> None:
         """Count a chunk. Raises `LookupError` for a peer that has fetched this part too often."""
         self._given[remote, want.version, want.part] += 1
         if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
-            raise LookupError("it was given to you before")
+            raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
         if len(self._given) > MAX_COUNTED:
             here = set(self._store.versions())
             counts = {key: count for key, count in self._given.items() if key[1] in here}
             self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
 
-    def _part(self, want: Want) -> Part | None:
+    def _part(self, want: ChunksRequest) -> Part | None:
         """The requested part; None while its version is unknown here. Raises `LookupError` if it never will be held."""
         stored = self._store.get(want.version)
         if stored is None:
             return None
         part = stored.part(want.part)
         if part is None or not (part.complete or _is_coming(stored, want.part)):
-            raise LookupError(f"the {want.part} of {want.version} is not to be had here")
+            raise LookupError(f"the {want.part} of version {want.version} is not available here")
         return part
 
 

@@ -116,10 +116,10 @@ class PeerStats(Struct):
     last_seen: float | None = None
     merit: float = 0.0
     offence: float = 0.0
-    """Both decayed up to `weighed_at`, as is `grave`."""
-    grave: float = 0.0
+    """Both decayed up to `decayed_at`, as is `severe`."""
+    severe: float = 0.0
     """The part of `offence` heavier than mistakes."""
-    weighed_at: float = 0.0
+    decayed_at: float = 0.0
     standing_s: float = 0.0
     """Capped seconds over which the peer was useful."""
     useful_at: float | None = None
@@ -163,7 +163,7 @@ class PeerBook:
         self._retired_until = -math.inf
         """Peers outside `_retired`: groups made up to this time may have been seen before."""
 
-    def knock(self, peer_id: str, num_bytes: int) -> None:
+    def precheck(self, peer_id: str, num_bytes: int) -> None:
         """Check quarantine and rate limits before the content of a signed record is processed.
 
         Raises `Refusal` and books the record: `quarantined`, `rate` or `verify_budget`.
@@ -205,7 +205,7 @@ class PeerBook:
             stats.used += 1
         elif outcome not in MERITS:
             stats.dropped[outcome] += 1
-        self._weigh(stats, now)
+        self._decay(stats, now)
         self._judge(stats, outcome, now)
         if self._excess(stats) >= self._settings.quarantine_at and not self._is_quarantined(stats, now):
             self._quarantine(stats, now)
@@ -234,7 +234,7 @@ class PeerBook:
         """All accounts by peer id."""
         now = self._clock()
         for stats in self._peers.values():
-            self._weigh(stats, now)
+            self._decay(stats, now)
         return dict(self._peers)
 
     def highest_sequences(self) -> dict[str, int]:
@@ -300,9 +300,9 @@ class PeerBook:
 
     def _check_sequence(self, stats: PeerStats, sequence: int, created_at: float, now: float) -> None:
         if sequence > (now + MAX_CLOCK_SKEW_S) * 1000:
-            raise Refusal(Reason.CLOCK, f"sequence number {sequence} is that of a time to come")
+            raise Refusal(Reason.CLOCK, f"sequence number {sequence} is a time in the future")
         if created_at <= stats.made_after:
-            raise Refusal(Reason.REPLAYED, "made before its sender was forgotten here")
+            raise Refusal(Reason.REPLAYED, "created before the account of its sender was removed here")
         recent = stats.recent_sequences
         place = bisect_left(recent, sequence)
         if sequence <= stats.sequence_floor or sequence in recent[place : place + 1]:
@@ -320,10 +320,10 @@ class PeerBook:
         stats.verify_allowance = min(rates.verify_s_per_min, stats.verify_allowance + minutes * rates.verify_s_per_min)
         stats.refilled_at = now
         if stats.verify_allowance < 0:
-            raise Refusal(Reason.VERIFY_BUDGET, f"more than {rates.verify_s_per_min:g} s of verification a minute")
+            raise Refusal(Reason.VERIFY_BUDGET, f"more than {rates.verify_s_per_min:g} s of verification per minute")
         if stats.group_allowance < 1 or stats.byte_allowance < num_bytes:
             raise Refusal(
-                Reason.RATE, f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes a minute"
+                Reason.RATE, f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes per minute"
             )
 
     def _judge(self, stats: PeerStats, outcome: Outcome, now: float) -> None:
@@ -333,7 +333,7 @@ class PeerBook:
             stats.merit = stats.standing_s = 0.0
             stats.useful_at = None
         stats.merit += MERITS.get(outcome, 0.0)
-        stats.grave += offence if offence > MISTAKE else 0.0
+        stats.severe += offence if offence > MISTAKE else 0.0
         if outcome == "informative":
             gap = 0.0 if stats.useful_at is None else min(MAX_GAP_S, now - stats.useful_at)
             stats.standing_s = min(MAX_STANDING_S, stats.standing_s + gap)
@@ -341,23 +341,23 @@ class PeerBook:
 
     def _excess(self, stats: PeerStats) -> float:
         """Offence weight that merit does not offset."""
-        mistakes = stats.offence - stats.grave
+        mistakes = stats.offence - stats.severe
         cap = self._settings.merit_cap * self._settings.quarantine_at
-        return stats.grave - min(stats.merit - mistakes, cap)
+        return stats.severe - min(stats.merit - mistakes, cap)
 
-    def _weigh(self, stats: PeerStats, now: float) -> None:
-        decay = 0.5 ** ((now - stats.weighed_at) / self._settings.half_life_s)
+    def _decay(self, stats: PeerStats, now: float) -> None:
+        decay = 0.5 ** ((now - stats.decayed_at) / self._settings.half_life_s)
         stats.merit *= decay
         stats.offence *= decay
-        stats.grave *= decay
-        stats.weighed_at = now
+        stats.severe *= decay
+        stats.decayed_at = now
 
     def _quarantine(self, stats: PeerStats, now: float) -> None:
         length_s = min(86_400.0, self._settings.quarantine_s * 2**stats.num_quarantines)
         stats.quarantined_until = now + length_s
         stats.num_quarantines += 1
         # After a quarantine the weights restart at zero, but the next quarantine is twice as long.
-        stats.merit = stats.offence = stats.grave = stats.standing_s = 0.0
+        stats.merit = stats.offence = stats.severe = stats.standing_s = 0.0
         stats.useful_at = None
 
     @staticmethod

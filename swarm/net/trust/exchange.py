@@ -73,7 +73,7 @@ class Exchange:
             # Apply the receivers' checks: do not send what they would refuse.
             open_group(check_seal(read_record(record, self._limits.max_record_bytes), run_id), self._limits)
         except Refusal as refusal:
-            logger.warning("group %d not shared, others would refuse it: %s", group.sequence, refusal)
+            logger.warning("group %d is not shared because others would refuse it: %s", group.sequence, refusal)
             return None
         self._transport.publish(record)
         return stamped
@@ -109,7 +109,7 @@ class Exchange:
         """
         for peer_id, reason in (*complaints, *self._transport.complaints()):
             self.book.report(peer_id, reason)
-        self._close_the_door()
+        self._update_bans()
 
     def account(self, peer_id: str) -> str:
         """A proven peer's own account; all other peers share one, whatever their names."""
@@ -123,8 +123,8 @@ class Exchange:
         """Peers that have been useful for long enough to count as separate authors."""
         return self.book.established()
 
-    def _close_the_door(self) -> None:
-        """Ban quarantined peers from gossip, inbox and shelf; give proven peers larger budgets."""
+    def _update_bans(self) -> None:
+        """Ban quarantined peers from gossip, inbox and record store; give proven peers larger budgets."""
         quarantined = self.book.quarantined()
         if quarantined != self._banned:
             self._banned = quarantined
@@ -150,14 +150,16 @@ class Exchange:
         group, num_bytes = arrival.group, len(arrival.record)
         if group.peer_id == self._identity.peer_id:
             return None
-        self._pinned(group.peer_id, lambda author: self.book.knock(author, num_bytes))
+        self._attributed(group.peer_id, lambda author: self.book.precheck(author, num_bytes))
         check_age(group, self._limits, now=self._clock())
         if self._seen_before(arrival.content_id):
             raise Refusal(Reason.DUPLICATE)
-        self._pinned(group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at))
+        self._attributed(
+            group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)
+        )
         return arrival.content_id, group
 
-    def _pinned(self, author: str, check: Callable[[str], None]) -> None:
+    def _attributed(self, author: str, check: Callable[[str], None]) -> None:
         """Run a check; a refusal is attributed to the author."""
         try:
             check(author)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import Backoff
 from swarm.net.counters import Counters
-from swarm.net.waits import Waits
+from swarm.net.runtime import AsyncRuntime
 from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -34,20 +34,20 @@ class Guard:
         if not isinstance(error, ORDINARY):
             self._complain(remote, Reason.BAD_REQUEST)
 
-    def hearing(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
+    def guarded(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
         """Wrap `receive(sender, message)` so that it returns False instead of raising."""
 
-        def hear(sender: str, message: bytes) -> bool:
+        def receive_guarded(sender: str, message: bytes) -> bool:
             try:
                 return receive(sender, message)
             except Exception:
                 self._complain(sender, Reason.BAD_GOSSIP)
-                logger.debug("a message of %s was given up", sender, exc_info=True)
+                logger.debug("dropped a message of %s after an error", sender, exc_info=True)
                 return False
 
-        return hear
+        return receive_guarded
 
-    async def keep(self, loop: Callable[[], Awaitable[None]], waits: Waits) -> None:
+    async def supervise(self, loop: Callable[[], Awaitable[None]], runtime: AsyncRuntime) -> None:
         """Run a loop, and restart it after every error. Raises `TransportError` if the network itself has failed."""
         pauses = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         while True:
@@ -58,9 +58,9 @@ class Guard:
                 if isinstance(error, TransportError) and not isinstance(error, PeerUnreachable):
                     raise
                 self._counters.add("loop_errors")
-                logger.exception("a loop of the network goes on after an error")
+                logger.exception("a network loop is restarted after an error")
             now = time.monotonic()
             if now - began > MAX_PAUSE_S:
                 pauses.succeeded("")
             pauses.failed("", now)
-            await waits.sleep(pauses.wait_s("", now))
+            await runtime.sleep(pauses.wait_s("", now))

@@ -9,6 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import ConfigError
+from swarm.net.trust.accounts import PeerBook, PeerStats
+from swarm.protocols import Transport
+from swarm.types import PeerRecord
 
 ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
@@ -55,6 +58,37 @@ class Roster(Struct, frozen=True):
     peers: tuple[PeerRow, ...] = ()
 
 
+def build_roster(transport: Transport, book: PeerBook, now: float) -> Roster:
+    """All peers that are connected, or known from their own record or from a group."""
+    status = transport.status()
+    records = {record.peer_id: record for record in transport.peers()}
+    accounts = book.stats()
+    connected = frozenset(status.connected)
+    ids = sorted(records.keys() | accounts.keys() | connected)
+    rows = (_row(peer_id, records.get(peer_id), accounts.get(peer_id), peer_id in connected, now) for peer_id in ids)
+    return Roster(time=now, run_id=status.run_id, self_id=transport.peer_id, peers=tuple(rows))
+
+
+def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, connected: bool, now: float) -> PeerRow:
+    stats = stats or PeerStats()
+    quarantined = stats.quarantined_until is not None and stats.quarantined_until > now
+    return PeerRow(
+        peer_id=peer_id,
+        model=record.model if record else "",
+        tasks=record.tasks if record else (),
+        role=record.role if record else "",
+        version=record.version if record else "",
+        connected=connected,
+        received=stats.received,
+        used=stats.used,
+        dropped=dict(stats.dropped),
+        bytes=stats.num_bytes,
+        last_seen=now if connected else stats.last_seen,
+        reputation=stats.reputation,
+        quarantined_until=stats.quarantined_until if quarantined else None,
+    )
+
+
 def encode_roster(roster: Roster) -> bytes:
     """The roster as JSON."""
     return msgspec.json.encode(roster)
@@ -65,7 +99,7 @@ def decode_roster(encoded: bytes) -> Roster:
     try:
         return msgspec.json.decode(encoded, type=Roster)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"a roster must be what a node writes to {ROSTER_FILE}: {error}") from error
+        raise ConfigError(f"not a valid roster, as a node writes it to {ROSTER_FILE}: {error}") from error
 
 
 def write_roster(out: Path, roster: Roster) -> None:

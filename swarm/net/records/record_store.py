@@ -41,36 +41,36 @@ class _Entry(Struct, frozen=True):
     owner: str
 
 
-class _Pile(Struct):
+class _Owned(Struct):
     """Records of one owner."""
 
     names: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
-class Shelf:
+class RecordStore:
     """Thread-safe store of recent records; remembers more ids than it holds records."""
 
     def __init__(
         self, max_records: int, max_bytes: int, max_age_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """An empty shelf with its three limits."""
+        """Empty, with its three limits."""
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._piles: dict[str, _Pile] = {}
+        self._by_owner: dict[str, _Owned] = {}
         self._num_bytes = 0
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
-    def note(self, name: bytes) -> bool:
+    def mark_seen(self, name: bytes) -> bool:
         """Mark an id as seen without storing a record, so it is not requested; False if it was known."""
         with self._lock:
-            return self._note(name)
+            return self._mark_seen(name)
 
-    def _note(self, name: bytes) -> bool:
+    def _mark_seen(self, name: bytes) -> bool:
         if name in self._seen:
             self._seen.move_to_end(name)
             return False
@@ -88,18 +88,18 @@ class Shelf:
         name = record_id(record)
         with self._lock:
             now = self._clock()
-            if not self._note(name):
+            if not self._mark_seen(name):
                 return False
             if len(record) <= self._max_bytes and 0 <= age_s < self._max_age_s:
                 self._entries[name] = _Entry(record, now - age_s, listed, owner)
                 self._num_bytes += len(record)
-                pile = self._piles.setdefault(owner, _Pile())
-                pile.names[name] = None
-                pile.num_bytes += len(record)
+                owned = self._by_owner.setdefault(owner, _Owned())
+                owned.names[name] = None
+                owned.num_bytes += len(record)
             self._make_room(now)
             return True
 
-    def knows(self, name: bytes) -> bool:
+    def has_seen(self, name: bytes) -> bool:
         """Whether a record with this id was seen, as far as ids are remembered."""
         with self._lock:
             return name in self._seen
@@ -144,18 +144,18 @@ class Shelf:
                 break
             self._remove(name)
         while len(self._entries) > self._max_records:
-            self._remove_of(max(self._piles.values(), key=lambda pile: len(pile.names)))
+            self._remove_of(max(self._by_owner.values(), key=lambda owned: len(owned.names)))
         while self._num_bytes > self._max_bytes:
-            self._remove_of(max(self._piles.values(), key=lambda pile: pile.num_bytes))
+            self._remove_of(max(self._by_owner.values(), key=lambda owned: owned.num_bytes))
 
-    def _remove_of(self, pile: _Pile) -> None:
-        self._remove(next(iter(pile.names)))
+    def _remove_of(self, owned: _Owned) -> None:
+        self._remove(next(iter(owned.names)))
 
     def _remove(self, name: bytes) -> None:
         entry = self._entries.pop(name)
-        pile = self._piles[entry.owner]
-        del pile.names[name]
-        pile.num_bytes -= len(entry.record)
-        if not pile.names:
-            del self._piles[entry.owner]
+        owned = self._by_owner[entry.owner]
+        del owned.names[name]
+        owned.num_bytes -= len(entry.record)
+        if not owned.names:
+            del self._by_owner[entry.owner]
         self._num_bytes -= len(entry.record)

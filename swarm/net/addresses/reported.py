@@ -26,13 +26,13 @@ WILDCARDS = ("0.0.0.0", "::")
 TRANSLATED = ip_network("64:ff9b::/96")
 
 
-class Told:
+class ReportedAddresses:
     """Decides which reported addresses may be dialled, and how often."""
 
     def __init__(self) -> None:
         """No dials yet."""
         self._all = Rates(DIALS_PER_S, DIALS_AT_ONCE)
-        self._tellers = Rates(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
+        self._reporters = Rates(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
         self._failures: Counter[str] = Counter()
         self._pauses = Backoff(HOST_PAUSE_S, MAX_HOST_PAUSE_S)
 
@@ -42,14 +42,14 @@ class Told:
         hosts: Counter[str] = Counter()
         for address in islice(addresses, MAX_NAMED):
             host = host_of(address)
-            if hosts[host] < MAX_OF_ONE_HOST and may_be_outside(address) and self._pauses.wait_s(host, now) <= 0:
+            if hosts[host] < MAX_OF_ONE_HOST and may_be_public(address) and self._pauses.wait_s(host, now) <= 0:
                 hosts[host] += 1
                 found.append(address)
         return tuple(found[:MAX_ADDRESSES])
 
-    def may_dial(self, teller: str, now: float) -> bool:
-        """Whether one more peer reported by `teller` may be dialled; if so, the dial is counted."""
-        return self._tellers.take(teller, now) and self._all.take("", now)
+    def may_dial(self, reporter: str, now: float) -> bool:
+        """Whether one more peer reported by `reporter` may be dialled; if so, the dial is counted."""
+        return self._reporters.take(reporter, now) and self._all.take("", now)
 
     def failed(self, addresses: Iterable[str], now: float) -> None:
         """Record that no address led to the peer."""
@@ -67,7 +67,7 @@ class Told:
             self._pauses.succeeded(host)
 
 
-def may_be_outside(address: str) -> bool:
+def may_be_public(address: str) -> bool:
     """Whether the first hop of an address is a globally routable IP, or a name that may resolve to one."""
     parts = address.split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
@@ -100,7 +100,7 @@ def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[s
     if named:
         return not any(map(_is_global, named))
     seen = [*own, *(end for ends in observed.values() for end in ends)]
-    return not any(may_be_outside(address) and not is_name(address) for address in seen)
+    return not any(may_be_public(address) and not is_name(address) for address in seen)
 
 
 def _is_global(host: str) -> bool:

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.net.trust.census import take_census
-from swarm.net.trust.roster import decode_roster, encode_roster
+from swarm.net.trust.roster import build_roster, decode_roster, encode_roster
 
 
-def test_the_census_joins_what_the_network_and_the_accounts_know() -> None:
+def test_the_roster_joins_what_the_network_and_the_accounts_know() -> None:
     hub = MemoryHub()
     transport, neighbour = MemoryTransport(hub, "me"), MemoryTransport(hub, "neighbour")
     transport.start()
@@ -17,7 +16,7 @@ def test_the_census_joins_what_the_network_and_the_accounts_know() -> None:
     book.report("neighbour", "used")
     book.admit("gone", 1, 10)
     book.report("gone", "verifier_timeout")
-    roster = take_census(transport, book, now=100.0)
+    roster = build_roster(transport, book, now=100.0)
     assert roster.self_id == "me"
     rows = {row.peer_id: row for row in roster.peers}
     assert set(rows) == {"neighbour", "gone"}
@@ -26,4 +25,6 @@ def test_the_census_joins_what_the_network_and_the_accounts_know() -> None:
     assert friend.reputation > 0.5 and friend.quarantined_until is None
     assert not foe.connected and foe.dropped == {"verifier_timeout": 1} and foe.quarantined_until == 700.0
     assert decode_roster(encode_roster(roster)) == roster
-    assert {row.peer_id: row for row in take_census(transport, book, now=800.0).peers}["gone"].quarantined_until is None
+    assert {row.peer_id: row for row in build_roster(transport, book, now=800.0).peers}[
+        "gone"
+    ].quarantined_until is None

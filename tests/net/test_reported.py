@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.net.addresses.told import (
+from swarm.net.addresses.reported import (
     DIALS_AT_ONCE,
     DIALS_PER_S,
     FREE_FAILURES,
     HOST_PAUSE_S,
     MAX_ADDRESSES,
     MAX_OF_ONE_HOST,
-    Told,
+    ReportedAddresses,
     is_private_run,
-    may_be_outside,
+    may_be_public,
     with_ips,
 )
 
@@ -31,7 +31,7 @@ RELAY = "/p2p/12D3KooWRelay/p2p-circuit"
     ],
 )
 def test_what_may_be_outside(address: str) -> None:
-    assert may_be_outside(address)
+    assert may_be_public(address)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_may_be_outside(address: str) -> None:
     ],
 )
 def test_what_is_not(address: str) -> None:
-    assert not may_be_outside(address)
+    assert not may_be_public(address)
 
 
 def test_a_name_leads_to_no_address_inside() -> None:
@@ -74,7 +74,7 @@ def test_a_name_leads_to_no_address_inside() -> None:
 
 
 def test_a_record_names_few_addresses_and_fewer_of_one_host() -> None:
-    told = Told()
+    told = ReportedAddresses()
     assert len(told.choose([f"{VICTIM}{port}" for port in range(1, 17)], 0.0)) == MAX_OF_ONE_HOST
     many = [f"/ip4/8.8.{i}.8/tcp/1" for i in range(16)]
     assert told.choose(many, 0.0) == tuple(many[:MAX_ADDRESSES])
@@ -83,7 +83,7 @@ def test_a_record_names_few_addresses_and_fewer_of_one_host() -> None:
 
 
 def test_a_host_where_dials_fail_is_left_alone_ever_longer() -> None:
-    told, address = Told(), f"{VICTIM}1"
+    told, address = ReportedAddresses(), f"{VICTIM}1"
     num_dials, now = 0, 0.0
     while now < 3_600:
         if told.choose([address], now):
@@ -97,11 +97,11 @@ def test_a_host_where_dials_fail_is_left_alone_ever_longer() -> None:
 
 
 def test_peers_that_strangers_tell_of_are_dialled_at_a_rate_of_all_and_of_the_teller() -> None:
-    told = Told()
+    told = ReportedAddresses()
     dials = [told.may_dial("liar", now / 10) for now in range(600)]
     assert sum(dials) <= DIALS_AT_ONCE / 4 + 60 * DIALS_PER_S / 4 + 1
     assert told.may_dial("honest", 60.0)
-    told = Told()
+    told = ReportedAddresses()
     dials = [told.may_dial(f"liar-{now}", now / 10) for now in range(600)]
     assert sum(dials) <= DIALS_AT_ONCE + 60 * DIALS_PER_S + 1
 

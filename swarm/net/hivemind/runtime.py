@@ -1,4 +1,4 @@
-"""`Waits` in asyncio; see `waits`."""
+"""`AsyncRuntime` in asyncio; see `net/runtime.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOK_UP_TIMEOUT_S = 5.0
 class AsyncioSignal(asyncio.Event):
     """An event with a timeout."""
 
-    async def happens(self, timeout_s: float) -> bool:
+    async def wait_for(self, timeout_s: float) -> bool:
         """Wait for `set`; whether it happened in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
@@ -20,14 +20,14 @@ class AsyncioSignal(asyncio.Event):
         return False
 
 
-class AsyncioWaits:
-    """`Waits` in asyncio."""
+class AsyncioRuntime:
+    """`AsyncRuntime` in asyncio."""
 
     def signal(self) -> AsyncioSignal:
         """A new signal, cleared."""
         return AsyncioSignal()
 
-    def within(self, timeout_s: float) -> asyncio.Timeout:
+    def timeout(self, timeout_s: float) -> asyncio.Timeout:
         """A time limit. Raises `TimeoutError`."""
         return asyncio.timeout(timeout_s)
 

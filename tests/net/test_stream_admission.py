@@ -6,9 +6,9 @@ import pytest
 
 from swarm.net.addresses.dial import host_of
 from swarm.net.records.repair import HAVE_PROTOCOL
-from swarm.net.services.doors import (
+from swarm.net.services.stream_admission import (
     ADDRESS_FACTOR,
-    FAIR,
+    FAIR_LEAD,
     MAX_STREAMS,
     MAX_STREAMS_PER_PEER,
     MAX_VITAL_STREAMS,
@@ -16,24 +16,24 @@ from swarm.net.services.doors import (
     REQUESTS_AT_ONCE,
     REQUESTS_PER_S,
     VITAL,
-    Doors,
     Stream,
+    StreamAdmission,
 )
 
 HOME = "/ip4/127.0.0.1/tcp/1"
 
 
 class House:
-    """Doors, a clock, and who was hung up on."""
+    """A `StreamAdmission`, a clock, and who was hung up on."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
         self.hung_up: list[str] = []
         self.blamed: list[tuple[str, str]] = []
-        self.doors = Doors(lambda peer, reason: self.blamed.append((peer, reason)), lambda: self.now)
+        self.admission = StreamAdmission(lambda peer, reason: self.blamed.append((peer, reason)), lambda: self.now)
 
     def enter(self, peer: str, protocol: str = HAVE_PROTOCOL, address: str = HOME) -> Stream | None:
-        return self.doors.enter(peer, address, protocol, lambda: self.hung_up.append(peer))
+        return self.admission.admit(peer, address, protocol, lambda: self.hung_up.append(peer))
 
     def served(self, peer: str, protocol: str = HAVE_PROTOCOL, address: str = HOME) -> bool:
         stream = self.enter(peer, protocol, address)
@@ -69,7 +69,7 @@ def test_peers_behind_one_address_count_as_one_first() -> None:
     for i in range(MAX_STREAMS):
         stream = house.enter(f"sybil-{i}", address="/ip4/203.0.113.5/tcp/9")
         assert stream is not None
-        stream.works()
+        stream.own_turn()
     assert house.served("honest", address="/ip4/198.51.100.1/tcp/4001")
     assert not house.served("sybil", address="/ip4/203.0.113.5/tcp/10"), "but none of them makes room for another"
 
@@ -80,7 +80,7 @@ def test_who_keeps_this_node_waiting_makes_room() -> None:
     assert not house.served("honest"), "all have come just now"
     for stream in streams[1:]:
         assert stream is not None
-        stream.works()
+        stream.own_turn()
     house.now += PATIENCE_S + 0.1
     assert house.served("honest") and house.hung_up == ["peer-0"]
     assert not house.served("another"), "it is this node's turn with all the others"
@@ -91,8 +91,8 @@ def test_more_bytes_have_more_time() -> None:
     streams = [house.enter(f"peer-{i}") for i in range(MAX_STREAMS)]
     for stream in streams:
         assert stream is not None
-        stream.waits(4)
-        stream.waits(2**20)
+        stream.peer_turn(4)
+        stream.peer_turn(2**20)
     house.now += PATIENCE_S + 3.0
     assert not house.served("honest")
     house.now += 2.0
@@ -104,7 +104,7 @@ def test_those_who_leave_give_their_places_back() -> None:
     for _ in range(3 * MAX_STREAMS):
         stream = house.enter("peer")
         assert stream is not None and stream.served
-        house.doors.leave(stream)
+        house.admission.release(stream)
 
 
 def test_beyond_all_refusals_they_are_hung_up_on_without_a_word() -> None:
@@ -119,7 +119,7 @@ def test_who_asks_too_often_is_told_to_ask_later_and_blamed_once_a_second() -> N
     def ask(peer: str, address: str = HOME) -> bool:
         stream = house.enter(peer, address=address)
         assert stream is not None
-        house.doors.leave(stream)
+        house.admission.release(stream)
         return stream.served
 
     assert sum(ask("flood") for _ in range(2_000)) == REQUESTS_AT_ONCE
@@ -135,10 +135,10 @@ def test_who_asks_too_often_is_told_to_ask_later_and_blamed_once_a_second() -> N
 
 def test_a_fair_crowd_is_not_thrown_out() -> None:
     house = House()
-    streams = [house.enter(f"peer-{i % (MAX_STREAMS // FAIR)}") for i in range(MAX_STREAMS)]
+    streams = [house.enter(f"peer-{i % (MAX_STREAMS // FAIR_LEAD)}") for i in range(MAX_STREAMS)]
     for stream in streams:
         assert stream is not None
-        stream.works()
+        stream.own_turn()
     assert not house.served("honest") and house.hung_up == []
     assert MAX_VITAL_STREAMS >= 2 * MAX_STREAMS_PER_PEER
 

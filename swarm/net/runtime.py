@@ -1,4 +1,4 @@
-"""Waiting, independent of the library: code written against this runs under asyncio and trio."""
+"""What the network's loops need of asyncio or trio; code written against this runs under both."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Signal(Protocol):
         """Reset: the next wait blocks until another `set`."""
         ...
 
-    async def happens(self, timeout_s: float) -> bool:
+    async def wait_for(self, timeout_s: float) -> bool:
         """Wait for `set`; whether it happened in time."""
         ...
 
 
-class Waits(Protocol):
-    """The waits of the session's library."""
+class AsyncRuntime(Protocol):
+    """Signals, time limits, pauses and name look-ups of the session's library."""
 
     def signal(self) -> Signal:
         """A new signal, cleared."""
         ...
 
-    def within(self, timeout_s: float) -> AbstractAsyncContextManager[object]:
+    def timeout(self, timeout_s: float) -> AbstractAsyncContextManager[object]:
         """A time limit. Raises `TimeoutError`."""
         ...
 

@@ -1,11 +1,11 @@
-"""Admission of incoming streams: which are served, refused as busy, or evicted. Places per stream, rates per request.
+"""Admission of incoming streams: which are served, refused as busy, or evicted. Slots per stream, rates per request.
 
-    a stream ──▶ rate of its peer and address ──▶ a place ──▶ served
+    a stream ──▶ rate of its peer and address ──▶ a slot ──▶ served
                         │ too high                  │ none free, none to evict
-                        └───────────▶ told "busy" ◀─┘     (as many places; beyond that reset without an answer)
+                        └───────────▶ told "busy" ◀─┘     (as many slots; beyond that reset without an answer)
 
-Protocols that keep peers in the run have their own places, which no other request can take. When all places are taken,
-a stream is evicted if its peer keeps this node waiting, or if its peer or address holds far more places than the
+Protocols that keep peers in the run have their own slots, which no other request can take. When all slots are taken,
+a stream is evicted if its peer keeps this node waiting, or if its peer or address holds far more slots than the
 newcomer. Addresses count before peers because identities are free. Pure but for the clock.
 """
 
@@ -30,10 +30,10 @@ MAX_STREAMS, MAX_VITAL_STREAMS = 64, 32
 """Served at once: of other protocols, and of `VITAL` ones. Each holds a request or a few chunks."""
 MAX_STREAMS_PER_PEER = 16
 """Limit in each of the two groups."""
-FAIR = 4
-"""A peer or address that holds more places than a newcomer by over this number loses one to it."""
+FAIR_LEAD = 4
+"""A peer or address that holds more slots than a newcomer by over this number loses one to it."""
 PATIENCE_S = 1.0
-"""How long a peer may keep this node waiting while others want its place, in addition to the transfer time."""
+"""How long a peer may keep this node waiting while others want its slot, in addition to the transfer time."""
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 500.0
 """Per peer. Honest peers send a few: heartbeats, repairs, one per part of a snapshot or large record."""
 ADDRESS_FACTOR = 10.0
@@ -55,17 +55,17 @@ class Stream:
         self.late_at = clock() + PATIENCE_S
         """When the peer exceeds its patience; infinite while this node works."""
 
-    def waits(self, num_bytes: int = 0) -> None:
+    def peer_turn(self, num_bytes: int = 0) -> None:
         """The peer's turn to send or receive bytes."""
         begins = self._clock() + PATIENCE_S if self.late_at == math.inf else self.late_at
         self.late_at = begins + num_bytes / MIN_RATE_BYTES_PER_S
 
-    def works(self) -> None:
+    def own_turn(self) -> None:
         """This node's turn."""
         self.late_at = math.inf
 
 
-class Doors:
+class StreamAdmission:
     """The open streams, and the request rates of peers and addresses."""
 
     def __init__(
@@ -83,24 +83,24 @@ class Doors:
         self._hosts = Rates(ADDRESS_FACTOR * REQUESTS_PER_S, ADDRESS_FACTOR * REQUESTS_AT_ONCE)
         self._blames = Rates(1 / BLAME_EVERY_S, 1.0)
 
-    def enter(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
+    def admit(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
         """Admit a stream from `address`; None if it must be reset without an answer."""
         stream = Stream(remote, host_of(address), hang_up, self._clock)
-        places, most = (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
-        if self._asks_too_often(stream) or not self._has_place(stream, places, most):
+        slots, most = (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
+        if self._asks_too_often(stream) or not self._has_slot(stream, slots, most):
             if len(self._refused) >= MAX_STREAMS:
                 return None
             self._refused.append(stream)
             return stream
         stream.served = True
-        places.append(stream)
+        slots.append(stream)
         return stream
 
-    def leave(self, stream: Stream) -> None:
+    def release(self, stream: Stream) -> None:
         """The stream has ended."""
-        for places in (self._vital, self._others, self._refused):
-            if stream in places:
-                places.remove(stream)
+        for slots in (self._vital, self._others, self._refused):
+            if stream in slots:
+                slots.remove(stream)
 
     def _asks_too_often(self, stream: Stream) -> bool:
         now = self._clock()
@@ -110,23 +110,26 @@ class Doors:
             return True
         return not self._hosts.take(stream.host, now)
 
-    def _has_place(self, stream: Stream, places: list[Stream], most: int) -> bool:
-        peers = Counter(each.remote for each in places)
+    def _has_slot(self, stream: Stream, slots: list[Stream], most: int) -> bool:
+        peers = Counter(each.remote for each in slots)
         if peers[stream.remote] >= MAX_STREAMS_PER_PEER:
             return False
-        if len(places) < most:
+        if len(slots) < most:
             return True
-        hosts = Counter(each.host for each in places)
-        greedy = max(places, key=lambda each: (hosts[each.host], peers[each.remote], -each.late_at))
-        late = min(places, key=lambda each: each.late_at)
-        if hosts[greedy.host] > hosts[stream.host] + FAIR or peers[greedy.remote] > peers[stream.remote] + FAIR:
-            self._hang_up_on(greedy, places)
+        hosts = Counter(each.host for each in slots)
+        greedy = max(slots, key=lambda each: (hosts[each.host], peers[each.remote], -each.late_at))
+        late = min(slots, key=lambda each: each.late_at)
+        if (
+            hosts[greedy.host] > hosts[stream.host] + FAIR_LEAD
+            or peers[greedy.remote] > peers[stream.remote] + FAIR_LEAD
+        ):
+            self._hang_up_on(greedy, slots)
         elif late.late_at < self._clock():
-            self._hang_up_on(late, places)
+            self._hang_up_on(late, slots)
         else:
             return False
         return True
 
-    def _hang_up_on(self, stream: Stream, places: list[Stream]) -> None:
-        places.remove(stream)
+    def _hang_up_on(self, stream: Stream, slots: list[Stream]) -> None:
+        slots.remove(stream)
         stream.hang_up()

@@ -1,4 +1,4 @@
-"""`Waits` in trio; see `waits`."""
+"""`AsyncRuntime` in trio; see `net/runtime.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TrioSignal:
         if self._event.is_set():
             self._event = trio.Event()
 
-    async def happens(self, timeout_s: float) -> bool:
+    async def wait_for(self, timeout_s: float) -> bool:
         """Wait for `set`; whether it happened in time."""
         event = self._event
         with trio.move_on_after(timeout_s):
@@ -34,15 +34,15 @@ class TrioSignal:
         return bool(event.is_set())
 
 
-class TrioWaits:
-    """`Waits` in trio."""
+class TrioRuntime:
+    """`AsyncRuntime` in trio."""
 
     def signal(self) -> TrioSignal:
         """A new signal, cleared."""
         return TrioSignal()
 
     @asynccontextmanager
-    async def within(self, timeout_s: float) -> AsyncIterator[None]:
+    async def timeout(self, timeout_s: float) -> AsyncIterator[None]:
         """A time limit. Raises `TimeoutError`."""
         try:
             with trio.fail_after(timeout_s):

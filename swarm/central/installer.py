@@ -1,0 +1,83 @@
+"""The learner's snapshots in a worker's engine: installed while it samples, rolled back if they cannot generate.
+
+The previous snapshot is kept until the new one has generated a token. Source: arXiv:2509.19128 (changes in flight).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from swarm.errors import SnapshotError, WeightsRefused
+from swarm.protocols import SnapshotFeed, StreamingEngine
+from swarm.types import Completion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SnapshotInstaller:
+    """Installs snapshots in an engine. Another thread may call `install` while the engine generates."""
+
+    def __init__(
+        self, engine: StreamingEngine, feed: SnapshotFeed, read: Callable[[bytes], Mapping[str, Tensor]]
+    ) -> None:
+        """No snapshot yet; `read` unpacks one."""
+        self.num_installed = 0
+        self.num_refused = 0
+        """Snapshots that did not fit the policy or could not generate."""
+        self._engine = engine
+        self._feed = feed
+        self._read = read
+        self._lock = threading.Lock()
+        self._installed: tuple[int, bytes] | None = None
+        self._before: tuple[int, bytes] | None = None
+        """The previous snapshot, until the installed one has generated."""
+
+    @property
+    def version(self) -> int | None:
+        """The installed snapshot; None before the first."""
+        installed = self._installed
+        return installed[0] if installed else None
+
+    @property
+    def announced(self) -> int | None:
+        """The newest version that the learner has announced; None before the first."""
+        return self._feed.announced()
+
+    def install(self) -> bool:
+        """Install the newest complete snapshot if it is newer than the current one; returns whether it was."""
+        found = self._feed.newest()
+        if found is None:
+            return False
+        version, snapshot = found
+        try:
+            weights = self._read(snapshot)
+            with self._lock:
+                self._engine.swap(weights, version)
+                self._before, self._installed = self._installed, found
+        except (SnapshotError, WeightsRefused):
+            self.num_refused += 1
+            return False
+        self.num_installed += 1
+        return True
+
+    def confirm(self, completions: Sequence[Completion]) -> None:
+        """Release the previous snapshot if the installed one has sampled a token of `completions`."""
+        with self._lock:
+            if self._installed and any(
+                span.version == self._installed[0] for completion in completions for span in completion.versions
+            ):
+                self._before = None
+
+    def roll_back(self) -> bool:
+        """Reinstall the previous snapshot because the newest cannot generate; returns whether there was one."""
+        with self._lock:
+            if self._before is None:
+                return False
+            version, snapshot = self._before
+            self._engine.swap(self._read(snapshot), version)
+            self._installed, self._before = self._before, None
+        self.num_refused += 1
+        return True
