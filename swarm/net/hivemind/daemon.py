@@ -439,6 +439,8 @@ class Daemon:
             await self._serve(reader, writer)
         except (TransportError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             logger.debug("dropped an incoming stream: %s", error)
+        except asyncio.CancelledError:
+            pass  # only `close` cancels; asyncio of Python 3.11 prints a traceback for a stream's cancelled task
         finally:
             self._streams.discard(task)
             writer.close()
