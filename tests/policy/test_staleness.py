@@ -208,18 +208,23 @@ def test_gepos_clip_holds_what_a_stale_group_would_gain(policy: Policy) -> None:
 
 def test_gepos_smoothing_follows_the_variance_within_each_group(policy: Policy) -> None:
     # Of the second group only the text is known: the receiver's probabilities stand in, for the variance as well.
-    shift = 4.5
+    sampler = (-0.05, -2.0, -2.5, -3.0)
     rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
     p = [math.exp(sum(row) / len(row)) for row in rows]
     epsilons, losses = [], []
-    for q in ([math.exp(sum(min(0.0, v + shift) for v in row) / len(row)) for row in rows], p):
+    for q in ([math.exp(value) for value in sampler], p):
         expectation = sum(each**2 for each in q) / sum(q)
         epsilons.append(4 * sum(each * (each - expectation) ** 2 for each in q) / sum(q))
         weights = [each / (epsilons[-1] * each + (1 - epsilons[-1]) * expectation) for each in p]
         losses.append(-sum(w * a for w, a in zip(weights, ADVANTAGES, strict=True)) / len(p))
     assert epsilons[0] > 0.01 > epsilons[1] > 0
     loss = {"group_epsilon": 1.0, "epsilon_from": "variance"}
-    own, text = _group(policy, shift=shift), _text_only(_group(policy), None)
+    text = _text_only(own := _group(policy), None)
+    known = tuple(
+        replace(c, logprobs=(value,) * len(c.token_ids))
+        for c, value in zip(own.group.completions, sampler, strict=True)
+    )
+    own = replace(own, group=replace(own.group, completions=known))
     for groups, expected in ([own], losses[0]), ([own, text], sum(losses) / 2):
         report = _updater(copy.deepcopy(policy), objective="gepo", loss=loss).update(groups[:1], groups[1:])
         assert report.figures["loss"] == pytest.approx(expected, rel=1e-4)
