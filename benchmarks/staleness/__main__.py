@@ -50,8 +50,15 @@ class Size:
 
 
 FULL = Size()
-SMALL = Plan(updates=6, window_updates=4, questions=2, evaluate_every=2, num_evaluation=16, num_final=16)
-QUICK = Size(SMALL, SMALL, (1,), (101,), (1e-4, 3e-4), warm_start=halving.WarmStart(steps=30))
+SMALL = Plan(updates=4, window_updates=4, questions=2, evaluate_every=2, num_evaluation=16, num_final=16)
+QUICK = Size(
+    plan=SMALL,
+    choosing=replace(SMALL, updates=2),
+    seeds=(1,),
+    choosing_seeds=(101,),
+    rates=(1e-4, 3e-4),
+    warm_start=halving.WarmStart(steps=120),
+)
 MODEL = Size(
     plan=Plan(updates=64, evaluate_every=16, num_evaluation=64, num_final=128),
     choosing=Plan(updates=24, evaluate_every=24, num_evaluation=8, num_final=8),

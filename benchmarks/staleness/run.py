@@ -49,7 +49,7 @@ class Progress(msgspec.Struct):
     start: float | None = None
     """Accuracy of the initial policy on the final questions."""
     best_step: int = 0
-    """When the policy was best."""
+    """Updates done when the policy was best; 0 before the first evaluation."""
     waiting: dict[int, list[GradedGroup]] = {}
     """Sampled batches by the update that uses them."""
     accuracies: list[float] = []
@@ -99,10 +99,10 @@ class Run:
                 progress.cpu_s += time.process_time() - began
                 began = time.process_time()
                 self._save(file)
-        last = self._final_accuracy()
-        if progress.best_step:
+        best = last = self._final_accuracy()
+        if progress.best_step not in (0, progress.step):
             self._restore(self._best)
-        best = self._final_accuracy() if progress.best_step else last
+            best = self._final_accuracy()
         progress.cpu_s += time.process_time() - began
         return best, last
 
