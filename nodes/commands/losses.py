@@ -10,14 +10,18 @@ from rich.text import Text
 
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import KL_ESTIMATORS, cppo_kl
+from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS
 from swarm.algorithms.losses import LOSSES, Loss
 
 CHOICES: tuple[tuple[str, str, ItemsView[str, Callable[..., object]]], ...] = (
     ("update.objective", "the loss", LOSSES.items()),
     ("update.advantage", "from a group's rewards to advantages", ADVANTAGES.items()),
     ("update.importance", "weight of tokens that another policy or engine sampled", TREATMENTS.items()),
-    ("update.behaviour_kl", "coefficient of a divergence from the sampler", {"cppo_kl": cppo_kl}.items()),
+    (
+        "update.behaviour_kl_estimator",
+        "estimator of the divergence from the sampler in update.behaviour_kl",
+        BEHAVIOUR_KL_ESTIMATORS.items(),
+    ),
     (
         "update.kl_estimator",
         "estimator of the divergence in update.reference_kl",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from swarm.algorithms.losses.base import log_ratio, token_means
-from swarm.algorithms.names import KlEstimatorName
+from swarm.algorithms.losses.base import log_ratio
+from swarm.algorithms.names import BehaviourKlEstimatorName, KlEstimatorName
 
 
 def k1(new: Tensor, reference: Tensor) -> Tensor:
@@ -41,12 +41,35 @@ def k3(new: Tensor, reference: Tensor) -> Tensor:
     return difference.exp() - difference - 1
 
 
-def cppo_kl(new: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Scalar: mean over sequences of the mean over tokens of `k3` against the behaviour policy.
+def cppo(new: Tensor, behaviour: Tensor) -> Tensor:
+    """exp(d) - d - 1, d = behaviour - new, as published: `k3` against the behaviour policy, on its own samples.
 
-    Keeps a policy near the stale rollouts that it learns from. Source: as used in arXiv:2508.17850, section 4.1.
+    `k3` estimates KL(new || behaviour) on samples of `new`. On samples of the behaviour policy its mean is
+    chi^2(behaviour || new) - KL(behaviour || new): equal to second order near `behaviour`, far from it larger without
+    bound, because tokens that have become improbable dominate. Its gradient pulls these back most.
+
+    Source: the code published with arXiv:2508.17850, section 4.1.
     """
-    return token_means(k3(new, old), mask).mean()
+    return k3(new, behaviour)
+
+
+def weighted_k3(new: Tensor, behaviour: Tensor) -> Tensor:
+    """rho k3(new, behaviour) = rho log rho - rho + 1, rho = exp(new - behaviour): never negative.
+
+    On samples of the behaviour policy, token by token, value and gradient are unbiased for KL(new || behaviour) and its
+    gradient. It hardly pulls back tokens that have become improbable.
+
+    Source: arXiv:2512.02556, eq. 7, with the behaviour policy as the reference.
+    """
+    difference = log_ratio(new, behaviour)
+    return difference.exp() * difference - difference.expm1()
 
 
 KL_ESTIMATORS: dict[KlEstimatorName, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""Estimators on samples of the policy in training."""
+
+BEHAVIOUR_KL_ESTIMATORS: dict[BehaviourKlEstimatorName, Callable[[Tensor, Tensor], Tensor]] = {
+    "cppo": cppo,
+    "weighted_k3": weighted_k3,
+}
+"""Estimators on samples of the behaviour policy, to which the divergence is measured."""

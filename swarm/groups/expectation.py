@@ -1,4 +1,4 @@
-"""The sampler's expectation over a whole group, from its log-probabilities alone: no torch, no model."""
+"""The sampler's expectation and variance over a whole group, from its log-probabilities alone: no torch, no model."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ def log_expectation(log_q: Sequence[float]) -> float:
     """
     value = _log_sum_exp([2 * value for value in log_q]) - _log_sum_exp(log_q)
     return 0.0 if value > 0 else value  # rounding; NaN stays
+
+
+def variance(log_q: Sequence[float]) -> float:
+    """sum q (q - E)^2 / sum q, E = sum q^2 / sum q, `log_q` [G] as above: in [0, 1/4].
+
+    NaN if one of them is NaN. Source: the weights of arXiv:2508.17850, eq. 11, for its Var(q) in section 3.3.
+    """
+    total = _log_sum_exp(log_q)
+    weights = [math.exp(value - total) for value in log_q]
+    mean = math.fsum(weight * math.exp(value) for weight, value in zip(weights, log_q, strict=True))
+    spread = math.fsum(weight * (math.exp(value) - mean) ** 2 for weight, value in zip(weights, log_q, strict=True))
+    return min(spread, 0.25)  # rounding
 
 
 def _log_sum_exp(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from swarm.groups.expectation import log_expectation, mean_logprob
+from swarm.groups.expectation import log_expectation, mean_logprob, variance
 from swarm.training.rows import Row
 
 LOG_MAX_CLAIMED_RATIO = math.log(10.0)
@@ -39,7 +39,9 @@ def settle(
     if not whole_group:
         return settled
     expectation = _expectation(settled, receiver)
-    return [replace(row, log_expectation=expectation) for row in settled]
+    # No record carries a variance: without the sampler's log-probabilities it is the receiver's.
+    spread = variance([mean_logprob(row.old or ()) for row in settled])
+    return [replace(row, log_expectation=expectation, variance=spread) for row in settled]
 
 
 def _settled(row: Row, own: Sequence[float] | None, decoupled: bool) -> Row:

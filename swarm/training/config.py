@@ -8,7 +8,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 
 from swarm.algorithms.losses import Loss
 from swarm.algorithms.losses.grpo import Grpo
-from swarm.algorithms.names import ImportanceName, KlEstimatorName
+from swarm.algorithms.names import BehaviourKlEstimatorName, ImportanceName, KlEstimatorName
 from swarm.algorithms.own import find_advantage, find_loss
 from swarm.policy.config import BatchingName
 from swarm.settings import Settings
@@ -46,6 +46,9 @@ class UpdateSettings(Settings):
     behaviour_kl: float = Field(0.0, ge=0)
     """Coefficient of a divergence from the behaviour policy, which limits updates on stale groups; arXiv:2508.17850
     uses 0.005 under delay."""
+    behaviour_kl_estimator: BehaviourKlEstimatorName = "cppo"
+    """Estimator of that divergence: `cppo` as published, which overestimates it on stale groups; `weighted_k3` without
+    bias."""
     reference_kl: float = Field(0.0, ge=0)
     """Coefficient of a divergence from the initial model; above 0 the node keeps a frozen copy of it."""
     kl_estimator: KlEstimatorName = "k3"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import KL_ESTIMATORS, cppo_kl, k3
+from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, k3
 from swarm.algorithms.losses import LossBatch
-from swarm.algorithms.losses.base import log_ratio
+from swarm.algorithms.losses.base import log_ratio, token_means
 from swarm.algorithms.reductions import ess, largest, token_mean
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.logprobs import Scores
@@ -27,6 +27,7 @@ class Objective:
         self._settings = settings
         self._treatment = TREATMENTS[settings.importance]
         self._estimate = KL_ESTIMATORS[settings.kl_estimator]
+        self._behaviour_estimate = BEHAVIOUR_KL_ESTIMATORS[settings.behaviour_kl_estimator]
 
     @property
     def per_token(self) -> bool:
@@ -46,12 +47,15 @@ class Objective:
         reference = _filled(current, [row.reference for row in rows], scores.mask)
         weights, capped = self._treatment(old, behaviour, mask, self._settings.importance_cap)
         advantages = _column([row.advantage for row in rows], new) * weights  # [B, T]
-        output = self._settings.loss(LossBatch(new, old, advantages, mask, _expectation(rows, new)))
+        expectation = _column([row.log_expectation for row in rows], new)[:, 0]
+        variance = _column([row.variance for row in rows], new)[:, 0]
+        output = self._settings.loss(LossBatch(new, old, advantages, mask, expectation, variance))
         sequences = len(rows) / num_sequences
         share = sum(len(row.completion) for row in rows) / num_tokens if self.per_token else sequences
         loss = output.loss * share
         if self._settings.behaviour_kl > 0:
-            loss = loss + self._settings.behaviour_kl * sequences * cppo_kl(new, behaviour, mask)
+            divergence = token_means(self._behaviour_estimate(new, behaviour), mask).mean()
+            loss = loss + self._settings.behaviour_kl * sequences * divergence
         if self._settings.reference_kl > 0:
             loss = loss + self._settings.reference_kl * share * (self._estimate(new, reference) * output.shares).sum()
         figures = {
@@ -88,11 +92,6 @@ def _ages(rows: Sequence[Row]) -> dict[str, Figure]:
         LAG_MEAN: Figure("token_mean", sum(lag * tokens for lag, tokens in lags), sum(tokens for _, tokens in lags)),
         LAG_MAX: Figure("max", max((lag for lag, _ in lags), default=0)),
     }
-
-
-def _expectation(rows: Sequence[Row], like: Tensor) -> Tensor:
-    """[B] log of the sampler's expectation over each row's group; NaN when no loss needs it."""
-    return _column([row.log_expectation for row in rows], like)[:, 0]
 
 
 def _bounded(logprobs: Tensor, current: Tensor, rows: Sequence[Row]) -> Tensor:

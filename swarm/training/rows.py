@@ -34,6 +34,8 @@ class Row:
     """Without `behaviour`, and with more than one step, `old` becomes this node's log-probabilities at batch time."""
     log_expectation: float = math.nan
     """Log of the sampler's expectation over the whole group, for objectives that need it; NaN when unknown."""
+    variance: float = math.nan
+    """Variance of the sampler's probabilities in the whole group, likewise."""
     lags: Sequence[tuple[int, int]] = ()
     """(updates since sampling, number of tokens) of its parts; empty for another node, which counts its own updates."""
     routing: Routing | None = None

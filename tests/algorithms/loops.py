@@ -71,9 +71,19 @@ class Constants:
     cap: float
     epsilon: float
     group_clip: bool = False
+    epsilon_from: str = "constant"
+    dual: float = math.inf
+    positive_only: bool = False
+
+
+def _counted(advantage: float, constants: Constants) -> float:
+    return 0.0 if constants.positive_only and advantage < 0 else advantage
 
 
 def _surrogate(ratio: Dual, advantage: float, constants: Constants) -> Dual:
+    advantage = _counted(advantage, constants)
+    if advantage < 0 and ratio.value > constants.dual:
+        return Dual(-constants.dual * advantage)
     free, held = ratio * advantage, limited(ratio, 1 - constants.low, 1 + constants.high) * advantage
     return (free if free.value <= held.value else held) * -1.0
 
@@ -102,13 +112,17 @@ def _gepo_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
     for rows in batch.groups:
         q = [math.exp(math.fsum(batch.old[i]) / len(batch.old[i])) for i in rows]
         expectation = math.fsum(x * x for x in q) / math.fsum(q)
+        epsilon = constants.epsilon
+        if constants.epsilon_from == "variance":
+            # E[q^2] - E[q]^2 under the weights of the expectation, as a fraction of 1/4.
+            epsilon *= 4 * (math.fsum(x**3 for x in q) / math.fsum(q) - expectation**2)
         for i in rows:
             p = mean(batch.new[i]).exp()
-            weight = p / (constants.epsilon * p.value + (1 - constants.epsilon) * expectation)
+            weight = p / (epsilon * p.value + (1 - epsilon) * expectation)
             if constants.group_clip:
                 losses[i] = [_surrogate(weight, a, constants) for a in batch.weights[i]]
             else:
-                losses[i] = [weight * -a for a in batch.weights[i]]
+                losses[i] = [weight * -_counted(a, constants) for a in batch.weights[i]]
     return losses
 
 
@@ -166,6 +180,9 @@ def divergence(name: str, new: Dual, reference: float) -> Dual:
             return difference * -1.0
         case "k2":
             return difference * difference * 0.5
-        case "k3":
+        case "k3" | "cppo":
             return difference.exp() - difference - 1.0
+        case "weighted_k3":
+            ratio = (difference * -1.0).exp()
+            return ratio * (difference.exp() - difference - 1.0)
     raise AssertionError(name)

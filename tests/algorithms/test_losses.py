@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,13 @@ from torch import Tensor
 
 from swarm.algorithms import kl
 from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import KL_ESTIMATORS
-from swarm.algorithms.losses import LOSSES, LossBatch, LossOutput
+from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS
+from swarm.algorithms.losses import LOSSES, ClippedLoss, LossBatch, LossOutput
 from swarm.algorithms.losses.base import CLIPPED
-from swarm.algorithms.names import ImportanceName, KlEstimatorName
+from swarm.algorithms.names import BehaviourKlEstimatorName, ImportanceName, KlEstimatorName
 from swarm.algorithms.reductions import ess
 from swarm.figures import joined
-from swarm.groups.expectation import log_expectation
+from swarm.groups.expectation import log_expectation, variance
 from tests.algorithms import loops
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -31,6 +32,13 @@ SETTINGS = {
 }
 CONSTANTS = loops.Constants(low=0.2, high=0.28, longest=20, cap=1.5, epsilon=0.3)
 CAP = 1.7
+CLIPPED_LOSSES = [name for name, loss in LOSSES.items() if issubclass(loss, ClippedLoss)]
+OPTIONS = [
+    ({"dual_clip": 1.05}, {"dual": 1.05}),
+    ({"positive_only": True}, {"positive_only": True}),
+    ({"dual_clip": 1.05, "positive_only": True}, {"dual": 1.05, "positive_only": True}),
+]
+"""Settings of losses with a clip, and the same for the reference."""
 
 
 class Batch:
@@ -56,12 +64,13 @@ class Batch:
     def given(self, new: Tensor, advantages: Tensor | None = None, rows: slice = slice(None)) -> LossBatch:
         """What a loss takes of some of the rows."""
         weighed = self.advantages if advantages is None else advantages
-        return LossBatch(new[rows], self.old[rows], weighed[rows], self.mask[rows], self.expectation()[rows])
+        expectation, spread = self.of_groups(log_expectation), self.of_groups(variance)
+        return LossBatch(new[rows], self.old[rows], weighed[rows], self.mask[rows], expectation[rows], spread[rows])
 
-    def expectation(self) -> Tensor:
-        """[B] of each row's group."""
+    def of_groups(self, statistic: Callable[[Sequence[float]], float]) -> Tensor:
+        """[B] of each row's group, from the sampler's mean log-probabilities."""
         log_q = [sum(row) / len(row) if row else -1.0 for row in self.rows(self.old)]
-        groups = [log_expectation(log_q[k : k + 4]) for k in range(0, len(log_q), 4)]
+        groups = [statistic(log_q[k : k + 4]) for k in range(0, len(log_q), 4)]
         return torch.tensor(groups, dtype=torch.float64).repeat_interleave(4)
 
     def rows(self, values: Tensor) -> list[list[float]]:
@@ -117,6 +126,102 @@ def test_clipped_gepo_agrees_with_loops(treatment: ImportanceName, seed: int) ->
         assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-10)
     stopped = (new.grad == 0) & (batch.mask > 0) & (advantages != 0)
     assert output.figures[CLIPPED].total == stopped.sum() > 0, "the clip decided somewhere, and there alone"
+
+
+def _agrees_with_loops(name: str, settings: dict[str, object], constants: loops.Constants, seed: int) -> LossOutput:
+    """Value and gradient of a batch with many ratios outside the clip are the reference's; returns the output."""
+    batch = Batch(seed, spread=0.8)
+    new = batch.new.clone().requires_grad_(True)
+    output = batch.loss(name, new, **settings)
+    output.loss.backward()
+    for row, column in batch.mask.nonzero().tolist():
+        expected = loops.loss(name, _loops(batch, "none", (row, column)), constants)
+        assert output.loss.item() == pytest.approx(expected.value, abs=1e-10)
+        assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-10)
+    return output
+
+
+@pytest.mark.parametrize(("settings", "constants"), OPTIONS, ids=str)
+@pytest.mark.parametrize("name", CLIPPED_LOSSES)
+def test_dual_clip_and_positive_only_agree_with_loops(
+    name: str, settings: dict[str, object], constants: dict[str, object]
+) -> None:
+    clip = {"group_clip": True} if name == "gepo" else {}
+    output = _agrees_with_loops(name, {**settings, **clip}, replace(CONSTANTS, **constants, **clip), seed=5)
+    if "dual_clip" in settings:
+        acted = output.figures["clip_ratio/dual_mean"].value
+        assert acted == 0 if "positive_only" in settings else acted > 0
+        parts = ("clip_ratio/dual_mean", "clip_ratio/low_mean", "clip_ratio/high_mean")
+        assert output.figures[CLIPPED].value == pytest.approx(sum(output.figures[part].value for part in parts))
+
+
+@pytest.mark.parametrize("positive_only", [False, True])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_gepos_smoothing_from_the_variance_agrees_with_loops(epsilon: float, positive_only: bool) -> None:
+    settings = {"group_epsilon": epsilon, "epsilon_from": "variance", "positive_only": positive_only}
+    constants = replace(CONSTANTS, epsilon=epsilon, epsilon_from="variance", positive_only=positive_only)
+    smoothed = _agrees_with_loops("gepo", settings, constants, seed=5)
+    if epsilon:
+        plain = Batch(5, spread=0.8).loss("gepo", group_epsilon=0.0, positive_only=positive_only)
+        assert abs(smoothed.loss - plain.loss) > 1e-4
+
+
+@pytest.mark.parametrize("name", CLIPPED_LOSSES)
+def test_a_dual_clip_bounds_what_a_negative_advantage_costs(name: str) -> None:
+    # An improbable token of stale text that has become certain: its ratio is e^20.
+    batch = Batch(6)
+    batch.advantages = -batch.advantages.abs()
+    batch.new[:] = -0.01
+    batch.old[:] = -50.0
+    clip = {"group_clip": True, "group_epsilon": 0.0} if name == "gepo" else {}
+    free = batch.loss(name, **clip)
+    bounded = batch.loss(name, dual_clip=3.0, **clip)
+    worst = 3.0 * batch.advantages.abs()[:, None].expand_as(batch.mask)
+    assert (bounded.losses.expand_as(worst) <= worst + 1e-12).all()
+    assert bounded.loss.item() == pytest.approx((worst * bounded.shares).sum().item())
+    assert bounded.loss < 1e-6 * free.loss
+    new = batch.new.clone().requires_grad_(True)
+    batch.loss(name, new, dual_clip=3.0, **clip).loss.backward()
+    assert new.grad.abs().max() == 0, "beyond the bound nothing is left to push down"
+
+
+@pytest.mark.parametrize("name", CLIPPED_LOSSES)
+def test_positive_only_leaves_no_gradient_for_negatives_and_the_same_for_the_rest(name: str) -> None:
+    batch = Batch(7)
+    grads = []
+    for settings in ({}, {"positive_only": True}):
+        new = batch.new.clone().requires_grad_(True)
+        batch.loss(name, new, **settings).loss.backward()
+        grads.append(new.grad)
+    negative = batch.advantages < 0
+    assert grads[1][negative].abs().max() == 0 < grads[0][negative].abs().max()
+    torch.testing.assert_close(grads[1][~negative], grads[0][~negative], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", CLIPPED_LOSSES)
+def test_a_dual_clip_out_of_reach_changes_no_digit(name: str) -> None:
+    batch = Batch(8)
+    clip = {"group_clip": True} if name == "gepo" else {}
+    grads, losses = [], []
+    for settings in ({}, {"dual_clip": 1e9}):
+        new = batch.new.clone().requires_grad_(True)
+        output = batch.loss(name, new, **settings, **clip)
+        output.loss.backward()
+        grads.append(new.grad)
+        losses.append(output.loss.item())
+    assert losses[0] == losses[1] and torch.equal(*grads)
+
+
+def test_gepo_has_no_dual_clip_without_its_clip() -> None:
+    with pytest.raises(ValueError, match="group_clip"):
+        LOSSES["gepo"](dual_clip=3.0)
+
+
+def test_gepo_from_the_variance_needs_it() -> None:
+    batch = Batch(8)
+    given = LossBatch(batch.new, batch.old, batch.advantages, batch.mask, batch.of_groups(log_expectation))
+    with pytest.raises(ValueError, match="variance of each group"):
+        LOSSES["gepo"](epsilon_from="variance", group_epsilon=0.5)(given)
 
 
 @pytest.mark.parametrize("estimator", KL_ESTIMATORS)
@@ -223,7 +328,7 @@ def test_gepo_at_epsilon_one_is_the_policy_gradient_and_at_zero_the_plain_group_
         weight = torch.ones(8, dtype=torch.float64)
         if epsilon == 0:
             p = ((batch.new * batch.mask).sum(-1) / lengths).exp()
-            weight = p / batch.expectation().exp()
+            weight = p / batch.of_groups(log_expectation).exp()
         expected = -(weight * batch.advantages / lengths / 8)[:, None] * batch.mask
         torch.testing.assert_close(new.grad, expected, atol=1e-12, rtol=0)
 
@@ -231,7 +336,7 @@ def test_gepo_at_epsilon_one_is_the_policy_gradient_and_at_zero_the_plain_group_
 def test_gepo_needs_the_expectation_of_the_whole_group_and_says_what_lies_outside_the_clip() -> None:
     batch = Batch(8)
     output = batch.loss("gepo", group_epsilon=0.0)
-    weights = ((batch.new * batch.mask).sum(-1) / batch.mask.sum(-1) - batch.expectation()).exp()
+    weights = ((batch.new * batch.mask).sum(-1) / batch.mask.sum(-1) - batch.of_groups(log_expectation)).exp()
     outside = ((weights < 0.8) | (weights > 1.28)).double().mean()
     assert output.figures["gepo/outside_clip_ratio"].value == outside.item() > 0
     with pytest.raises(ValueError, match="each group"):
@@ -244,7 +349,48 @@ def test_divergences_by_hand() -> None:
     assert kl.k2(new, reference).tolist() == [[0.125, 0.5]]
     expected = [math.exp(-0.5) + 0.5 - 1, math.exp(1.0) - 1.0 - 1]
     assert kl.k3(new, reference).tolist()[0] == pytest.approx(expected, abs=1e-6)
-    assert kl.cppo_kl(new, reference, torch.tensor([[1.0, 0.0]])).item() == pytest.approx(expected[0], abs=1e-6)
+    assert kl.cppo(new, reference).tolist() == kl.k3(new, reference).tolist()
+    expected = [math.exp(0.5) * 0.5 - math.exp(0.5) + 1, math.exp(-1.0) * -1.0 - math.exp(-1.0) + 1]
+    assert kl.weighted_k3(new, reference).tolist()[0] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", BEHAVIOUR_KL_ESTIMATORS)
+def test_a_divergence_from_the_sampler_agrees_with_loops(estimator: BehaviourKlEstimatorName) -> None:
+    batch = Batch(9)
+    new = batch.new.clone().requires_grad_(True)
+    values = BEHAVIOUR_KL_ESTIMATORS[estimator](new, batch.behaviour)
+    values.sum().backward()
+    for row, column in batch.mask.nonzero().tolist():
+        at = loops.Dual(batch.new[row, column].item(), 1.0)
+        expected = loops.divergence(estimator, at, batch.behaviour[row, column].item())
+        assert values[row, column].item() == pytest.approx(expected.value, abs=1e-12)
+        assert new.grad[row, column].item() == pytest.approx(expected.slope, abs=1e-12)
+
+
+def test_on_stale_text_only_the_weighted_estimator_is_the_divergence_and_its_gradient() -> None:
+    # Over all tokens, each weighted by the sampler's probability, as if it sampled for ever. The policy has all but
+    # given up the sampler's second token.
+    logits = torch.tensor([1.0, -5.0, 0.5], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.4, 0.35, 0.25], dtype=torch.float64)
+    p = torch.softmax(logits, 0)
+    exact = (p * (p / q).log()).sum()
+    forward = (q * (q / p).log()).sum()
+    chi2 = (q * q / p).sum() - 1
+    weighted, published = ((q * estimate(p.log(), q.log())).sum() for estimate in (kl.weighted_k3, kl.cppo))
+    assert weighted.item() == pytest.approx(exact.item(), abs=1e-12)
+    assert published.item() == pytest.approx((chi2 - forward).item(), abs=1e-12)
+    assert published > 20 * exact
+    (gradient,), (of_weighted,), (of_published,) = (
+        torch.autograd.grad(value, logits, retain_graph=True) for value in (exact, weighted, published)
+    )
+    torch.testing.assert_close(of_weighted, gradient, atol=1e-12, rtol=0)
+    assert of_published[1] < 100 * gradient[1] < 0, "it pulls the lost token back, hard"
+
+
+def test_near_the_sampler_both_estimators_agree() -> None:
+    new = torch.linspace(-1e-3, 1e-3, 7, dtype=torch.float64)
+    both = [estimate(new, torch.zeros_like(new)) for estimate in (kl.weighted_k3, kl.cppo)]
+    torch.testing.assert_close(*both, atol=1e-9, rtol=0)
 
 
 def test_k1_and_k3_estimate_the_divergence_and_k3_with_less_spread() -> None:

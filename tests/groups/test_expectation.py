@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarm.groups.expectation import log_group_expectation
+from swarm.groups.expectation import log_group_expectation, variance
 from swarm.types import Completion
 
 
@@ -36,3 +36,19 @@ def test_absurd_claims_raise_nothing() -> None:
     absurd = Completion("x", "stop", (1,) * 4, (-1e308,) * 4)
     assert log_group_expectation((absurd, absurd)) is not None
     assert log_group_expectation((absurd, Completion("y", "stop", (1,), (-1.0,)))) == pytest.approx(-1.0)
+
+
+def test_the_variance_has_the_weights_of_the_expectation() -> None:
+    q = [0.9, 0.4, 0.1]
+    mean = sum(each**2 for each in q) / sum(q)
+    expected = sum(each * (each - mean) ** 2 for each in q) / sum(q)
+    assert variance([math.log(each) for each in q]) == pytest.approx(expected, abs=1e-15)
+    assert variance([-0.7] * 4) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_the_variance_is_at_most_a_quarter_and_survives_underflow() -> None:
+    # Half of the weight on q = 1, half on q near 0.
+    assert variance([0.0, *[math.log(1e-3)] * 1000]) == pytest.approx(0.25, abs=1e-3)
+    assert variance([-1e4, -1e4]) == 0.0
+    assert variance([-1e308, -1.0]) == pytest.approx(0.0, abs=1e-15)
+    assert math.isnan(variance([-1.0, math.nan]))

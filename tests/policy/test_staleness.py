@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from swarm.algorithms.names import ImportanceName, KlEstimatorName
+from swarm.algorithms.names import BehaviourKlEstimatorName, ImportanceName, KlEstimatorName
 from swarm.errors import PolicyError
 from swarm.groups.expectation import log_expectation
 from swarm.policy.config import LoraSettings, PolicySettings
@@ -204,6 +204,47 @@ def test_gepos_clip_holds_what_a_stale_group_would_gain(policy: Policy) -> None:
     assert report.figures["loss"] == pytest.approx(-sum(held) / len(held), rel=1e-3)
     stopped = sum(len(row) for row, a, w in zip(rows, ADVANTAGES, weights, strict=True) if a > 0 and w > 1.28)
     assert report.figures["clip_ratio/region_mean"] == pytest.approx(stopped / sum(map(len, rows))) and stopped
+
+
+def test_gepos_smoothing_follows_the_variance_within_each_group(policy: Policy) -> None:
+    # Of the second group only the text is known: the receiver's probabilities stand in, for the variance as well.
+    sampler = (-0.05, -2.0, -2.5, -3.0)
+    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    p = [math.exp(sum(row) / len(row)) for row in rows]
+    epsilons, losses = [], []
+    for q in ([math.exp(value) for value in sampler], p):
+        expectation = sum(each**2 for each in q) / sum(q)
+        epsilons.append(4 * sum(each * (each - expectation) ** 2 for each in q) / sum(q))
+        weights = [each / (epsilons[-1] * each + (1 - epsilons[-1]) * expectation) for each in p]
+        losses.append(-sum(w * a for w, a in zip(weights, ADVANTAGES, strict=True)) / len(p))
+    assert epsilons[0] > 0.01 > epsilons[1] > 0
+    loss = {"group_epsilon": 1.0, "epsilon_from": "variance"}
+    text = _text_only(own := _group(policy), None)
+    known = tuple(
+        replace(c, logprobs=(value,) * len(c.token_ids))
+        for c, value in zip(own.group.completions, sampler, strict=True)
+    )
+    own = replace(own, group=replace(own.group, completions=known))
+    for groups, expected in ([own], losses[0]), ([own, text], sum(losses) / 2):
+        report = _updater(copy.deepcopy(policy), objective="gepo", loss=loss).update(groups[:1], groups[1:])
+        assert report.figures["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [("cppo", math.exp(-0.5) + 0.5 - 1), ("weighted_k3", math.exp(0.5) * 0.5 - math.exp(0.5) + 1)],
+)
+def test_the_penalty_for_leaving_the_sampler_has_the_chosen_estimator(
+    policy: Policy, estimator: BehaviourKlEstimatorName, expected: float
+) -> None:
+    # Every ratio to the sampler is e^0.5.
+    losses = [
+        _updater(copy.deepcopy(policy), behaviour_kl=kl, behaviour_kl_estimator=estimator)
+        .update([_group(policy, shift=-0.5)], [])
+        .figures["loss"]
+        for kl in (0.0, 2.0)
+    ]
+    assert losses[1] - losses[0] == pytest.approx(2.0 * expected, rel=1e-3)
 
 
 def test_lag_counts_updates_since_own_tokens_were_sampled(policy: Policy) -> None:

@@ -35,6 +35,8 @@ class LossBatch:
     """[B, T] 1 on tokens that the loss covers."""
     group_expectation: Tensor | None = None
     """[B] log of the sampler's expectation over the completion's whole group, for a loss that needs it."""
+    group_variance: Tensor | None = None
+    """[B] variance of the sampler's probabilities in the completion's whole group, likewise."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Loss(Settings):
     per_token: ClassVar[bool] = False
     """Whether the mean is over the step's tokens; otherwise over its completions."""
     needs_group_expectation: ClassVar[bool] = False
-    """Whether `LossBatch.group_expectation` is required. Such a loss already corrects for the sampler and cannot be
-    combined with `update.importance`."""
+    """Whether `LossBatch.group_expectation` is required; `group_variance` comes with it. Such a loss already corrects
+    for the sampler and cannot be combined with `update.importance`."""
 
     @abstractmethod
     def __call__(self, batch: LossBatch) -> LossOutput:
@@ -79,19 +81,38 @@ class ClippedLoss(Loss):
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Largest ratio c of what has a negative advantage A, so that its loss is at most -c A; the clip alone leaves it
+    unbounded. verl uses 3. Default: no bound. Source: arXiv:1912.09729, section "Dual-clip PPO"."""
+    positive_only: bool = False
+    """Ignore completions with a negative advantage; they still count in the mean. Source: the positive samples of
+    arXiv:2504.11343."""
+
+    def counted_advantages(self, batch: LossBatch) -> Tensor:
+        """The advantages in a shape that broadcasts over tokens, 0 where they are ignored."""
+        advantages = per_token(batch.advantages)
+        return advantages.clamp(min=0) if self.positive_only else advantages
 
     def clipped_surrogate(self, ratio: Tensor, batch: LossBatch) -> tuple[Tensor, dict[str, Figure]]:
-        """-min(rho A, clip(rho) A), the ratio broadcast over tokens, and the clip's figures."""
-        advantages = per_token(batch.advantages)
+        """-min(rho A, clip(rho) A), with `dual_clip` at most -c A where A < 0, and the clip's figures.
+
+        The ratio rho is broadcast over tokens.
+        """
+        advantages = self.counted_advantages(batch)
         free = ratio * advantages
         held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages
+        surrogate = free.minimum(held)
         clipped = (held < free).detach()
         figures = {
-            CLIPPED: token_mean(clipped, batch.mask),
             "clip_ratio/low_mean": token_mean(clipped & (advantages < 0), batch.mask),
             "clip_ratio/high_mean": token_mean(clipped & (advantages > 0), batch.mask),
         }
-        return -free.minimum(held), figures
+        if self.dual_clip is not None:
+            beyond = ((ratio > self.dual_clip) & (advantages < 0)).detach()
+            surrogate = surrogate.where(~beyond, self.dual_clip * advantages)
+            clipped = clipped | beyond
+            figures["clip_ratio/dual_mean"] = token_mean(beyond, batch.mask)
+        return -surrogate, {CLIPPED: token_mean(clipped, batch.mask), **figures}
 
 
 def log_ratio(new: Tensor, old: Tensor) -> Tensor:
