@@ -27,6 +27,8 @@ from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
 from swarm.types import Grade
 
+FEW = settings(max_examples=60, deadline=None)
+
 
 @pytest.mark.parametrize(
     ("text", "answer"),
@@ -77,6 +79,7 @@ def test_the_last_number(text: str, answer: str | None) -> None:
 @given(
     st.integers(-(10**30), 10**30), st.sampled_from(["", ".", " kg", " dollars.", "!\n", " m^2"]), st.text("ab c.,\n")
 )
+@FEW
 def test_a_number_is_found_however_it_is_written(number: int, after: str, before: str) -> None:
     for written in (f"{number}", f"{number:,}", f"**{number:,}**"):
         assert last_number(f"{before} {written}{after}") == str(number)
@@ -104,6 +107,7 @@ def test_the_last_box(text: str, answer: str | None) -> None:
         lambda inner: st.lists(inner, max_size=3).map(lambda parts: f"{{{''.join(parts)}}}"),
     )
 )
+@FEW
 def test_whatever_is_balanced_is_found_whole(content: str) -> None:
     assert last_box(rf"\boxed{{0}} then \boxed{{{content}}} end {{ }} }}") == content.strip()
 
@@ -116,6 +120,7 @@ def test_the_whole(text: str, answer: str | None) -> None:
 
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "<", " ", "\n", "1", "a"]), max_size=30).map("".join))
+@FEW
 def test_the_last_pair_is_what_the_library_finds(text: str) -> None:
     assert last_pair(text) == extract_answer(text)
 
@@ -140,6 +145,7 @@ PATTERNS = [
         max_size=20,
     ).map("".join),
 )
+@FEW
 def test_the_last_match_is_that_of_pythons_own_engine(pattern: str, text: str) -> None:
     python = re.compile(pattern)
     matches = [found[1] if python.groups else found[0] for found in python.finditer(text)]
@@ -186,7 +192,7 @@ def test_no_text_takes_long(piece: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=50)
+@FEW
 def test_no_text_is_an_error(text: str) -> None:
     for find in (last_number, last_box, whole, last_pair, LinearPattern(".*").last):
         assert isinstance(find(text), str | None)
