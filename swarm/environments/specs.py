@@ -107,7 +107,7 @@ def _looks_local(path: str) -> bool:
 def _to_spec(config: TaskConfig) -> TaskSpec:
     dumped = config.model_dump(mode="json", exclude_defaults=True, exclude={"name", "kind", "weight", "public"})
     settings = cast(dict[str, object], dumped)
-    if is_on_disk(config):
+    if isinstance(config, DatasetTask) and is_on_disk(config):
         settings["path"] = LOCAL
         with suppress(TaskError):  # a founder that only serves the run may lack the files
             settings[DIGEST] = _digest_at(Path(config.path), config.name)
