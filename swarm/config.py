@@ -23,7 +23,13 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.groups.plausibility import PlausibilitySettings
 from swarm.net.config import NetworkSettings
-from swarm.policy.config import EMBEDDED, TINY, PolicySettings
+from swarm.policy.config import (
+    EMBEDDED,
+    SYSTEM_PROMPT_OF_FORMS,
+    SYSTEM_PROMPT_WITH_FORMS,
+    TINY,
+    PolicySettings,
+)
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import PoolSettings
 from swarm.sapo.round import ShareSettings
@@ -77,6 +83,8 @@ class NodeConfig(Settings):
     """Seed of this node's questions and samples; default: derived from the peer id, so that peers ask different
     questions."""
     tasks: tuple[TaskConfig, ...] = Field(TINY_TASKS, min_length=1)
+    files: dict[str, Path] = {}
+    """This node's copies of files that tasks of the run are on, by the task's name: `--files.sums ~/sums.jsonl`."""
     policy: PolicySettings = PolicySettings()
     generation: GenerationSettings = GenerationSettings()
     share: ShareSettings = ShareSettings()
@@ -140,6 +148,7 @@ def load_config(
     preset = _preset(_chosen_model(values for _, values in own))
     for origin, values in [preset, ("manifest", manifest or {}), *own]:
         _merge(merged, values, origin, origins, "")
+    _ask_for_other_forms(merged, origins)
     try:
         return LoadedConfig(config=NodeConfig.model_validate(merged), origins=origins)
     except ValidationError as error:
@@ -164,6 +173,17 @@ def _preset(model: str) -> tuple[str, Values]:
         "update": {"learning_rate": 3e-4},
         "policy": {"threads": 1},
     }
+
+
+def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
+    """The default system prompt asks for tags; replace it where questions ask for another form of answer."""
+    policy, tasks = merged.setdefault("policy", {}), merged.get("tasks")
+    if not isinstance(policy, dict) or not isinstance(tasks, list) or policy.get("system_prompt") is not None:
+        return
+    forms = {str(task.get("find") or "tags") for task in tasks if isinstance(task, dict)}
+    if forms - {"tags"} and policy.get("model", TINY) not in EMBEDDED:
+        policy["system_prompt"] = SYSTEM_PROMPT_OF_FORMS if "tags" not in forms else SYSTEM_PROMPT_WITH_FORMS
+        origins["policy.system_prompt"] = "default for the tasks' `find`"
 
 
 def _chosen_model(layers: Iterable[Values]) -> str:
@@ -242,6 +262,8 @@ def _check_path(path: str, origin: str) -> bool:
             if isabstract(annotation):
                 return False  # the fields depend on another field's value: `model_validate` checks them
             model = annotation
+        elif get_origin(annotation) is dict and depth + 2 >= len(parts):
+            return False  # any key
         elif depth + 1 < len(parts):
             raise ConfigError(f"{path} (from {origin}): {'.'.join(parts[: depth + 1])} has no fields")
         else:

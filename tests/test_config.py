@@ -42,6 +42,34 @@ def test_defaults_follow_the_model() -> None:
     assert tiny.update.learning_rate > real.update.learning_rate
 
 
+@pytest.mark.parametrize(
+    ("model", "finds", "prompt"),
+    [
+        ("some/model", ("tags", None), None),
+        ("some/model", ("boxed", "last_number"), "Answer the question in the form that it asks for."),
+        ("some/model", ("boxed", None), "and </answer>. If the question asks for another form of answer, use that"),
+        ("tiny", ("boxed",), None),
+    ],
+)
+def test_the_system_prompt_asks_for_what_is_looked_for(
+    model: str, finds: tuple[str | None], prompt: str | None
+) -> None:
+    tasks = [{"kind": "reasoning_gym", "name": f"task-{k}", "find": find} for k, find in enumerate(finds)]
+    loaded = load_config(manifest={"tasks": tasks}, command_line=[("policy.model", model)])
+    given = loaded.config.policy.system_prompt
+    assert given is None if prompt is None else prompt in str(given)
+    assert loaded.origins.get("policy.system_prompt") == (None if prompt is None else "default for the tasks' `find`")
+    pairs = [("policy.model", model), ("policy.system_prompt", "")]
+    assert load_config(manifest={"tasks": tasks}, command_line=pairs).config.policy.system_prompt == ""
+
+
+def test_files_are_named_by_their_task(tmp_path: Path) -> None:
+    expected = {"a": Path("x"), "b": Path("y")}
+    assert load_config(command_line=[("files.a", "x"), ("files.b", "y")]).config.files == expected
+    assert load_config(_file(tmp_path, "files: {a: z, b: y}"), None, {"SWARM_FILES__A": "x"}).config.files == expected
+    assert load_config(command_line=[("files", "{a: x, b: y}")]).config.files == expected
+
+
 def test_lists_come_as_repeated_options_or_yaml() -> None:
     pairs = [("network.bootstrap", "/ip4/1.2.3.4/tcp/1/p2p/A"), ("network.bootstrap", "/ip4/1.2.3.4/tcp/2/p2p/B")]
     assert len(load_config(command_line=pairs).config.network.bootstrap) == 2
@@ -78,6 +106,7 @@ def test_a_wrong_file_is_one_clear_message(tmp_path: Path, text: str, message: s
         ("mix.locl", "did you mean mix.local?"),
         ("mix", "name one of them"),
         ("name.first", "name has no fields"),
+        ("files.a.b", "files has no fields"),
         ("nonsense", "no such field"),
     ],
 )

@@ -11,7 +11,16 @@ from pathlib import Path
 from rich.console import Console
 
 from nodes import exits
-from nodes.roles.run import IDENTITY_FILE, best_address, found_run, remember, remembered, write_addresses
+from nodes.roles.run import (
+    IDENTITY_FILE,
+    best_address,
+    found_run,
+    lacking_files,
+    remember,
+    remembered,
+    warn,
+    write_addresses,
+)
 from nodes.stop import StopRequest
 from swarm.config import load_config
 from swarm.net.backends import open_transport
@@ -32,6 +41,8 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
     sealed = found_run(config, identity, remembered(config.out))
     remember(config.out, sealed)
+    for name in lacking_files(sealed):
+        warn(f"the files of the task {name} are not here, so nobody can join with a copy of them", console)
     profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
     transport = open_transport(config.network, identity, profile=profile, manifest=sealed)
     try:

@@ -24,6 +24,7 @@ from nodes.roles.run import (
     best_address,
     left_out,
     manifest_values,
+    other_files,
     remember,
     reopen,
     warn,
@@ -155,12 +156,16 @@ def _launch(
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
-        asked = manifest_values(manifest) if manifest else None
+        asked = manifest_values(manifest, loaded) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
-        for name, reason in left_out(manifest).items() if manifest and tasks_of_the_run else ():
-            warn(f"omitting the run's task {name}: {reason}", console)
+        if manifest and tasks_of_the_run:
+            for name, reason in left_out(manifest, loaded.config.files).items():
+                warn(f"omitting the run's task {name}: {reason}", console)
+        elif manifest and manifest.founder != home.identity.peer_id:
+            for difference in other_files(manifest, loaded.config.tasks):
+                warn(f"{difference}, or learn only from rows that agree", console)
         live = live and console.is_terminal
         return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
@@ -182,7 +187,7 @@ def _run(
     transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         # A run may list tasks unknown to the local library version; the node's own list must be complete.
-        verifier = VerificationPool(config.tasks, config.verification, lenient=tasks_of_the_run)
+        verifier = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
         stack.callback(verifier.close)
         for name, reason in verifier.wait_until_ready().items():
             warn(f"omitting the run's task {name}: {reason}", console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -13,9 +13,18 @@ from pydantic import JsonValue
 from rich.console import Console
 from rich.text import Text
 
-from swarm.config import NodeConfig, Values
+from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.engines.config import GenerationSettings
-from swarm.environments.specs import from_specs, to_specs, why_left_out
+from swarm.environments.config import DatasetTask, TaskConfig
+from swarm.environments.specs import (
+    differing_copy,
+    files_digest,
+    from_specs,
+    is_founders_own,
+    is_on_disk,
+    to_specs,
+    why_left_out,
+)
 from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
@@ -67,18 +76,13 @@ def reopen(sealed: bytes) -> RunManifest:
     return open_manifest(sealed, now=math.inf)
 
 
-def manifest_values(manifest: RunManifest) -> Values:
-    """The run's settings as a layer of its members' configuration. Raises `TaskError`."""
-    tasks = from_specs(manifest.tasks)
-    if not tasks:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out(manifest).items())
-        raise TaskError(
-            f"none of the tasks of run {manifest.run_id} can be set up here; use a configuration with your own tasks "
-            f"({reasons})"
-        )
-    listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
-    return {
-        "tasks": listed,
+def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None) -> Values:
+    """The run's settings as a layer of its members' configuration.
+
+    `own` is the member's configuration without this layer: tasks that it lists replace the run's, and it may have
+    copies of the founder's local files. Raises `TaskError` if no task is left, or a copy differs.
+    """
+    values: Values = {
         "generation": _room_for(manifest),
         "mix": {"local": manifest.local, "external": manifest.external},
         "network": {
@@ -86,11 +90,41 @@ def manifest_values(manifest: RunManifest) -> Values:
             "max_completion_chars": manifest.max_completion_chars,
         },
     }
+    if own is not None and "tasks" in own.origins:
+        return values
+    files = own.config.files if own is not None else {}
+    unused = sorted(files.keys() - {spec.name for spec in manifest.tasks if is_founders_own(spec)})
+    if unused:
+        raise TaskError(f"files.{unused[0]}: run {manifest.run_id} has no task of this name on its founder's files")
+    tasks = from_specs(manifest.tasks, files)
+    if not tasks:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out(manifest, files).items())
+        raise TaskError(
+            f"none of the tasks of run {manifest.run_id} can be set up here; use a configuration with your own tasks "
+            f"({reasons})"
+        )
+    listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
+    return {"tasks": listed, **values}
 
 
-def left_out(manifest: RunManifest) -> dict[str, str]:
-    """By name: why this node omits tasks of the run."""
-    return {spec.name: reason for spec in manifest.tasks if (reason := why_left_out(spec)) is not None}
+def left_out(manifest: RunManifest, files: Mapping[str, Path] | None = None) -> dict[str, str]:
+    """By name: why this node, with these copies of the founder's files, omits tasks of the run."""
+    return {spec.name: reason for spec in manifest.tasks if (reason := why_left_out(spec, files)) is not None}
+
+
+def lacking_files(sealed: bytes) -> list[str]:
+    """The tasks of a run on local files that its founder did not have, so that the manifest lacks their digest."""
+    return [spec.name for spec in reopen(sealed).tasks if is_founders_own(spec) and files_digest(spec) is None]
+
+
+def other_files(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[str]:
+    """How the local files of a member's own tasks differ from those of the run's tasks of the same names.
+
+    Their groups agree only where the rows do. Raises `TaskError` if files cannot be read.
+    """
+    paths = {task.name: Path(task.path) for task in tasks if isinstance(task, DatasetTask) and is_on_disk(task)}
+    both = [spec for spec in manifest.tasks if spec.name in paths and files_digest(spec) is not None]
+    return [problem for spec in both if (problem := differing_copy(spec, paths[spec.name])) is not None]
 
 
 def _room_for(manifest: RunManifest) -> Values:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
@@ -14,6 +17,9 @@ MAX_TASK_NAME_CHARS = 64
 MAX_WEIGHT = 1e6
 MAX_TEMPLATE_CHARS = 16_384
 MAX_PATTERN_CHARS = 1_024
+MAX_FIND_PATTERN_CHARS = 256
+MAX_FIND_PATTERN_SIZE = 1_024
+"""Limit of the characters of `find_pattern`, times all its counts such as 3 in `{1,3}`: a bound on its automaton."""
 MAX_HUB_ID_CHARS = 96
 MAX_HUB_NAME_CHARS = 128
 
@@ -22,6 +28,20 @@ Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 
 MatchRule = Literal["exact", "numeric", "boxed"]
+
+FindRule = Literal["tags", "last_number", "boxed", "regex", "whole"]
+
+REQUESTS: Mapping[FindRule, str] = MappingProxyType(
+    {
+        "tags": "",
+        "last_number": "Think step by step if it helps, and end with the final number.",
+        "boxed": "Think step by step if it helps, then put the final answer in \\boxed{}.",
+        "whole": "Reply with the answer only.",
+    }
+)
+"""What follows a question so that the answer can be found; the system prompt asks for tags."""
+
+_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
 class RewardSettings(Settings):
@@ -37,7 +57,52 @@ class RewardSettings(Settings):
         return 1.0 if score >= self.threshold else 0.0
 
 
-class ReasoningGymTask(Settings):
+class FindSettings(Settings):
+    """Where the answer is in a completion."""
+
+    find: FindRule | None = None
+    """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of
+    `find_pattern`; `whole`: the whole completion. Default: `tags`; in a data set without `find`, the last box counts if
+    there are no tags, and with `match: numeric` else the last number."""
+    find_pattern: str | None = Field(None, max_length=MAX_FIND_PATTERN_CHARS)
+    """Regular expression for `find: regex`, in RE2's syntax; group 1 is the answer if there is one, else the match."""
+    ask: Template | None = None
+    """Sentence after each question that asks for the answer in this form. Default: one that fits `find`; required for
+    `regex`; an empty text adds none."""
+
+    @property
+    def finds_as(self) -> tuple[str | None, ...]:
+        """What distinguishes the rule from the default, for digests; empty for the default."""
+        return () if self.find is None else (self.find, self.find_pattern)
+
+    def asked(self, question: str) -> str:
+        """A question, followed by the request for the answer's form if there is one."""
+        request = self.ask if self.ask is not None else REQUESTS[self.find or "tags"]
+        return f"{question}\n{request}" if request else question
+
+    @model_validator(mode="after")
+    def _a_pattern_belongs_to_regex(self) -> FindSettings:
+        if (self.find == "regex") != (self.find_pattern is not None):
+            raise ValueError(f"find: regex and find_pattern go together, got {self.find} and {self.find_pattern!r}")
+        if self.find == "regex" and self.ask is None:
+            raise ValueError("find: regex needs `ask`, the sentence that tells the model the form of the answer")
+        return self
+
+    @model_validator(mode="after")
+    def _the_pattern_is_small(self) -> FindSettings:
+        pattern = self.find_pattern or ""
+        size = len(pattern) * math.prod(max(1, int(low), int(high or 1)) for low, high in _COUNT.findall(pattern))
+        if size > MAX_FIND_PATTERN_SIZE:
+            raise ValueError(
+                f"find_pattern's characters times its counts must be at most {MAX_FIND_PATTERN_SIZE}, got {size}; "
+                "write + or * instead of large counts"
+            )
+        if found := re.search(r"\\[pPC]", pattern):
+            raise ValueError(f"find_pattern must not have {found[0]}: it stands for hundreds of ranges, or for a byte")
+        return self
+
+
+class ReasoningGymTask(FindSettings):
     """A data set of the ReasoningGYM library."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
@@ -51,8 +116,13 @@ class ReasoningGymTask(Settings):
     """Fields of the data set's own configuration, e.g. `max_value: 40`, except `seed` and `size`."""
     reward: RewardSettings = RewardSettings()
 
+    @property
+    def finds_as(self) -> tuple[str | None, ...]:
+        """As above; `tags` is this kind's default."""
+        return () if self.find == "tags" else super().finds_as
 
-class DatasetTask(Settings):
+
+class DatasetTask(FindSettings):
     """A Hugging Face data set: hub id or local files with prompt and answer columns."""
 
     kind: Literal["dataset"]

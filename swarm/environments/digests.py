@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import msgspec
 from pydantic import JsonValue
@@ -13,6 +14,15 @@ def digest(*parts: str | int | None | Mapping[str, JsonValue]) -> str:
     """32 hexadecimal digits that depend on every part and its type, but not on the order of mapping keys."""
     canonical = msgspec.json.encode(parts, order="deterministic")
     return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def content_digest(files: Iterable[Path]) -> str:
+    """Digest of the contents of files, in this order. Raises `OSError`."""
+    hashes = []
+    for file in files:
+        with file.open("rb") as opened:
+            hashes.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return digest("files", *hashes)
 
 
 def draw(bound: int, *parts: str | int) -> int:

@@ -1,13 +1,13 @@
 """Tasks in a run's manifest: converts the founder's configuration, and reads it on other nodes.
 
 A manifest never makes a node open a local file: its data sets are public repositories of the hub. A task on local files
-is listed without their path; a member that has the files lists the task in its own configuration, and other members
-count its groups as `unknown_task`.
+is listed with their digest and without their path. A member with a copy gives a path of its own, which is opened only
+if the digest agrees; other members go without the task and count its groups as `unknown_task`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -15,18 +15,23 @@ from typing import cast
 from pydantic import TypeAdapter, ValidationError
 
 from swarm.environments.config import DatasetTask, TaskConfig, is_hub_id
+from swarm.environments.digests import content_digest
 from swarm.errors import TaskError
 from swarm.foreign import clean
 from swarm.types import TaskSpec
 
 LOCAL = "local"
 """Replaces the path of local files wherever others can see it."""
+DIGEST = "digest"
+"""The setting of a specification that holds the digest of local files."""
 MAX_PROBLEM_CHARS = 1_000
 
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 """Suffixes of the local files a `DatasetTask` reads, and the `datasets` builder for each."""
 
 _ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
+_STAND_IN = "owner/name"
+"""A path with which the other settings of a task on local files are checked as strictly as those of a public one."""
 _KINDS = frozenset({"reasoning_gym", "dataset"})
 
 
@@ -35,21 +40,45 @@ def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
     return tuple(_to_spec(config) for config in configs)
 
 
-def from_specs(specs: Iterable[TaskSpec]) -> tuple[TaskConfig, ...]:
+def from_specs(specs: Iterable[TaskSpec], files: Mapping[str, Path] | None = None) -> tuple[TaskConfig, ...]:
     """The manifest's tasks that this node can try to set up, without those for which `why_left_out` has a reason.
 
-    Raises `TaskError` for a specification that is not a valid configuration.
+    `files` are this node's copies of the founder's local files, by task. Raises `TaskError` for a specification that is
+    not a valid configuration, and for a copy that differs.
     """
-    return tuple(_from_spec(spec) for spec in specs if why_left_out(spec) is None)
+    copies = files or {}
+    return tuple(_from_spec(spec, copies.get(spec.name)) for spec in specs if why_left_out(spec, copies) is None)
 
 
-def why_left_out(spec: TaskSpec) -> str | None:
+def why_left_out(spec: TaskSpec, files: Mapping[str, Path] | None = None) -> str | None:
     """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
-    if is_founders_own(spec):
-        return "it is on local files of the run's founder"
     if spec.kind not in _KINDS:
         return f"this version of swarm knows no tasks of the kind {spec.kind}; a later one may"
+    if not is_founders_own(spec):
+        return None
+    if files_digest(spec) is None:
+        return "it is on local files of the run's founder, without their digest"
+    if spec.name not in (files or {}):
+        return f"it is on local files of the run's founder; if you have a copy, give its path: --files.{spec.name} PATH"
     return None
+
+
+def files_digest(spec: TaskSpec) -> str | None:
+    """The digest of the founder's local files; None for other tasks, and if the founder did not have the files."""
+    found = spec.settings.get(DIGEST)
+    return found if is_founders_own(spec) and isinstance(found, str) else None
+
+
+def differing_copy(spec: TaskSpec, path: Path) -> str | None:
+    """How the local files at `path` differ from the founder's; None when they do not.
+
+    Raises `TaskError` if they cannot be read.
+    """
+    here, wanted = _digest_at(path, spec.name), files_digest(spec)
+    if here == wanted:
+        return None
+    text = f"task {spec.name!r}: {path} has the digest {here}, but the run's file has {wanted}; get the same file"
+    return clean(text, MAX_PROBLEM_CHARS)
 
 
 def is_founders_own(spec: TaskSpec) -> bool:
@@ -78,8 +107,10 @@ def _looks_local(path: str) -> bool:
 def _to_spec(config: TaskConfig) -> TaskSpec:
     dumped = config.model_dump(mode="json", exclude_defaults=True, exclude={"name", "kind", "weight", "public"})
     settings = cast(dict[str, object], dumped)
-    if is_on_disk(config):
+    if isinstance(config, DatasetTask) and is_on_disk(config):
         settings["path"] = LOCAL
+        with suppress(TaskError):  # a founder that only serves the run may lack the files
+            settings[DIGEST] = _digest_at(Path(config.path), config.name)
     elif isinstance(config, DatasetTask) and not is_hub_id(config.path):
         raise TaskError(
             f"task {config.name!r}: a run's data set must be OWNER/NAME on the hub, got {config.path!r}; members would "
@@ -88,13 +119,35 @@ def _to_spec(config: TaskConfig) -> TaskSpec:
     return TaskSpec(name=config.name, kind=config.kind, weight=config.weight, settings=settings)
 
 
-def _from_spec(spec: TaskSpec) -> TaskConfig:
+def _digest_at(path: Path, task: str) -> str:
+    """Digest of a file, or of all files of a folder in the order of their paths. Raises `TaskError`."""
+    try:
+        place = path.expanduser()
+        if not place.exists():
+            raise TaskError(f"task {task!r}: no such file or folder: {path}")
+        files = sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
+        return content_digest(files)
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home of such a user
+        raise TaskError(f"task {task!r}: cannot read {path}: {error}") from error
+
+
+def _from_spec(spec: TaskSpec, copy: Path | None) -> TaskConfig:
     settings = {**spec.settings, "name": spec.name, "kind": spec.kind, "weight": spec.weight}
     if spec.kind == "dataset":
         settings["public"] = True
+    own = is_founders_own(spec)
+    if own:
+        del settings[DIGEST]
+        settings["path"] = _STAND_IN
     try:
-        return _ADAPTER.validate_python(settings)
+        config = _ADAPTER.validate_python(settings)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         text = clean(f"the manifest's task {spec.name!r} cannot be set up here: {problems}", MAX_PROBLEM_CHARS)
         raise TaskError(text) from error
+    if not own:
+        return config
+    assert copy is not None  # otherwise `why_left_out` has a reason
+    if problem := differing_copy(spec, copy):
+        raise TaskError(problem)
+    return config.model_copy(update={"path": str(copy.expanduser().absolute()), "public": False})

@@ -17,6 +17,16 @@ TINY_SPARSE = "tiny-sparse"
 """As `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
 EMBEDDED = (TINY, TINY_SPARSE)
 
+SYSTEM_PROMPT = (
+    "Answer the question. Think step by step if it helps, then give only the final answer between <answer> and "
+    "</answer>."
+)
+"""The default for models that are not embedded."""
+SYSTEM_PROMPT_WITH_FORMS = f"{SYSTEM_PROMPT} If the question asks for another form of answer, use that form instead."
+"""The default where some questions say how to answer."""
+SYSTEM_PROMPT_OF_FORMS = "Answer the question in the form that it asks for."
+"""The default where all questions do."""
+
 BatchingName = Literal["auto", "packed", "padded"]
 
 
@@ -51,7 +61,8 @@ class PolicySettings(Settings):
     """Type of forward passes; trained weights stay float32, because small steps would be rounded away. `auto`: bfloat16
     on GPUs that support it, else float32. `float16` scales the loss, so that gradients do not underflow."""
     system_prompt: str | None = None
-    """Prompt before every question. Default: none for embedded policies; for others a request for `<answer>` tags."""
+    """Prompt before every question. Default: none for embedded policies; for others a request for `<answer>` tags, or
+    for the form that the question asks for if a task's `find` is another."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
-from swarm.policy.config import EMBEDDED, PolicySettings
+from swarm.policy.config import EMBEDDED, SYSTEM_PROMPT, PolicySettings
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
 from swarm.policy.reading import read_model
@@ -23,10 +23,6 @@ from swarm.policy.routing import Routers
 from swarm.policy.tiny import ensure_tiny
 from swarm.types import Completion
 
-SYSTEM_PROMPT = (
-    "Answer the question. Think step by step if it helps, then give only the final answer between <answer> and "
-    "</answer>."
-)
 UNBOUNDED_POSITIONS = 10**9
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -358,9 +358,12 @@ def test_a_founders_task_does_not_read_a_members_folder(
         assert {question.ref.task for question in pool.draw(0, 0, 8)} == {"gcd"}
 
 
-@pytest.mark.parametrize("lenient", [True, False])
+@pytest.mark.parametrize(
+    ("lenient", "files", "found"),
+    [(True, (), ""), (True, ("mine",), "rows.jsonl"), (False, (), "rows.jsonl token environment")],
+)
 def test_who_prepares_data_sets_reads_these_and_nothing_else(
-    lenient: bool, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lenient: bool, files: tuple[str, ...], found: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub's bytes are a stranger's as well; a run's founder names data sets, but not to use this user's token."""
     token = tmp_path / "token"
@@ -389,9 +392,8 @@ def test_who_prepares_data_sets_reads_these_and_nothing_else(
     """
     alter_workers(looks, tmp_path / "workers", monkeypatch)
     task = DatasetTask(kind="dataset", name="mine", path=str(tmp_path / "rows.jsonl"))
-    found = "" if lenient else "rows.jsonl token environment"
     with (
-        closing(VerificationPool([task], VerificationSettings(), lenient=lenient)) as pool,
+        closing(VerificationPool([task], VerificationSettings(), lenient, files)) as pool,
         pytest.raises(TaskError, match=f"(^|: ){found}$"),
     ):
         pool.wait_until_ready()

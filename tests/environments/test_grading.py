@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.environments.scoring.grading import boxed, exact, find_answer, last_number, numeric, score
+from swarm.environments.config import MatchRule
+from swarm.environments.scoring.finding import by_match_rule
+from swarm.environments.scoring.grading import boxed, exact, last_number, matches, numeric
 from swarm.environments.scoring.latex import boxed_content, to_number
 
 
@@ -122,6 +124,12 @@ def test_the_last_closed_box_counts(text: str, content: str | None) -> None:
     assert boxed_content(text) == content
 
 
+def score(rule: MatchRule, completion: str, reference: str) -> float:
+    """As a data set's task scores with its default settings."""
+    answer = by_match_rule(rule, completion)
+    return float(answer is not None and matches(rule, answer, reference))
+
+
 @pytest.mark.parametrize(
     ("rule", "completion", "found"),
     [
@@ -135,7 +143,7 @@ def test_the_last_closed_box_counts(text: str, content: str | None) -> None:
     ],
 )
 def test_where_the_answer_is_looked_for(rule: str, completion: str, found: str | None) -> None:
-    assert find_answer(rule, completion) == found  # type: ignore[arg-type]
+    assert by_match_rule(rule, completion) == found  # type: ignore[arg-type]
 
 
 def test_score_joins_the_two() -> None:

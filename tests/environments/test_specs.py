@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.environments.config import DatasetTask, ReasoningGymTask, is_hub_id
+from swarm.environments.digests import digest
 from swarm.environments.sources.hf_datasets import DatasetSource
-from swarm.environments.specs import from_specs, is_founders_own, is_on_disk, to_specs
+from swarm.environments.specs import from_specs, is_founders_own, is_on_disk, to_specs, why_left_out
 from swarm.errors import TaskError
 from swarm.types import TaskSpec
 
@@ -115,10 +117,77 @@ def test_a_founders_paths_stay_at_home(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "1"}\n')
     mine = DatasetTask(kind="dataset", name="mine", path=str(tmp_path / "rows.jsonl"), match="numeric")
     [published] = to_specs([mine])
-    assert published.settings == {"path": "local", "match": "numeric"}
+    content = hashlib.sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest()
+    assert published.settings == {"path": "local", "match": "numeric", "digest": digest("files", content)}
     assert tmp_path.name.encode() not in msgspec.msgpack.encode(published)
     assert from_specs([published]) == ()
-    assert DatasetSource(mine).question(0, 0).ref.dataset == "local"  # type: ignore[union-attr]
+    ref = DatasetSource(mine).question(0, 0).ref
+    assert (ref.dataset, ref.revision) == ("local", published.settings["digest"])  # type: ignore[union-attr]
+
+
+def copied(folder: Path, content: str = '{"question": "a", "answer": "1"}\n') -> Path:
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text(content)
+    return folder / "rows.jsonl"
+
+
+def test_whoever_has_the_same_file_has_the_task_with_a_path_of_its_own(tmp_path: Path) -> None:
+    theirs, mine = copied(tmp_path / "theirs"), copied(tmp_path / "mine")
+    given = DatasetTask(kind="dataset", name="sums", path=str(theirs), weight=2, answer_pattern="1", find="last_number")
+    specs = to_specs([given])
+    assert why_left_out(specs[0]) == (
+        "it is on local files of the run's founder; if you have a copy, give its path: --files.sums PATH"
+    )
+    assert from_specs(specs, {"sums": mine}) == (given.model_copy(update={"path": str(mine)}),)
+    assert from_specs(specs, {"other": mine}) == ()
+
+
+def test_another_file_is_an_error_that_names_both_digests(tmp_path: Path) -> None:
+    theirs, mine = copied(tmp_path / "theirs"), copied(tmp_path / "mine", '{"question": "a", "answer": "2"}\n')
+    [published] = to_specs([DatasetTask(kind="dataset", name="sums", path=str(theirs))])
+    [other] = to_specs([DatasetTask(kind="dataset", name="sums", path=str(mine))])
+    with pytest.raises(TaskError) as error:
+        from_specs([published], {"sums": mine})
+    for part in (str(mine), str(published.settings["digest"]), str(other.settings["digest"])):
+        assert part in str(error.value)
+    with pytest.raises(TaskError, match="no such file or folder: .*absent"):
+        from_specs([published], {"sums": tmp_path / "absent.jsonl"})
+
+
+def test_a_folder_has_the_digest_of_its_files_wherever_it_is(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b" / "c"]
+    for folder in folders:
+        (folder / "part").mkdir(parents=True)
+        (folder / "train.csv").write_text("question,answer\na,1\n")
+        (folder / "part" / "test.csv").write_text("question,answer\nb,2\n")
+    specs = to_specs([DatasetTask(kind="dataset", name="sums", path=str(folders[0]))])
+    assert len(from_specs(specs, {"sums": folders[1]})) == 1
+    (folders[1] / "part" / "test.csv").write_text("question,answer\nb,3\n")
+    with pytest.raises(TaskError, match="digest"):
+        from_specs(specs, {"sums": folders[1]})
+
+
+def test_a_founder_without_the_files_publishes_the_task_but_nobody_joins_it(tmp_path: Path) -> None:
+    specs = to_specs([DatasetTask(kind="dataset", name="sums", path=str(tmp_path / "absent.jsonl"))])
+    assert specs[0].settings == {"path": "local"}
+    mine = copied(tmp_path / "mine")
+    assert "without their digest" in str(why_left_out(specs[0], {"sums": mine}))
+    assert from_specs(specs, {"sums": mine}) == ()
+
+
+def test_a_copy_opens_no_other_file_and_is_not_read_before_the_digest_agrees(tmp_path: Path) -> None:
+    mine = copied(tmp_path / "mine")
+    [honest] = to_specs([DatasetTask(kind="dataset", name="sums", path=str(mine))])
+    hostile = [{"subset": "../x"}, {"revision": "../../etc"}, {"split": "../train"}, {"data_files": "/etc/passwd"}]
+    for settings in hostile:
+        with pytest.raises(TaskError, match="cannot be set up here"):
+            from_specs([TaskSpec("sums", "dataset", 1.0, {**honest.settings, **settings})], {"sums": mine})
+    for claimed in ("", "0" * 32, "\x1b]52"):
+        with pytest.raises(TaskError, match="digest") as error:
+            from_specs([TaskSpec("sums", "dataset", 1.0, {**honest.settings, "digest": claimed})], {"sums": mine})
+        assert str(error.value).isprintable()
+    public = TaskSpec("sums", "dataset", 1.0, {"path": "owner/name"})
+    assert [config.path for config in from_specs([public], {"sums": mine})] == ["owner/name"]  # type: ignore[union-attr]
 
 
 def test_a_founder_is_told_what_members_would_refuse() -> None:

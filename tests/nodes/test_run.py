@@ -7,7 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from nodes.roles.home import claim_home
-from nodes.roles.run import MANIFEST_FILE, best_address, found_run, left_out, manifest_values, remember, remembered
+from nodes.roles.run import (
+    MANIFEST_FILE,
+    best_address,
+    found_run,
+    lacking_files,
+    left_out,
+    manifest_values,
+    other_files,
+    remember,
+    remembered,
+)
 from swarm.config import load_config
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
 from swarm.net.membership.current_run import CurrentRun
@@ -36,6 +46,59 @@ def test_a_run_of_local_files_only_cannot_be_joined_without_tasks_of_ones_own(tm
     founder = _config(tmp_path, ("tasks", "[{kind: dataset, name: mine, path: ./rows.jsonl}]"))
     with pytest.raises(TaskError, match="your own tasks"):
         manifest_values(open_manifest(found_run(founder, Identity.generate())))
+
+
+def _rows(folder: Path, answer: int = 1) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "rows.jsonl").write_text(f'{{"question": "a", "answer": "{answer}"}}\n')
+    return folder / "rows.jsonl"
+
+
+def _on_file(path: Path) -> tuple[str, str]:
+    return "tasks", f"[{{kind: dataset, name: mine, path: {path}, match: numeric}}]"
+
+
+def test_a_run_of_local_files_only_starts_and_is_joined_with_copies_and_with_own_tasks(tmp_path: Path) -> None:
+    theirs, mine = _rows(tmp_path / "theirs"), _rows(tmp_path / "mine")
+    founding = [("out", str(tmp_path / "founder")), _on_file(theirs)]
+    loaded = load_config(command_line=founding)
+    home = claim_home(loaded.config, True, None)
+    manifest = open_manifest(home.sealed)
+    started = load_config(manifest=manifest_values(manifest, loaded), command_line=founding)
+    assert started.config.tasks == loaded.config.tasks and lacking_files(home.sealed) == []
+
+    own = load_config(command_line=[("files.mine", str(mine))])
+    joined = load_config(manifest=manifest_values(manifest, own), command_line=[("files.mine", str(mine))])
+    assert joined.origins["tasks"] == "manifest" and joined.config.files == {"mine": mine}
+    assert joined.config.tasks == (loaded.config.tasks[0].model_copy(update={"path": str(mine)}),)
+    assert left_out(manifest, joined.config.files) == {}
+
+    listed = load_config(command_line=[_on_file(mine)])
+    assert manifest_values(manifest, listed)["mix"] == {"local": 4, "external": 4}
+    assert "tasks" not in manifest_values(manifest, listed)
+    assert other_files(manifest, listed.config.tasks) == []
+
+
+def test_files_that_are_missing_changed_or_of_no_task_are_clear_errors(tmp_path: Path) -> None:
+    theirs, changed = _rows(tmp_path / "theirs"), _rows(tmp_path / "changed", answer=2)
+    manifest = open_manifest(found_run(_config(tmp_path / "founder", _on_file(theirs)), Identity.generate()))
+    with pytest.raises(TaskError, match=r"none of the tasks.*--files\.mine PATH"):
+        manifest_values(manifest, load_config())
+    with pytest.raises(TaskError, match="no such file or folder: /absent"):
+        manifest_values(manifest, load_config(command_line=[("files.mine", "/absent")]))
+    with pytest.raises(TaskError, match=r"files\.mein: run .* has no task of this name"):
+        manifest_values(manifest, load_config(command_line=[("files.mein", str(theirs))]))
+    digests = {str(spec.settings["digest"]) for spec in manifest.tasks}
+    with pytest.raises(TaskError, match="digest") as error:
+        manifest_values(manifest, load_config(environment={"SWARM_FILES__MINE": str(changed)}))
+    assert all(digest in str(error.value) for digest in digests)
+    [difference] = other_files(manifest, load_config(command_line=[_on_file(changed)]).config.tasks)
+    assert difference == str(error.value)
+
+
+def test_a_founder_hears_which_files_nobody_can_join_with(tmp_path: Path) -> None:
+    sealed = found_run(_config(tmp_path, _on_file(tmp_path / "absent.jsonl")), Identity.generate())
+    assert lacking_files(sealed) == ["mine"]
 
 
 def test_a_stored_manifest_that_cannot_be_used_is_ignored_and_said_so(
@@ -142,7 +205,7 @@ def test_a_run_names_the_tasks_that_a_member_goes_without(tmp_path: Path) -> Non
     tasks = "[{kind: dataset, name: mine, path: ./rows.jsonl}, {kind: reasoning_gym, name: gcd}]"
     sealed = found_run(_config(tmp_path, ("tasks", tasks)), Identity.generate())
     manifest = open_manifest(sealed)
-    assert left_out(manifest) == {"mine": "it is on local files of the run's founder"}
+    assert left_out(manifest) == {"mine": "it is on local files of the run's founder, without their digest"}
     later = replace(manifest, tasks=(*manifest.tasks, TaskSpec("mate-in-2", "chess", 1.0, {"depth": 2})))
     assert "no tasks of the kind chess" in left_out(later)["mate-in-2"]
     assert manifest_values(later)["tasks"] == manifest_values(manifest)["tasks"], "it can take part in the others"

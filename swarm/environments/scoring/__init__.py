@@ -1,4 +1,4 @@
-"""Compare answers with references without evaluating them: guards, parsers, scorers.
+"""Find answers in completions and compare them with references without evaluating them: guards, parsers, scorers.
 
 Answers are foreign text. `docs/scorers.md` lists what reaches which scorer.
 """

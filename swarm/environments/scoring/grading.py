@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 from swarm.environments.config import MatchRule
 from swarm.environments.scoring.latex import boxed_content, normalise, split_tuple, to_number
 
 RELATIVE_TOLERANCE = 1e-6
 
-_CLOSE = "</answer>"
-_OPEN = "<answer>"
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?[\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}")
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w).])[-+]\s?)?[$€£]?\s?(?P<sign2>(?<=[$€£])-)?"
     r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?![\d,])|\d+)(?:\.\d+)?|\.\d+)"
@@ -26,29 +26,9 @@ _NUMBER = re.compile(
 )
 
 
-def score(rule: MatchRule, completion: str, reference: str) -> float:
-    """1.0 when the completion's answer matches the reference under the rule, else 0.0."""
-    answer = find_answer(rule, completion)
-    if answer is None:
-        return 0.0
-    matches = {"exact": exact, "numeric": numeric, "boxed": boxed}[rule]
-    return 1.0 if matches(answer, reference) else 0.0
-
-
-def find_answer(rule: MatchRule, completion: str) -> str | None:
-    r"""The answer in a completion.
-
-    The last `<answer>` pair, else the last `\boxed{}`; for numbers else the whole text, of which the last number
-    counts.
-    """
-    end = completion.rfind(_CLOSE)
-    start = completion.rfind(_OPEN, 0, end) if end >= 0 else -1
-    if start >= 0:
-        return completion[start + len(_OPEN) : end].strip()
-    in_box = boxed_content(completion)
-    if in_box is not None:
-        return in_box
-    return completion if rule == "numeric" else None
+def matches(rule: MatchRule, answer: str, reference: str) -> bool:
+    """Whether an answer matches the reference under the rule."""
+    return {"exact": exact, "numeric": numeric, "boxed": boxed}[rule](answer, reference)
 
 
 def exact(answer: str, reference: str) -> bool:
@@ -92,9 +72,8 @@ def boxed(answer: str, reference: str) -> bool:
 def last_number(text: str) -> tuple[int | float, bool] | None:
     """The last number in a text and whether it is a percentage; None when there is none or it is not finite."""
     box = boxed_content(text)
-    plain = re.sub(r"\\[dt]?frac\s*\{\s*(-?[\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}", r"\1/\2", text if box is None else box)
     found = None
-    for found in _NUMBER.finditer(plain.replace("−", "-").replace("{,}", ",")):  # noqa: B007
+    for found in numbers(text if box is None else box):  # noqa: B007
         pass
     if found is None:
         return None
@@ -104,9 +83,19 @@ def last_number(text: str) -> tuple[int | float, bool] | None:
     return value, found["percent"] is not None
 
 
+def numbers(text: str) -> Iterator[re.Match[str]]:
+    """The numbers in a text, as matches with the groups of `_NUMBER`."""
+    plain = _FRACTION.sub(r"\1/\2", text)
+    return _NUMBER.finditer(plain.replace("−", "-").replace("{,}", ","))
+
+
+def is_negative(found: re.Match[str]) -> bool:
+    """Whether a number of `numbers` has a minus sign."""
+    return "-" in (found["sign"] or "") + (found["sign2"] or "")
+
+
 def _value(found: re.Match[str]) -> int | float:
     top = found["top"].replace(",", "")
-    negative = "-" in (found["sign"] or "") + (found["sign2"] or "")
     exponent = found["exponent"] or found["power"]
     value: int | float
     if exponent is not None:
@@ -118,7 +107,7 @@ def _value(found: re.Match[str]) -> int | float:
         value = int(top)
     else:
         value = float(top)
-    return -value if negative else value
+    return -value if is_negative(found) else value
 
 
 def _equal(one: float, other: float) -> bool:

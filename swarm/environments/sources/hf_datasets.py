@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -14,8 +13,9 @@ import datasets
 from datasets.arrow_reader import ArrowReader
 
 from swarm.environments.config import DatasetTask
-from swarm.environments.digests import digest, draw, question_hash
-from swarm.environments.scoring import grading
+from swarm.environments.digests import content_digest, digest, draw, question_hash
+from swarm.environments.scoring.finding import finder
+from swarm.environments.scoring.grading import matches
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.stored import FileRows, StoredRows
 from swarm.environments.specs import FORMATS, LOCAL, is_on_disk
@@ -69,6 +69,7 @@ class DatasetSource:
         self.counts: Counter[str] = Counter() if counts is None else counts
         """`malformed_rows`: times that a row was skipped because its prompt or answer was missing or unreadable."""
         self._config = config
+        self._find = finder(config)
         self._dataset = LOCAL if is_on_disk(config) else config.path
         stored = stored or store(config)
         rows, self._revision = _read(stored), stored.revision
@@ -83,7 +84,7 @@ class DatasetSource:
             raise TaskError(f"task {config.name!r}: answer_pattern {config.answer_pattern!r}: {error}") from error
         splits = {part.split("[")[0].strip() for part in config.split.split("+")}
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
-        self._options_digest = digest(config.subset, config.split, config.prompt)
+        self._options_digest = digest(config.subset, config.split, config.prompt, *config.finds_as)
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` after 64 consecutive malformed rows."""
@@ -117,9 +118,11 @@ class DatasetSource:
         return Question(ref, self._recall(ref)[0])
 
     def score(self, ref: TaskRef, completion: str) -> float:
-        """Reward of one completion under the task's match rule."""
+        """Reward of one completion: its answer, compared under the task's match rule."""
         reference = self._recall(ref)[1]
-        return self._config.reward.reward(grading.score(self._config.match, completion, reference))
+        answer = self._find(completion)
+        right = answer is not None and matches(self._config.match, answer, reference)
+        return self._config.reward.reward(1.0 if right else 0.0)
 
     def _recall(self, ref: TaskRef) -> tuple[str, str]:
         if not isinstance(ref, DatasetRef) or ref.task != self.name:
@@ -148,7 +151,7 @@ class DatasetSource:
             answer = (found[-1][1] if self._answer_pattern.groups else found[-1][0]) or ""
         if not prompt.strip() or not answer.strip():
             raise _MalformedRow("empty prompt or answer")
-        return prompt, answer.strip()
+        return self._config.asked(prompt), answer.strip()
 
 
 def _row(num_rows: int, seed: int, task: str, index: int, attempt: int = 0, *, whole: bool = False) -> int:
@@ -225,7 +228,7 @@ def store(config: DatasetTask) -> StoredRows:
         cause = f"; {error.__cause__}" if error.__cause__ is not None else ""
         raise TaskError(f"{where}: {type(error).__name__}: {error}{cause}") from error
     rows = tuple(FileRows(str(part["filename"]), int(part["skip"]), int(part["take"])) for part in stored)
-    return StoredRows(rows, _content_digest(files) if local else str(builder.hash))
+    return StoredRows(rows, content_digest(map(Path, files)) if local else str(builder.hash))
 
 
 def _read(stored: StoredRows) -> Rows:
@@ -259,11 +262,3 @@ def _check_plain(rows: Rows, task: str) -> None:
     for name, feature in rows.features.items():
         if not isinstance(feature, datasets.Value):
             raise TaskError(f"task {task!r}: column {name!r} must be text or a number, got {type(feature).__name__}")
-
-
-def _content_digest(files: list[str]) -> str:
-    hashes = []
-    for file in files:
-        with open(file, "rb") as opened:
-            hashes.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    return digest("files", *hashes)

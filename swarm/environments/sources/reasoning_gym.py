@@ -17,11 +17,11 @@ from typing import Protocol
 import reasoning_gym
 from pydantic import JsonValue
 from reasoning_gym.factory import DATASETS
-from reasoning_gym.utils import extract_answer
 
 from swarm.environments.config import ReasoningGymTask
 from swarm.environments.digests import digest, draw, question_hash
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
+from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
@@ -109,14 +109,15 @@ class ReasoningGymSource:
         """`scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
         self._dataset_name = config.dataset or config.name
-        self._options_digest = digest(self._dataset_name, config.options)
+        self._find = finder(config)
+        self._options_digest = digest(self._dataset_name, config.options, *config.finds_as)
         self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
         self._scorer = self._checked()
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when the library fails to make it."""
-        prompt = str(self._entry(seed, index)["question"])
+        prompt = self._prompt(seed, index)
         ref = ProceduralRef(
             task=self.name,
             library=LIBRARY,
@@ -138,7 +139,7 @@ class ReasoningGymSource:
         if ref.options_digest != self._options_digest:
             raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
         try:
-            prompt = str(self._entry(ref.seed, ref.index)["question"])
+            prompt = self._prompt(ref.seed, ref.index)
         except TaskError as error:
             raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
         if question_hash(prompt) != ref.question_hash:
@@ -146,12 +147,15 @@ class ReasoningGymSource:
         return Question(ref, prompt)
 
     def score(self, ref: TaskRef, completion: str) -> float:
-        """Reward of one completion: the last `<answer>` pair, scored by the library, then the task's reward rule."""
+        """Reward of one completion: its answer, scored by the library, then the task's reward rule."""
         self.recall(ref)
         assert isinstance(ref, ProceduralRef)
-        answer = last_answer(completion)
+        answer = self._find(completion)
         score = 0.0 if answer is None else self._score(answer, self._entry(ref.seed, ref.index))
         return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)
+
+    def _prompt(self, seed: int, index: int) -> str:
+        return self._config.asked(str(self._entry(seed, index)["question"]))
 
     def _score(self, answer: str, entry: Entry) -> float:
         oracle = "" if entry["answer"] is None else str(entry["answer"])
@@ -221,16 +225,6 @@ def _copy(entry: Entry) -> Entry:
     """A copy of an item, because a scorer writes into the metadata."""
     metadata = entry["metadata"]
     return {**entry, "metadata": dict(metadata) if isinstance(metadata, Mapping) else metadata}
-
-
-def last_answer(completion: str) -> str | None:
-    """The last `<answer>` pair of a completion, by the library's own rule."""
-    end = completion.rfind("</answer>")
-    if end < 0:
-        return None
-    # without the tail: the library's pattern takes quadratic time on unclosed tags
-    found: str | None = extract_answer(completion[: end + len("</answer>")])
-    return found
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from multiprocessing.connection import Pipe
@@ -163,15 +163,23 @@ class VerificationPool:
     so does every later call.
     """
 
-    def __init__(self, configs: Sequence[TaskConfig], settings: VerificationSettings, lenient: bool = False) -> None:
+    def __init__(
+        self,
+        configs: Sequence[TaskConfig],
+        settings: VerificationSettings,
+        lenient: bool = False,
+        files: Collection[str] = (),
+    ) -> None:
         """Start the workers and the dispatcher thread.
 
-        `lenient`, for another node's task list: omit tasks that cannot be set up, and read no files except the caches.
+        `lenient`, for another node's task list: omit tasks that cannot be set up, and read no files except the caches
+        and those of the tasks named in `files`, whose paths this node's user gave.
         """
         self._settings = settings
         self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
         self._tasks = frozenset(config.name for config in self._configs)
         self._lenient = lenient
+        self._files = frozenset(files)
         self._directories = WorkerDirectories()
         self._python_path = os.pathsep.join(filter(None, sys.path))
         self._setup = Setup(
@@ -340,12 +348,13 @@ class VerificationPool:
         if not wanted:
             self._start_serving()
             return
-        files = [config.path for config in wanted if is_on_disk(config) and not self._lenient]
+        own = [config for config in wanted if not self._lenient or config.name in self._files]
+        files = [config.path for config in own if is_on_disk(config)]
         places = caches()
         for place in places:
             place.mkdir(parents=True, exist_ok=True)
         # a founder chooses the data sets, but must not use this user's token
-        readable = () if self._lenient else (*files, str(token_file()))
+        readable = (*files, *(() if self._lenient else (str(token_file()),)))
         request = Prepare(self._setup.configs, readable, tuple(map(str, places)), len(files) < len(wanted))
         room = self._directories.new()
         self._keep(_Worker(request, room, download_environment(room, self._python_path, not self._lenient)))

@@ -103,7 +103,9 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
     if any(isinstance(config, ReasoningGymTask) for config in configs):
         import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
-        import swarm.environments.sources.hf_datasets  # noqa: F401
+        import swarm.environments.sources.hf_datasets
+    if any(config.find == "regex" for config in configs):
+        import swarm.environments.scoring.patterns  # noqa: F401
 
 
 def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> TaskSource:

@@ -1,0 +1,100 @@
+"""Finds the answer in a completion, by the rule of the task, before any scorer sees it.
+
+Every rule reads a bounded number of characters in linear time, on any text and with any pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from swarm.environments.config import DatasetTask, MatchRule, TaskConfig
+from swarm.environments.scoring.grading import is_negative, numbers
+from swarm.environments.scoring.latex import boxed_content
+
+MAX_SEARCHED_CHARS = 16_384
+"""Characters at the end of a completion that `last_number` and `boxed` read, and the longest `whole` answer."""
+
+Find = Callable[[str], str | None]
+"""The answer in a completion; None when there is none."""
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_PAIR = re.compile(rf"{_OPEN}\s?(.*?)\s?{_CLOSE}", re.DOTALL)
+_POWER = re.compile(r"[A-Za-z}]\^\{?\Z")
+"""What precedes the exponent of a unit, in the three characters before a number."""
+
+
+def finder(config: TaskConfig) -> Find:
+    """The rule of a task. Raises `TaskError` for a pattern that is not valid."""
+    match config.find:
+        case "tags":
+            return last_pair
+        case "last_number":
+            return last_number
+        case "boxed":
+            return last_box
+        case "whole":
+            return whole
+        case "regex":
+            # pyarrow takes 60 MB, which only this rule needs
+            from swarm.environments.scoring.patterns import LinearPattern
+
+            assert config.find_pattern is not None
+            return LinearPattern(config.find_pattern).last
+        case None:
+            return partial(by_match_rule, config.match) if isinstance(config, DatasetTask) else last_pair
+
+
+def last_pair(completion: str) -> str | None:
+    """The content of the last `<answer>` pair, as ReasoningGYM's `extract_answer` returns it."""
+    end = completion.rfind(_CLOSE)
+    if end < 0:
+        return None
+    # without the tail: the pattern takes quadratic time on unclosed tags
+    found = _PAIR.findall(completion[: end + len(_CLOSE)])
+    return found[-1].strip() if found else None
+
+
+def by_match_rule(rule: MatchRule, completion: str) -> str | None:
+    r"""A data set's default: the last `<answer>` pair, else the last `\boxed{}`.
+
+    For numbers else the whole text, of which the last number counts.
+    """
+    end = completion.rfind(_CLOSE)
+    start = completion.rfind(_OPEN, 0, end) if end >= 0 else -1
+    if start >= 0:
+        return completion[start + len(_OPEN) : end].strip()
+    in_box = boxed_content(completion)
+    if in_box is not None:
+        return in_box
+    return completion if rule == "numeric" else None
+
+
+def last_number(completion: str) -> str | None:
+    r"""The last number in plain notation: `-1234.5` for `-$1,234.50 m^2`, `3/4` for `\frac{3}{4}`, `50%`, `2e5`.
+
+    Its digits stay as they are written. The exponent of a unit is no number.
+    """
+    last = None
+    for found in numbers(completion[-MAX_SEARCHED_CHARS:]):
+        if _POWER.search(found.string[max(0, found.start() - 3) : found.start()]) is None:
+            last = found
+    if last is None:
+        return None
+    sign = "-" if is_negative(last) else ""
+    exponent = last["exponent"] or last["power"]
+    bottom = f"/{last['bottom']}" if last["bottom"] else ""
+    percent = "%" if last["percent"] else ""
+    return f"{sign}{last['top'].replace(',', '')}{f'e{exponent}' if exponent else ''}{bottom}{percent}"
+
+
+def last_box(completion: str) -> str | None:
+    r"""The content of the last closed `\boxed{}`."""
+    return boxed_content(completion[-MAX_SEARCHED_CHARS:])
+
+
+def whole(completion: str) -> str | None:
+    """The completion without the white space around it; None for one that is empty or too long for an answer."""
+    answer = completion.strip() if len(completion) <= MAX_SEARCHED_CHARS else ""
+    return answer or None
