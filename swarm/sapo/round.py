@@ -43,10 +43,11 @@ from swarm.sapo.mixing import AuthorOf, Candidate, Mix, MixSettings, mix
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.watch import Alarm, Watch, WatchSettings
+from swarm.sapo.worth import WorthEstimator
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
-from swarm.types import GradedGroup, PolicyId, RolloutGroup, Sampling, UpdateReport
+from swarm.types import GradedGroup, PolicyId, RolloutGroup, Sampling, SwarmWorth, UpdateReport
 
 
 class ShareSettings(Settings):
@@ -76,6 +77,8 @@ class RoundReport(Struct, frozen=True):
     """Figures of this round's own groups, by conventional name."""
     tasks: dict[str, tuple[float, int]] = {}
     """(sum of rewards, completions) of this round's own groups by task."""
+    worth: SwarmWorth | None = None
+    """What others' groups do for this node; None when it is not measured."""
     alarm: Alarm | None = None
     """Others' groups lowered this node's reward: it stops using them for a while, and the caller should roll back its
     policy."""
@@ -105,6 +108,7 @@ class SapoNode:
         max_staleness: int = 0,
         plausibility: PlausibilitySettings | None = None,
         watch: WatchSettings | None = None,
+        worth: WorthEstimator | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own."""
@@ -131,6 +135,7 @@ class SapoNode:
         self._copies = Copies()
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
         self._watch = Watch(watch or WatchSettings())
+        self._worth = worth
         self._updater = updater
         self._exchange = exchange
         self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit)
@@ -160,8 +165,11 @@ class SapoNode:
             self.receive()
         with stages("mix"):
             mixed = self._mix(local, informative, rng)
+        measured = self._worth is not None and self._worth.begin(self.round)
         with stages("update"):
             update = self._updater.update(mixed.local, mixed.external)
+        if self._worth is not None and measured:
+            self._worth.end(len(mixed.local), [group.group.peer_id for group in mixed.external], len(informative))
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
         self.position += self._questions_per_round
         self.round += 1
@@ -174,8 +182,9 @@ class SapoNode:
             mix=mixed,
             update=update,
             timings=stages.seconds,
-            figures=values(rollout_figures(local)),
+            figures={**values(rollout_figures(local)), **(self._worth.figures() if self._worth is not None else {})},
             tasks=rewards_by_task(local),
+            worth=self._worth.worth if self._worth is not None else None,
             alarm=self._look_back(reward, mixed) if rewards else None,
         )
 
