@@ -24,6 +24,8 @@ from swarm.types import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 RequestHandler = Callable[[str, bytes], bytes]
@@ -153,6 +155,32 @@ class Updater(Protocol):
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One policy-gradient update on whole groups."""
+        ...
+
+
+class GradientSketcher(Protocol):
+    """Projects the gradient of each group of an update to a few numbers; the update itself stays the same."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this node's gradients cannot be sketched; None when they can."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Time that updates have spent on sketches so far."""
+        ...
+
+    def begin(self) -> None:
+        """Sketch the groups of the next update."""
+        ...
+
+    def take(self) -> npt.NDArray[np.float32] | None:
+        """The sketches [groups, numbers] of the update since `begin`, local groups first; None without one.
+
+        Groups without a token have none. Their mean is the sketch of the gradient of the update's first step, before
+        clipping. Inner products of sketches estimate those of gradients.
+        """
         ...
 
 

@@ -321,6 +321,27 @@ class UpdateReport(Struct, frozen=True):
     """True when no step was taken: the loss or gradient was not finite, or there was nothing to learn from."""
 
 
+class Estimate(Struct, frozen=True):
+    """A measured figure with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SwarmWorth(Struct, frozen=True):
+    """What others' groups do for a node, as `swarm/sapo/worth.py` estimates it over its last measured rounds."""
+
+    rounds: int
+    """Rounds measured."""
+    help: Estimate | None = None
+    """Progress of its updates over that of updates on its own groups alone; None while unknown."""
+    each: Estimate | None = None
+    """Worth of an external group, in own groups."""
+    senders: dict[str, Estimate] = {}
+    """The same by the group's author, of those that are known well enough."""
+
+
 class Heartbeat(Struct, frozen=True):
     """A worker's report to its learner; counts are cumulative since its process started."""
 

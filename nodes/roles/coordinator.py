@@ -23,7 +23,7 @@ from swarm.engines.shared import SharedEngine
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.protocols import StreamingEngine
+from swarm.protocols import GradientSketcher, StreamingEngine
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Answers, GradedGroup, Sampling, UpdateReport
@@ -117,6 +117,11 @@ class RankCoordinator:
     def version(self) -> int:
         """Updates applied so far."""
         return self._updater.version
+
+    @property
+    def sketcher(self) -> GradientSketcher:
+        """Sketches the gradients of an update's groups."""
+        return self._updater.sketcher
 
     def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """G completions for each of P prompts, [P][G], or a `Rejection`; from the newest policy."""

@@ -21,6 +21,7 @@ from swarm.protocols import Transport, Verifier
 from swarm.sapo.pool import Pool
 from swarm.sapo.round import RoundReport, SapoNode
 from swarm.sapo.watch import Alarm
+from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore, TrainingState
@@ -70,6 +71,7 @@ class PeerNode:
                 f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
             )
+        self._worth = self._make_worth()
         self._node = self._make_node()
         self._resumed_from = (
             self._resume(found, self._coordinator.resumed) if found and self._coordinator.resumed else None
@@ -85,6 +87,8 @@ class PeerNode:
         """Write the start event; evaluate before the first round."""
         self._shell.begin(self._resumed_from)
         self.note(str(self._coordinator.choice))
+        if self._worth is not None and self._worth.refusal is not None:
+            self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         if self._node.round == 0:
             self._shell.evaluate(self._coordinator, 0)
         self._shell.start_clock()
@@ -185,8 +189,16 @@ class PeerNode:
             max_staleness=config.generation.max_staleness,
             plausibility=config.plausibility,
             watch=config.watch,
+            worth=self._worth,
             clock=self._clock,
         )
+
+    def _make_worth(self) -> WorthEstimator | None:
+        """None for a node that is not to measure, or learns from nobody else."""
+        every, mix = self._config.telemetry.worth_every_rounds, self._config.mix
+        if every == 0 or (mix.policy == "fixed" and mix.external == 0):
+            return None
+        return WorthEstimator(self._coordinator.sketcher, every, mix.local + mix.external)
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         node = self._node
@@ -218,5 +230,6 @@ class PeerNode:
                 figures=finite({**report.figures, **report.update.figures}),
                 tasks=report.tasks,
                 timings=report.timings,
+                worth=report.worth,
             )
         )

@@ -40,14 +40,15 @@ from swarm.groups.signal import has_signal
 from swarm.protocols import NEWCOMERS, GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.appraisal import Appraisal
-from swarm.sapo.mixing import AuthorOf, Candidate, Mix, Mixer, MixRound, MixSettings, WorthOf, mix_figures
+from swarm.sapo.mixing import AuthorOf, Candidate, Mix, Mixer, MixRound, MixSettings, mix_figures
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.watch import Alarm, Watch, WatchSettings
+from swarm.sapo.worth import WorthEstimator
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
-from swarm.types import GradedGroup, PolicyId, RolloutGroup, Sampling, UpdateReport
+from swarm.types import GradedGroup, PolicyId, RolloutGroup, Sampling, SwarmWorth, UpdateReport
 
 
 class ShareSettings(Settings):
@@ -77,6 +78,8 @@ class RoundReport(Struct, frozen=True):
     """Figures of this round's own groups, by conventional name."""
     tasks: dict[str, tuple[float, int]] = {}
     """(sum of rewards, completions) of this round's own groups by task."""
+    worth: SwarmWorth | None = None
+    """What others' groups do for this node; None when it is not measured."""
     alarm: Alarm | None = None
     """Others' groups lowered this node's reward: it stops using them for a while, and the caller should roll back its
     policy."""
@@ -106,7 +109,7 @@ class SapoNode:
         max_staleness: int = 0,
         plausibility: PlausibilitySettings | None = None,
         watch: WatchSettings | None = None,
-        worth_of: WorthOf = lambda peer_id: None,
+        worth: WorthEstimator | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own."""
@@ -133,7 +136,7 @@ class SapoNode:
         self._copies = Copies()
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
         self._watch = Watch(watch or WatchSettings())
-        self._worth_of = worth_of
+        self._worth = worth
         self._updater = updater
         self._exchange = exchange
         self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit)
@@ -164,8 +167,11 @@ class SapoNode:
         this = self._this_round(local, len(informative))
         with stages("mix"):
             mixed = self._mix(this, local, informative, rng)
+        measured = self._worth is not None and self._worth.begin(self.round)
         with stages("update"):
             update = self._updater.update(mixed.local, mixed.external)
+        if self._worth is not None and measured:
+            self._worth.end(len(mixed.local), [group.group.peer_id for group in mixed.external], len(informative))
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
         self.mixer.record(this, mixed)
         self.position += self._questions_per_round
@@ -178,8 +184,11 @@ class SapoNode:
             mix=mixed,
             update=update,
             timings=stages.seconds,
-            figures=values(rollout_figures(local)) | mix_figures(mixed),
+            figures=values(rollout_figures(local))
+            | mix_figures(mixed)
+            | (self._worth.figures() if self._worth else {}),
             tasks=this.tasks,
+            worth=self._worth.worth if self._worth else None,
             alarm=self._look_back(reward, mixed) if this.reward is not None else None,
         )
 
@@ -251,7 +260,8 @@ class SapoNode:
     def _candidates(self) -> list[Candidate]:
         now = self._clock()
         pooled = self.pool.dump()
-        worths = {sender: self._worth_of(sender) for sender in {each.graded.group.peer_id for each in pooled}}
+        senders = {each.graded.group.peer_id for each in pooled}
+        worths = {sender: self._worth.worth_of(sender) for sender in senders} if self._worth else {}
         known = {sender: worth for sender, worth in worths.items() if worth is not None and math.isfinite(worth)}
         return [
             Candidate(

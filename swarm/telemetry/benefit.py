@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm.telemetry.history import REWARD_SHARE, PeerHistory, mean
+from swarm.telemetry.intervals import percentile_interval
 
 Curve = npt.NDArray[np.float64]
 
 NUM_RESAMPLES = 4_000
-CONFIDENCE = 0.95
 
 
 class Benefit(TypedDict):
@@ -97,9 +97,7 @@ def _interval(together: Curve, alone: Curve) -> tuple[float, float]:
     tasks = rng.integers(num_tasks, size=(NUM_RESAMPLES, num_tasks))
     drawn = together[nodes[:, :, None], tasks[:, None, :]].mean(axis=1).sum(axis=1)  # [resamples]
     lone = alone[tasks].sum(axis=1)
-    ratios = drawn[lone > 0] / lone[lone > 0]
-    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    return percentile_interval(drawn[lone > 0] / lone[lone > 0])
 
 
 def _curve(history: PeerHistory, rounds: int) -> Curve:

@@ -21,5 +21,7 @@ class TelemetrySettings(Settings):
     wandb_project: str | None = None
     """Log to this Weights & Biases project (extra `wandb`)."""
     wandb_mode: Literal["online", "offline"] = "offline"
+    worth_every_rounds: int = Field(2, ge=0)
+    """A peer measures in every Nth round what others' groups do for it; 0: never. See docs/operate.md."""
     log_every_rounds: int = Field(5, ge=1)
     """Rounds between log lines when there is no terminal."""

@@ -23,6 +23,7 @@ from swarm.telemetry.history import (
 )
 from swarm.telemetry.records import LearningFigures
 from swarm.telemetry.summary import SwarmSummary
+from swarm.telemetry.worth import in_short, in_words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -100,8 +101,9 @@ class LiveView:
         now = self._clock()
         width = options.max_width
         moments = self._moments()
+        worth = self._worth()
         # A frame taller than the screen would scroll and flicker, so rows that do not fit are only counted.
-        space = (options.height or console.size.height) - len(moments) - 6
+        space = (options.height or console.size.height) - len(moments) - len(worth) - 6
         shown = self._histories if len(self._histories) <= space else self._histories[: max(1, space - 1)]
         yield self._progress(now, width)
         yield _peer_table(shown, now, width, options.ascii_only)
@@ -109,9 +111,23 @@ class LiveView:
             yield _line(f"and {len(self._histories) - len(shown)} more peers", "dim")
         if len(self._histories) == 1 and (event := self._histories[0].latest) and (decided := mix_in_words(event)):
             yield _line(f"mix: {clean(decided)}", "dim")
+        for line in worth:
+            yield _line(line, "bold")
         for moment in moments:
             style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
             yield _line(f"{_clock_time(moment.time, seconds=True)} {clean(moment.text)}", style)
+
+    def _worth(self) -> list[str]:
+        """What others' groups do for the nodes that measure it, in at most one line."""
+        known = [
+            (history.name, history.latest.worth)
+            for history in self._histories
+            if history.latest is not None and history.latest.worth is not None
+        ]
+        if len(self._histories) == 1:
+            return [in_words(worth) for _, worth in known]
+        each = ", ".join(f"{name} {in_short(worth)}" for name, worth in known)
+        return [f"progress with others over progress alone: {each}"] if known else []
 
     def _moments(self) -> list[Moment]:
         found = list(self._notes)
@@ -206,6 +222,8 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         ]
         if decided := mix_in_words(event):
             parts.append(f"mix {clean(decided)}")
+        if event.worth is not None:
+            parts.append(in_words(event.worth))
         if event.tokens_per_s is not None:
             parts.append(f"{_compact(event.tokens_per_s)} tokens/s")
         if event.learning is not None:

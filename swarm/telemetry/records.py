@@ -10,6 +10,8 @@ from typing import Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Struct
 
+from swarm.types import SwarmWorth
+
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -149,6 +151,8 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     """Cumulative counts of network and verifier in this process, e.g. `network/drop_inbox`."""
     timings: dict[str, float] = {}
     """Seconds of this round by stage."""
+    worth: SwarmWorth | None = None
+    """What others' groups do for this node; None when it is not measured."""
     learning: LearningFigures | None = None
     """Set for a learner, whose rounds are its steps."""
     following: FollowingFigures | None = None

@@ -16,7 +16,7 @@ import msgspec
 from swarm.figures import LAG_MAX
 from swarm.foreign import clean, clean_lines
 from swarm.reasons import sentence
-from swarm.telemetry import plots
+from swarm.telemetry import plots, worth
 from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import (
     REWARD_SHARE,
@@ -30,6 +30,7 @@ from swarm.telemetry.history import (
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent
 from swarm.telemetry.summary import SwarmSummary
+from swarm.types import SwarmWorth
 
 SUMMARY_FILE = "summary.json"
 PAGE_FILE = "report.html"
@@ -54,12 +55,13 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerH
     everyone = [*peers, summary["control"]] if summary["control"] else peers
     trained = plots.training(histories)
     sections = [
-        _answer(summary),
+        _answer(summary, histories),
         _incomplete(everyone),
         _headlines(peers, summary),
         _picture(partial(plots.draw_rewards, control=control), trained, 3.3, "Reward per peer and mean, by round"),
         _section("The learner and its workers", _following(histories) if len(trained) < len(histories) else ""),
         _section("Peers", _peer_table(everyone)),
+        _section("What others' groups do for a peer", _worth_table(histories)),
         _section("Held-out questions by task", _task_table(histories)),
         _section(
             "Composition of updates",
@@ -82,10 +84,13 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerH
     )
 
 
-def _answer(summary: SwarmSummary) -> str:
-    """Whether it helped, where a control can tell."""
+def _answer(summary: SwarmSummary, histories: Sequence[PeerHistory]) -> str:
+    """Whether it helped: by a control if there is one, else by what a single node has measured."""
     found = summary["help"]
-    return f'<p class="answer">{escape(in_words(found))}</p>' if found else ""
+    answer = in_words(found) if found else ""
+    if not found and len(histories) == 1 and (latest := histories[0].latest) and latest.worth is not None:
+        answer = worth.in_words(latest.worth)
+    return f'<p class="answer">{escape(answer[:1].upper() + answer[1:])}</p>' if answer else ""
 
 
 def _incomplete(peers: Sequence[PeerSummary]) -> str:
@@ -168,6 +173,46 @@ def _peer_table(peers: Sequence[PeerSummary]) -> str:
         for peer in peers
     ]
     return _table(head, rows, text_columns=2)
+
+
+def _worth_table(histories: Sequence[PeerHistory]) -> str:
+    """What each peer has measured, in its last rounds."""
+    known = [
+        (history, history.latest.worth)
+        for history in histories
+        if history.latest is not None and history.latest.worth is not None
+    ]
+    if not known:
+        return ""
+    names = {history.start.peer_id: history.name for history in histories if history.start}
+    rows = [
+        (
+            escape(history.name),
+            worth.in_short(found),
+            _rewards_ratio(history, found),
+            worth.figures(found.each) if found.each else worth.NOT_KNOWN,
+            "; ".join(
+                f"{escape(clean(names.get(sender, sender)))} {worth.figures(each)}"
+                for sender, each in sorted(found.senders.items(), key=lambda item: -item[1].value)
+            ),
+            f"{found.rounds:,}",
+        )
+        for history, found in known
+    ]
+    note = (
+        "Estimated without a control, from the gradients of the peer's own updates at the end of the run, with 95% "
+        "intervals: progress of its updates over that of updates on its own groups alone; what follows for the rewards "
+        "of all rounds, if it was so in every round; and the worth of an external group in own groups."
+    )
+    head = ("peer", "progress over alone", "rewards over alone", "an external group", "by sender", "rounds measured")
+    return _table(head, rows, text_columns=5) + f'<p class="note">{note}</p>'
+
+
+def _rewards_ratio(history: PeerHistory, found: SwarmWorth) -> str:
+    rewards = [event.reward or 0.0 for event in history.series()]
+    if found.help is None or not any(rewards):
+        return worth.NOT_KNOWN
+    return f"{worth.rewards_ratio(rewards, found.help.value):.2f}"
 
 
 def _task_table(histories: Sequence[PeerHistory]) -> str:

@@ -15,6 +15,7 @@ from swarm.policy.out_of_memory import TokenBudget
 from swarm.training.config import UpdateSettings
 from swarm.training.layers import TrainingLayers
 from swarm.training.rows import Row
+from swarm.training.sketches import Sketcher
 
 MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
 """Default tokens per forward pass, by type of device."""
@@ -25,9 +26,10 @@ T = TypeVar("T")
 class Passes:
     """Scores rows with the trained policy or its reference, one micro-batch at a time."""
 
-    def __init__(self, policy: Policy, settings: UpdateSettings, temperature: float) -> None:
+    def __init__(self, policy: Policy, settings: UpdateSettings, temperature: float, sketcher: Sketcher) -> None:
         """Log-probabilities are taken at the sampling `temperature`. Raises `PolicyError`."""
         self._policy = policy
+        self._sketcher = sketcher
         self._temperature = temperature
         self._batching = choose_batching(policy, settings.batching)
         self._scorer = Scorer(policy, temperature, self._batching)
@@ -60,6 +62,8 @@ class Passes:
 
     def scores(self, rows: Sequence[Row]) -> Scores:
         """The policy's scores of a micro-batch's tokens, with gradient."""
+        if self._sketcher.active:
+            self._sketcher.follow(rows, self._batching.lay_out(rows).pieces)
         return self._score(self._scorer, rows)
 
     def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:

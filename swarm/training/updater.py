@@ -27,6 +27,7 @@ from swarm.training.passes import Passes
 from swarm.training.reference import Reference
 from swarm.training.rows import Row, RowReader
 from swarm.training.schedules import learning_rate
+from swarm.training.sketches import Sketcher
 from swarm.training.steps import Step, summarise
 from swarm.types import GradedGroup, UpdateReport
 
@@ -60,7 +61,8 @@ class PolicyUpdater:
         self._temperature = temperature
         self._reader = RowReader(policy, mix, find_advantage(settings.advantage))
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
-        self._passes = Passes(policy, settings, temperature)
+        self.sketcher = Sketcher(policy, settings)
+        self._passes = Passes(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
         self.optimizer = torch.optim.AdamW(
@@ -123,6 +125,7 @@ class PolicyUpdater:
             return UpdateReport(skipped=True)
         with self._passes.training():
             groups = self._settled(groups)
+            self.sketcher.expect(groups)
             steps = [
                 self._step(rows)
                 for _ in range(self._settings.epochs)
@@ -153,7 +156,8 @@ class PolicyUpdater:
 
     def _step(self, rows: Sequence[Row]) -> Step:
         """One optimizer step."""
-        self._gradient.add(rows)
+        with self.sketcher.reading():
+            self._gradient.add(rows)
         return self._take_step()
 
     def _take_step(self) -> Step:

@@ -29,12 +29,14 @@ from swarm.sapo.mixing import (
     mix_figures,
 )
 from swarm.sapo.pool import Pool, PoolSettings
+from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import TrainingState
 from swarm.types import GradedGroup
 from tests.example_groups import graded
 from tests.sapo.mixes import Opinion, candidate, own_round
 from tests.sapo.test_round import Swarm
+from tests.sapo.test_worth import Planted
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOCAL = [graded("me", index) for index in range(9)]
@@ -219,6 +221,20 @@ class Curious(MixPolicy):
         return Decision(0, 1)
 
 
+class Known(WorthEstimator):
+    """Has measured nothing, and knows these worths."""
+
+    def __init__(self, worths: dict[str, float]) -> None:
+        super().__init__(Planted(), 1, 8)
+        self._worths = worths
+
+    def begin(self, round: int) -> bool:
+        return False
+
+    def worth_of(self, peer_id: str) -> float | None:
+        return self._worths.get(peer_id)
+
+
 def test_a_policy_sees_what_the_pool_and_the_estimator_know() -> None:
     swarm = Swarm()
     senders = [swarm.node(seed) for seed in (1, 2, 3)]
@@ -228,7 +244,7 @@ def test_a_policy_sees_what_the_pool_and_the_estimator_know() -> None:
         4,
         mix=MixSettings(policy=f"{__name__}:Curious"),
         pool=Pool(PoolSettings(max_uses=9)),
-        worth_of=worths.get,
+        worth=Known(worths),
         clock=lambda: now,
     )
     for sender in senders:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.sapo.watch import WatchSettings
+from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Answers,
@@ -32,6 +34,7 @@ from swarm.types import (
     RolloutGroup,
     RunManifest,
     Sampling,
+    SwarmWorth,
     TaskRef,
     UpdateReport,
 )
@@ -182,6 +185,33 @@ def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
     assert report.reward == 3 / 24
     assert report.figures["frac_reward_zero_std"] == 0.5
     assert _balanced(one) and _balanced(two)
+
+
+def test_a_measured_round_knows_its_groups_and_others_are_left_alone() -> None:
+    class Sketcher:
+        refusal = None
+        seconds = 0.0
+        begun = 0
+
+        def begin(self) -> None:
+            self.begun += 1
+
+        def take(self) -> np.ndarray:
+            return np.ones((4, 3), np.float32)
+
+    swarm = Swarm()
+    sketcher = Sketcher()
+    estimator = WorthEstimator(sketcher, every_rounds=2, num_groups=4)
+    one, two = swarm.node(1), swarm.node(2, worth=estimator)
+    for _ in range(3):
+        one.run_round()
+        report = two.run_round()
+    assert sketcher.begun == 2
+    assert report.worth == SwarmWorth(rounds=2)
+    assert [set(measured.senders) for measured in estimator.rounds] == [{one.peer_id}] * 2
+    assert estimator.rounds[0].sums.alone_inverse == 1 / 3, "three of six own questions had a good answer"
+    assert "worth/cost_s" in report.figures
+    assert one.run_round().worth is None
 
 
 def test_rewards_of_others_are_never_believed() -> None:

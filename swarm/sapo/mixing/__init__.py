@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.sapo.mixing.base import Candidate, Decision, History, MixPolicy, MixRound, MixState, WorthOf
+from swarm.sapo.mixing.base import Candidate, Decision, History, MixPolicy, MixRound, MixState
 from swarm.sapo.mixing.config import MixSettings
 from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, mix
 from swarm.sapo.mixing.mixer import Mixer, mix_figures
@@ -19,7 +19,6 @@ __all__ = [
     "MixState",
     "Mixer",
     "Screen",
-    "WorthOf",
     "mix",
     "mix_figures",
 ]

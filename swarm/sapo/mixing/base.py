@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import ClassVar
 
@@ -14,9 +14,6 @@ from swarm.types import GradedGroup
 
 MAX_ROUNDS = 256
 """Rounds that a history holds."""
-WorthOf = Callable[[str], float | None]
-"""The measured worth of a peer's groups, in own groups: 1 is as good as one of this node's own, 0 no help. None while
-it is unknown."""
 
 
 class Candidate(Struct, frozen=True):

@@ -1,0 +1,110 @@
+"""The estimate of the swarm's help, which a node makes from its own gradients, against lone controls.
+
+Swarms of several kinds run in one process with the embedded policies, and each of their nodes a second time alone: same
+questions, as many groups in an update, all of them its own. The true benefit is the ratio of the rewards of all rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from benchmarks.common.report import Report, Row, row
+from benchmarks.common.running import conclude, option_parser, wide_console
+from benchmarks.worth.swarms import KINDS, Found, Kind, simulate
+
+ROUNDS = 160
+QUICK_ROUNDS = 48
+QUICK_KINDS = ("sparse", "dense", "poisoned", "specialists")
+CORRELATION = 0.8
+SIGNS = 1.0
+COST = 0.05
+
+
+def rows(name: str, found: Found) -> list[Row]:
+    """One swarm: what its nodes estimate and predict beside the truth, and the truth with its interval."""
+    truth = found.truth
+    values = [estimate.value if estimate is not None else None for estimate in found.estimates]
+    return [
+        row(f"{name}: estimated progress over alone, by node", values, ""),
+        row(f"{name}: predicted rewards over alone, by node", found.predictions, "", baseline=[truth.value]),
+        replace(row(f"{name}: true rewards over alone", [truth.value], ""), spread=(truth.low, truth.high)),
+    ]
+
+
+def verdict(outcomes: Sequence[Found]) -> list[Row]:
+    """How well the predictions of all swarms order them, and tell those that help from those that do not."""
+    pairs = [(found.prediction, found.truth) for found in outcomes]
+    known = [(prediction, truth) for prediction, truth in pairs if prediction is not None]
+    clear = [(prediction, truth) for prediction, truth in known if not truth.low <= 1 <= truth.high]
+    agreeing = [(prediction > 1) == (truth.value > 1) for prediction, truth in clear]
+    correlation = spearman([each for each, _ in known], [truth.value for _, truth in known])
+    return [
+        row("rank correlation of predicted and true benefit", [correlation], "", target=CORRELATION),
+        row(
+            "same sign, fraction of the swarms whose true benefit is significant",
+            [float(np.mean(agreeing))] if agreeing else [],
+            "",
+            target=SIGNS,
+        ),
+        row("swarms with an estimate, fraction", [len(known) / max(1, len(pairs))], ""),
+        row(
+            "cost, fraction of a node's time",
+            [cost for found in outcomes for cost in found.costs],
+            "",
+            target=COST,
+            better="lower",
+        ),
+    ]
+
+
+def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Rank correlation, equal values with their mean rank; None for fewer than three pairs."""
+    if len(ours) < 3:
+        return None
+    values = np.array([ours, theirs])[:, :, None]
+    ranks = (values > values.transpose(0, 2, 1)).sum(axis=2) + (values == values.transpose(0, 2, 1)).sum(axis=2) / 2
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the swarms and their controls."""
+    parser = option_parser("worth", __doc__, KINDS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    report, console = Report("worth", peer="true benefit"), wide_console()
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    names = options.only or (QUICK_KINDS if options.quick else tuple(KINDS))
+    seeds = options.seeds[:1] if options.quick else options.seeds
+
+    def take() -> int:
+        outcomes = []
+        for name in names:
+            for seed in seeds:
+                console.print(f"{name}, seed {seed} ...", highlight=False)
+                kind = _smaller(KINDS[name]) if options.quick else KINDS[name]
+                outcomes.append(simulate(kind, seed, rounds))
+                report.add(rows(f"{name}, seed {seed}", outcomes[-1]))
+        found = verdict(outcomes)
+        # Targets apply to full sizes only.
+        report.add([replace(each, target=None, met=None) for each in found] if options.quick else found)
+        report.add([], [f"{rounds} rounds; spread of a true benefit: 95% interval over nodes and blocks of rounds."])
+        return 0
+
+    return conclude(take, report, options, console)
+
+
+def _smaller(kind: Kind) -> Kind:
+    """Two nodes, measured in every round."""
+    settings = (*kind.settings, ("telemetry.worth_every_rounds", "1"))
+    return replace(kind, models=kind.models[:2], settings=settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

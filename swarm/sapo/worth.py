@@ -1,0 +1,297 @@
+"""Is the swarm helping this node? An estimate from the gradients of its own updates, without a control.
+
+Groups on different own questions agree only on the direction that raises this node's expected reward. With g the
+gradient of one group of an update, as sketched by `swarm/training/sketches.py`:
+
+    own product    a = E <g_i, g_j>    i, j own, i != j: the squared length of that direction, without noise
+    cross product  c = E <g_k, g_j>    k external, j own: how far others' groups point along it
+    worth of an external group         c / a, in own groups
+    progress of updates with gradient g of mean a' along the direction:
+                                       E a' / sqrt(E <g, g>)
+    help                               progress of the updates as mixed / progress of updates on own groups alone
+
+AdamW and clipping normalise the gradient's scale, therefore progress is divided by its root mean square; a round
+without a group takes no step and makes none. "Alone" is the same node with all its informative groups, at most I + J,
+at this moment. Unequal coordinates, momentum and the drift of the policy within the window are neglected.
+
+Own groups are compared with those of the same round and of the last measured ones, because a node in need of help has
+few of them. The interval is a bootstrap over blocks of consecutive rounds, whose comparisons share groups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from swarm.protocols import GradientSketcher
+from swarm.stopwatch import Stopwatch
+from swarm.telemetry.intervals import percentile_interval
+from swarm.types import Estimate, SwarmWorth
+
+Array = npt.NDArray[np.float64]
+N = TypeVar("N", float, Array)
+Sketches = npt.NDArray[np.float32]
+
+WINDOW_ROUNDS = 128
+"""Measured rounds in an estimate."""
+PAST_ROUNDS = 4
+"""Earlier measured rounds whose own groups are compared with a round's."""
+MIN_ROUNDS = 16
+"""Rounds with own and external groups before anything is known."""
+MIN_GROUPS = 16
+"""Groups of a sender before its worth is known."""
+MAX_WIDTH = 1.0
+"""An estimate is known if its interval is narrower than this or excludes 1."""
+BLOCK_ROUNDS = 4
+NUM_DRAWS = 1_000
+MAX_UNUSABLE = 0.025
+"""Fraction of draws without a positive own product above which the direction itself is not known."""
+
+
+class Sums(NamedTuple, Generic[N]):
+    """Of one round, numbers; summed over rounds, [draws]. A "part" is a fraction of the update's groups."""
+
+    rounds: N
+    steps: N
+    own_part: N
+    others_part: N
+    own_squares: N
+    """Weight of an own group's squared length in the squared length of the mean gradient."""
+    own_pairs: N
+    others_squares: N
+    others_pairs: N
+    cross_pairs: N
+    alone_steps: N
+    """Rounds with own groups."""
+    alone_inverse: N
+    """1 / number of own groups, of these rounds."""
+    compared: N
+    """Rounds with the products below."""
+    own: N
+    """Mean product of two own groups: a."""
+    cross: N
+    """Mean product of an external and an own group: c."""
+    own_square: N
+    """Mean squared length of an own group's gradient."""
+    others_square: N
+    paired: N
+    """Rounds with `others`."""
+    others: N
+    """Mean product of two external groups."""
+
+
+class MeasuredRound(NamedTuple):
+    """One round in numbers."""
+
+    sums: Sums[float]
+    senders: dict[str, tuple[int, float]]
+    """(groups, sum of their products with own groups) of each author."""
+
+
+class WorthEstimator:
+    """Measured rounds of one node; pure apart from its sketcher."""
+
+    def __init__(self, sketcher: GradientSketcher, every_rounds: int, num_groups: int) -> None:
+        """Measure every Nth round; `num_groups` is I + J, the most groups of an update alone."""
+        self._sketcher = sketcher
+        self._every_rounds = every_rounds
+        self._num_groups = num_groups
+        self.rounds: deque[MeasuredRound] = deque(maxlen=WINDOW_ROUNDS)
+        """The measured rounds that count, oldest first."""
+        self._past: deque[tuple[Sketches, int]] = deque(maxlen=PAST_ROUNDS)
+        """Sum and number of own groups of earlier rounds."""
+        self._blocks = np.empty((NUM_DRAWS + 1, 0))
+        self._estimated: SwarmWorth | None = None
+        """What the rounds say; None until someone asks."""
+        self._spent = Stopwatch(["worth"])
+        self._reported = 0.0
+        """Seconds that earlier figures contain."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this node cannot measure."""
+        return self._sketcher.refusal
+
+    @property
+    def worth(self) -> SwarmWorth | None:
+        """What is known; None when this node cannot measure."""
+        return None if self.refusal else self._known()
+
+    def worth_of(self, peer_id: str) -> float | None:
+        """Worth of a group by this author, in own groups; None while unknown."""
+        known = self._known().senders.get(peer_id)
+        return None if known is None else known.value
+
+    def figures(self) -> dict[str, float]:
+        """What is known, and the seconds spent on it since the last call, by conventional name."""
+        known = {"worth/help": self._known().help, "worth/external": self._known().each}
+        found = {
+            f"{name}{suffix}": value
+            for name, estimate in known.items()
+            if estimate is not None
+            for suffix, value in (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high))
+        }
+        spent = self._spent.seconds["worth"] + self._sketcher.seconds
+        cost, self._reported = spent - self._reported, spent
+        return found if self.refusal else {**found, "worth/cost_s": cost}
+
+    def begin(self, number: int) -> bool:
+        """Whether round `number`, whose update comes next, is measured."""
+        due = self.refusal is None and number % self._every_rounds == 0
+        if due:
+            self._sketcher.begin()
+        return due
+
+    def end(self, num_local: int, senders: Sequence[str], num_informative: int) -> None:
+        """Add the measured round after its update on so many local groups and on external ones by these authors.
+
+        `num_informative`: own groups with signal, drawn for the update or not.
+        """
+        with self._spent("worth"):
+            sketches = self._taken(num_local + len(senders))
+            if sketches is not None:
+                self.add(sketches, senders, min(num_informative, self._num_groups))
+
+    def _taken(self, num_groups: int) -> Sketches | None:
+        """The sketches of the update; None if one is missing or not finite."""
+        if num_groups == 0:
+            return np.empty((0, 1), np.float32)
+        sketches = self._sketcher.take()
+        if sketches is None or len(sketches) != num_groups or not np.isfinite(sketches).all():
+            return None
+        return sketches
+
+    def add(self, sketches: Sketches, senders: Sequence[str], num_alone: int) -> None:
+        """Add a round: sketches [groups, numbers], the external ones last, and their authors.
+
+        `num_alone`: groups of the update without others.
+        """
+        own, others = np.split(sketches, [len(sketches) - len(senders)])
+        past = sum(count for _, count in self._past)
+        total = sum((found for found, _ in self._past), own.sum(axis=0))
+        count = past + len(own)
+        crosses = (others @ total / max(1, count)).astype(np.float64) if len(others) else np.zeros(0)
+        products = _products(own, others, crosses, total, count)
+        parts = _parts(len(own), len(others), num_alone)
+        per_sender: dict[str, tuple[int, float]] = {}
+        for sender, cross in zip(senders, crosses, strict=True) if count else ():
+            groups, product = per_sender.get(sender, (0, 0.0))
+            per_sender[sender] = (groups + 1, product + float(cross))
+        self.rounds.append(MeasuredRound(Sums(*parts, *products), per_sender))
+        if len(own):
+            self._past.append((own.sum(axis=0), len(own)))
+        self._estimated = None
+
+    def _known(self) -> SwarmWorth:
+        if self._estimated is None:
+            with self._spent("worth"):
+                self._estimated = self._estimate()
+        return self._estimated
+
+    def _estimate(self) -> SwarmWorth:
+        rounds = len(self.rounds)
+        if sum(each.sums.compared for each in self.rounds) < MIN_ROUNDS:
+            return SwarmWorth(rounds)
+        sums = Sums(*self._drawn([each.sums for each in self.rounds]).T)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            own = np.where(sums.own > 0, sums.own / sums.compared, np.nan)
+            each = _known(sums.cross / sums.compared / own)
+            found = _known(_progress_together(sums, own) / _progress_alone(sums, own))
+            return SwarmWorth(rounds, found, each, self._senders(own))
+
+    def _senders(self, own: Array) -> dict[str, Estimate]:
+        groups = Counter[str]()
+        for measured in self.rounds:
+            groups.update({sender: count for sender, (count, _) in measured.senders.items()})
+        known: dict[str, Estimate] = {}
+        for sender, count in groups.items():
+            if count >= MIN_GROUPS:
+                drawn = self._drawn([measured.senders.get(sender, (0, 0.0)) for measured in self.rounds])
+                if (worth := _known(drawn[:, 1] / drawn[:, 0] / own)) is not None:
+                    known[sender] = worth
+        return known
+
+    def _drawn(self, rounds: Sequence[tuple[float, ...]]) -> Array:
+        """Sums [draws + 1, fields] over all rounds, then over blocks of them drawn with replacement; always the same
+        draws."""
+        blocks = np.add.reduceat(np.array(rounds), np.arange(0, len(rounds), BLOCK_ROUNDS), axis=0)
+        if self._blocks.shape[1] != len(blocks):
+            rng = np.random.default_rng(0)
+            drawn = rng.multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=NUM_DRAWS)
+            self._blocks = np.vstack([np.ones(len(blocks)), drawn])
+        found: Array = self._blocks @ blocks
+        return found
+
+
+def _parts(own: int, others: int, alone: int) -> tuple[float, ...]:
+    """The fields `rounds` to `alone_inverse` of a round with these numbers of groups."""
+    groups = max(1, own + others)
+    pairs = (own, own * (own - 1), others, others * (others - 1), 2 * own * others)
+    return (
+        1.0,
+        float(own + others > 0),
+        own / groups,
+        others / groups,
+        *(each / groups**2 for each in pairs),
+        float(alone > 0),
+        1 / alone if alone else 0.0,
+    )
+
+
+def _products(own: Sketches, others: Sketches, crosses: Array, total: Sketches, count: int) -> tuple[float, ...]:
+    """The fields `compared` to `others`; zeros when own groups have none to be compared with.
+
+    `total` is the sum of the `count` own groups of this round and of earlier ones; `crosses` are the mean products of
+    the external groups with them.
+    """
+    if not (len(own) and len(others) and count > 1):
+        return (0.0,) * 7
+    own_squares, others_squares = (own * own).sum(axis=1), (others * others).sum(axis=1)
+    others_total = others.sum(axis=0)
+    num_pairs = len(others) * (len(others) - 1)
+    pairs = float(others_total @ others_total - others_squares.sum()) / num_pairs if num_pairs else 0.0
+    return (
+        1.0,
+        float((own @ total - own_squares).mean()) / (count - 1),
+        float(crosses.mean()),
+        float(own_squares.mean()),
+        float(others_squares.mean()),
+        float(num_pairs > 0),
+        pairs,
+    )
+
+
+def _progress_together(sums: Sums[Array], own: Array) -> Array:
+    """Mean over rounds of the mixed gradient along the wanted direction, over the gradient's root mean square."""
+    cross = sums.cross / sums.compared
+    others = np.where(sums.paired > 0, sums.others / np.maximum(1, sums.paired), 0)
+    square = (
+        sums.own_squares * sums.own_square / sums.compared
+        + sums.own_pairs * own
+        + sums.others_squares * sums.others_square / sums.compared
+        + sums.others_pairs * others
+        + sums.cross_pairs * cross
+    ) / sums.steps
+    along: Array = (sums.own_part * own + sums.others_part * cross) / sums.rounds
+    return along / np.sqrt(square)
+
+
+def _progress_alone(sums: Sums[Array], own: Array) -> Array:
+    """The same for updates on own groups alone."""
+    noise = sums.own_square / sums.compared - own
+    square = own + noise * sums.alone_inverse / sums.alone_steps
+    along: Array = own * sums.alone_steps / sums.rounds
+    return along / np.sqrt(square)
+
+
+def _known(draws: Array) -> Estimate | None:
+    """The first value with the interval of the others; None while it says too little."""
+    usable = draws[np.isfinite(draws)]
+    if not np.isfinite(draws[0]) or len(usable) < (1 - MAX_UNUSABLE) * len(draws):
+        return None
+    low, high = percentile_interval(usable[1:])
+    return Estimate(float(draws[0]), low, high) if high - low < MAX_WIDTH or not low <= 1 <= high else None

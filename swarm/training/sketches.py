@@ -1,0 +1,172 @@
+"""Sketches of the gradient of each group of an update, read from the update's own passes.
+
+A linear layer's gradient is the sum over tokens t of d_t a_t^T, with a_t [in] its input and d_t [out] the loss's
+gradient at its output. Hooks read both, a random projection shortens them to at most `MAX_WIDTH` numbers, and sums over
+a group's tokens are its sketch: inner products of sketches estimate those of gradients. Nothing is computed twice, and
+the update does not change. Source: arXiv:2405.13954, section 3 (LoGra), with random projections.
+
+Deviations: at most `MAX_LAYERS` layers, a random selection of all; layers with inputs of one size share a projection,
+and so do those with outputs of one size; embeddings, norms and the output head are left out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from swarm.policy.loading import Policy
+from swarm.policy.routing import Piece
+from swarm.training.config import UpdateSettings
+from swarm.training.rows import Row
+
+MAX_LAYERS = 64
+MAX_WIDTH = 64
+"""A sketch has at most 64 x 64 x 64 numbers: one MiB for each group of an update."""
+
+
+class Sketcher:
+    """Sketches the first step of an update on request. See `GradientSketcher`."""
+
+    def __init__(self, policy: Policy, settings: UpdateSettings) -> None:
+        """Sketch the gradients of the linear layers that `policy` trains."""
+        self.seconds = 0.0
+        """Time spent in hooks so far."""
+        self.active = False
+        """Whether gradients are being read."""
+        self._device = policy.device
+        self._layers = _layers(policy)
+        self.refusal = _refusal(policy, settings, self._layers)
+        self._projections: dict[tuple[bool, int], Tensor] = {}
+        self._wanted = False
+        self._owners: dict[int, int] = {}
+        """The group of each row, by the row's identity."""
+        self._read: set[int] = set()
+        """Rows whose gradient is in the sketches."""
+        self._tokens: list[tuple[int, Tensor]] = []
+        """The current micro-batch: groups, and which of its tokens are theirs."""
+        self._num_tokens = 0
+        self._sketches: list[Tensor] | None = None
+        """Of each layer, [groups, out, in]."""
+
+    def begin(self) -> None:
+        """Sketch the groups of the next update."""
+        self._wanted, self._sketches = True, None
+
+    def expect(self, groups: Sequence[Sequence[Row]]) -> None:
+        """The groups of an update, before its first step."""
+        if self._wanted:
+            self._owners = {id(row): owner for owner, rows in enumerate(groups) for row in rows}
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While the block computes the expected groups' gradients, sketch them; later steps are not read."""
+        if not self._owners:
+            yield
+            return
+        self._clear()
+        handles = [module.register_forward_hook(self._hook(layer)) for layer, module in enumerate(self._layers)]
+        self.active = True
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.active, self._owners, self._tokens = False, {}, []
+
+    def follow(self, rows: Sequence[Row], pieces: Sequence[Piece]) -> None:
+        """The next forward pass is of these rows, in these pieces."""
+        fresh = {id(row) for row in rows}
+        if fresh & self._read:  # memory ran out: the gradient is computed anew, in smaller parts
+            self._clear()
+        self._read |= fresh
+        owners = [self._owners[id(rows[piece.row])] for piece in pieces]
+        lengths = [piece.num_tokens + piece.padding for piece in pieces]
+        owner = torch.tensor(owners).repeat_interleave(torch.tensor(lengths)).to(self._device)
+        self._tokens = [(each, (owner == each).nonzero()[:, 0]) for each in sorted(set(owners))]
+        self._num_tokens = len(owner)
+
+    def take(self) -> npt.NDArray[np.float32] | None:
+        """The sketches [groups, numbers] of the update since `begin`, times the number of groups.
+
+        Groups without a token have none.
+        """
+        sketches, self._sketches, self._wanted = self._sketches, None, False
+        if sketches is None:
+            return None
+        whole = torch.cat([each.flatten(1) for each in sketches], dim=1)
+        found: npt.NDArray[np.float32] = (whole * len(whole)).cpu().numpy()
+        return found
+
+    def _clear(self) -> None:
+        self._read = set()
+        num_groups = max(self._owners.values()) + 1
+        self._sketches = [
+            torch.zeros(num_groups, *(min(size, MAX_WIDTH) for size in module.weight.shape), device=self._device)
+            for module in self._layers
+        ]
+
+    def _hook(self, layer: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        """A forward hook that keeps the layer's projected input until the gradient of its output arrives."""
+
+        def forward(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            if not output.requires_grad or output.shape[:-1].numel() != self._num_tokens:
+                return  # generation in another thread, or the head's stand-in
+            began = time.perf_counter()
+            inputs = self._projected(args[0].detach(), is_input=True)
+            tokens, sketch = self._tokens, (self._sketches or [])[layer]
+
+            def backward(gradient: Tensor) -> None:
+                began = time.perf_counter()
+                outputs = self._projected(gradient.detach(), is_input=False)
+                for owner, places in tokens:
+                    sketch[owner].addmm_(outputs[places].T, inputs[places])
+                self.seconds += time.perf_counter() - began
+
+            output.register_hook(backward)  # type: ignore[no-untyped-call]
+            self.seconds += time.perf_counter() - began
+
+        return forward
+
+    def _projected(self, vectors: Tensor, is_input: bool) -> Tensor:
+        """[..., size] as float32 [tokens, at most `MAX_WIDTH`], inner products kept in expectation."""
+        flat = vectors.flatten(0, -2).float()
+        size = flat.shape[1]
+        if size <= MAX_WIDTH:
+            return flat
+        key = (is_input, size)
+        if key not in self._projections:
+            source = torch.Generator().manual_seed(2 * size + is_input)
+            matrix = torch.randn(size, MAX_WIDTH, generator=source) / MAX_WIDTH**0.5
+            self._projections[key] = matrix.to(flat.device)
+        return flat @ self._projections[key]
+
+
+def _layers(policy: Policy) -> list[nn.Linear]:
+    """The trained linear layers to read, without the output head; a selection of many."""
+    head = policy.model.get_output_embeddings()
+    layers = [
+        module
+        for module in policy.model.modules()
+        if type(module) is nn.Linear and module.weight.requires_grad and module is not head
+    ]
+    chosen = sorted(random.Random(0).sample(range(len(layers)), min(MAX_LAYERS, len(layers))))
+    return [layers[i] for i in chosen]
+
+
+def _refusal(policy: Policy, settings: UpdateSettings, layers: Sequence[nn.Linear]) -> str | None:
+    if policy.ranks.size > 1:
+        return "several processes share the policy"
+    if policy.dtype is torch.float16:
+        return "float16 scales the loss"
+    if settings.compile:
+        return "update.compile is set"
+    if settings.minibatches > 1:
+        return "update.minibatches is above 1"
+    return None if layers else "the model has no linear layers that are trained"

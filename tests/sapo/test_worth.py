@@ -1,0 +1,211 @@
+"""The estimate against planted gradients, of which the truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from swarm.sapo.worth import MIN_GROUPS, MIN_ROUNDS, WorthEstimator
+from swarm.types import Estimate, SwarmWorth
+
+Array = npt.NDArray[np.float32]
+LOCAL = EXTERNAL = 4
+NUMBERS = 64
+
+
+class Planted:
+    """A sketcher that hands out what it was given."""
+
+    refusal: str | None = None
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        self.next: Array | None = None
+        self.begun = 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def take(self) -> Array | None:
+        return self.next
+
+
+def _estimator() -> WorthEstimator:
+    return WorthEstimator(Planted(), every_rounds=1, num_groups=LOCAL + EXTERNAL)
+
+
+def _gradients(rng: np.random.Generator, count: int, along: float, noise: float) -> Array:
+    """Gradients whose first coordinate is the wanted direction; `noise` is the length of the rest."""
+    found = rng.normal(size=(count, NUMBERS)) * noise / np.sqrt(NUMBERS)
+    found[:, 0] += along
+    return found.astype(np.float32)
+
+
+def _measured(
+    seed: int = 0, rounds: int = 96, worth: float = 1.0, signal: float = 0.6, noise: float = 2.0
+) -> tuple[SwarmWorth, float]:
+    """What is known after rounds with external groups of this worth, and the true `help` of these rounds.
+
+    `signal`: probability that one of eight own questions gives a group.
+    """
+    rng = np.random.default_rng(seed)
+    estimator = _estimator()
+    along, lengths, alone, alone_lengths = [], [], [], []
+    for _ in range(rounds):
+        informative = int(rng.binomial(LOCAL + EXTERNAL, signal))
+        own = min(LOCAL, informative)
+        gradients = [_gradients(rng, own, 1.0, noise), _gradients(rng, EXTERNAL, worth, noise)]
+        estimator.add(np.concatenate(gradients), [f"peer-{k}" for k in range(EXTERNAL)], informative)
+        mean = (own + EXTERNAL * worth) / (own + EXTERNAL)
+        along.append(mean)
+        lengths.append(mean**2 + noise**2 / (own + EXTERNAL))
+        alone.append(float(informative > 0))
+        alone_lengths += [1 + noise**2 / informative] if informative else []
+    together = np.mean(along) / np.sqrt(np.mean(lengths))
+    assert (known := estimator.worth) is not None
+    return known, float(together / (np.mean(alone) / np.sqrt(np.mean(alone_lengths))))
+
+
+def _holds(estimate: Estimate | None, truth: float) -> bool:
+    assert estimate is not None
+    return estimate.low <= truth <= estimate.high
+
+
+@pytest.mark.parametrize(("worth", "signal"), [(1.0, 0.1), (1.0, 0.8), (1.6, 0.5), (0.0, 0.8), (-0.5, 0.8)])
+def test_worth_and_help_are_those_of_the_planted_gradients(worth: float, signal: float) -> None:
+    known, truth = _measured(worth=worth, signal=signal)
+    assert known.each is not None and known.help is not None
+    assert known.each.value == pytest.approx(worth, abs=0.3)
+    assert known.help.value == pytest.approx(truth, rel=0.15)
+    assert set(known.senders) == {f"peer-{k}" for k in range(EXTERNAL)}
+
+
+def test_others_help_where_own_groups_are_rare_and_hardly_where_all_have_signal() -> None:
+    sparse, dense = (_measured(signal=signal)[0].help for signal in (0.08, 1.0))
+    assert sparse is not None and sparse.low > 1.5
+    assert dense is not None and 0.9 < dense.value < 1.1
+
+
+def test_gradients_that_lead_away_or_nowhere_do_not_help() -> None:
+    for worth in (-1.0, 0.0):
+        found = _measured(worth=worth, signal=0.9)[0].help
+        assert found is not None and found.high < 1
+
+
+def test_a_sender_is_judged_by_its_own_groups() -> None:
+    rng = np.random.default_rng(1)
+    estimator = _estimator()
+    for _ in range(60):
+        groups = [_gradients(rng, 4, 1, 1), _gradients(rng, 2, 1, 1), _gradients(rng, 2, -1, 1)]
+        estimator.add(np.concatenate(groups), ["honest", "honest", "poisoner", "poisoner"], 4)
+    assert estimator.worth_of("honest") == pytest.approx(1, abs=0.2)
+    assert estimator.worth_of("poisoner") == pytest.approx(-1, abs=0.2)
+    assert estimator.worth_of("stranger") is None
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    runs = [_measured(seed, rounds=64, worth=0.7, signal=0.5, noise=1.5) for seed in range(100)]
+    assert sum(_holds(known.each, 0.7) for known, _ in runs) >= 88
+    assert sum(_holds(known.help, truth) for known, truth in runs) >= 88
+
+
+def test_products_are_means_over_pairs_of_different_groups() -> None:
+    """Against a plain double loop, with groups of the last round as well."""
+    rng = np.random.default_rng(2)
+    estimator = _estimator()
+    before = _gradients(rng, 2, 1, 1)
+    estimator.add(before, [], 2)
+    own, others = _gradients(rng, 3, 1, 1), _gradients(rng, 2, 0.5, 1)
+    estimator.add(np.concatenate([own, others]), ["a", "b"], 3)
+    sums = estimator.rounds[-1].sums
+    reference = np.concatenate([before, own])
+    pairs = [a @ b for i, a in enumerate(own) for j, b in enumerate(reference) if j != i + len(before)]
+    crosses = [a @ b for a in others for b in reference]
+    assert sums.own == pytest.approx(np.mean(pairs), rel=1e-4)
+    assert sums.cross == pytest.approx(np.mean(crosses), rel=1e-4)
+    assert sums.others == pytest.approx(others[0] @ others[1], rel=1e-4)
+    assert sums.own_square == pytest.approx(np.mean([a @ a for a in own]), rel=1e-4)
+    assert sums.others_square == pytest.approx(np.mean([a @ a for a in others]), rel=1e-4)
+    mean = np.concatenate([own, others]).mean(axis=0)
+    expected = sum(a @ b for a in (*own, *others) for b in (*own, *others)) / 25
+    assert mean @ mean == pytest.approx(expected, rel=1e-4)
+    assert (sums.own_squares, sums.cross_pairs, sums.others_pairs) == pytest.approx((3 / 25, 12 / 25, 2 / 25))
+
+
+def test_it_follows_the_true_progress_of_noisy_ascent_on_a_quadratic() -> None:
+    """Ascent with normalised steps, as AdamW's and clipping's are: what is measured on the way is about what others
+    bring in fact."""
+
+    def climb(seed: int, external: int, worth: float, signal: float) -> tuple[float, WorthEstimator]:
+        rng = np.random.default_rng(seed)
+        estimator, position = _estimator(), np.zeros(NUMBERS)
+        goal, noise = np.full(NUMBERS, 1 / np.sqrt(NUMBERS)), 3.0
+        for _ in range(120):
+            informative = int(rng.binomial(8, signal))
+            own = min(8 - external, informative)
+            slope = goal - position
+            means = np.concatenate([np.tile(slope, (own, 1)), np.tile(worth * slope, (external, 1))])
+            gradients = means + rng.normal(size=means.shape) * noise / np.sqrt(NUMBERS)
+            estimator.add(gradients.astype(np.float32), ["other"] * external, informative)
+            if len(gradients):
+                step = gradients.mean(axis=0)
+                position = position + 0.004 * step / np.linalg.norm(step)
+        return 1 - float(np.linalg.norm(goal - position)), estimator
+
+    for worth, signal in ((1.0, 0.1), (1.0, 0.9), (-0.5, 0.9)):
+        together = [climb(seed, 4, worth, signal) for seed in range(3)]
+        alone = [climb(seed, 0, worth, signal)[0] for seed in range(3)]
+        truth = np.mean([gain for gain, _ in together]) / np.mean(alone)
+        found = [estimator.worth.help.value for _, estimator in together if estimator.worth and estimator.worth.help]
+        assert len(found) == 3
+        assert np.mean(found) == pytest.approx(truth, rel=0.25)
+
+
+def test_nothing_is_known_from_few_rounds_few_groups_or_noise() -> None:
+    assert _measured(rounds=MIN_ROUNDS - 1)[0].help is None
+    assert not _measured(rounds=MIN_GROUPS - 1)[0].senders
+    noise, _ = _measured(rounds=40, noise=60.0)
+    assert (noise.rounds, noise.help, noise.each, noise.senders) == (40, None, None, {})
+    silent = _estimator()
+    for _ in range(40):
+        silent.add(np.empty((0, 1), np.float32), [], 0)
+    assert silent.worth == SwarmWorth(rounds=40)
+
+
+def test_only_due_rounds_with_whole_sketches_count() -> None:
+    sketcher = Planted()
+    estimator = WorthEstimator(sketcher, every_rounds=3, num_groups=8)
+    assert [estimator.begin(number) for number in range(7)] == [True, False, False, True, False, False, True]
+    assert sketcher.begun == 3
+    sketcher.next = np.full((2, NUMBERS), np.nan, np.float32)
+    estimator.end(1, ["a"], 1)
+    sketcher.next = np.ones((1, NUMBERS), np.float32)
+    estimator.end(1, ["a"], 1)
+    assert estimator.worth == SwarmWorth(rounds=0)
+    estimator.end(1, [], 1)
+    estimator.end(0, [], 0)
+    assert estimator.worth == SwarmWorth(rounds=2)
+
+
+def test_a_node_that_cannot_measure_does_not() -> None:
+    sketcher = Planted()
+    sketcher.refusal = "no gradients"
+    estimator = WorthEstimator(sketcher, every_rounds=1, num_groups=8)
+    assert not estimator.begin(0) and sketcher.begun == 0
+    assert estimator.worth is None and estimator.figures() == {}
+
+
+def test_figures_hold_the_interval_and_each_seconds_once() -> None:
+    sketcher = Planted()
+    estimator = WorthEstimator(sketcher, every_rounds=1, num_groups=8)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        estimator.add(_gradients(rng, 8, 1, 1), ["a"] * 4, 4)
+    sketcher.seconds = 2.0
+    figures = estimator.figures()
+    assert figures["worth/help_low"] < figures["worth/help"] < figures["worth/help_high"]
+    assert figures["worth/external_low"] < figures["worth/external"] < figures["worth/external_high"]
+    assert figures["worth/cost_s"] == pytest.approx(2, abs=0.1)
+    sketcher.seconds = 2.5
+    assert estimator.figures()["worth/cost_s"] == pytest.approx(0.5, abs=0.1)
