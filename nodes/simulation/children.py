@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+SUPERVISED = "--supervised"
+"""The option with which a child ends when its parent has died."""
 STOP_TIMEOUT_S = 4.0
 POLL_S = 0.05
 LOG_TAIL_LINES = 5
@@ -24,7 +26,7 @@ class Child:
         self.name = name
         self.restarts = 0
         self.given_up = False
-        self._command = [sys.executable, "-m", module, *arguments, "--supervised"]
+        self._command = [sys.executable, "-m", module, *arguments, SUPERVISED]
         self._log = out / "log.txt"
         self._process: subprocess.Popen[bytes] | None = None
 
