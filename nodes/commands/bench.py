@@ -13,7 +13,18 @@ from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-BENCHMARKS = ("broadcast", "engine", "network", "overlap", "poison", "resilience", "scale", "staleness", "updater")
+BENCHMARKS = (
+    "broadcast",
+    "engine",
+    "network",
+    "overlap",
+    "poison",
+    "resilience",
+    "scale",
+    "sharing",
+    "staleness",
+    "updater",
+)
 
 
 def bench(name: str | None, arguments: Sequence[str]) -> int:

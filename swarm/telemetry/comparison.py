@@ -16,6 +16,8 @@ class Estimate(Struct, frozen=True):
     value: float
     interval: tuple[float, float] | None
     """95% interval; None for a single seed."""
+    n: int
+    """Seeds."""
 
     def text(self, form: Callable[[float], str]) -> str:
         """The value and its interval, each formatted by `form`."""
@@ -58,7 +60,7 @@ def ratio(ours: Sequence[SwarmOutcome], theirs: Sequence[SwarmOutcome]) -> Estim
     if total <= 0:
         return None
     above, below = zip(*pairs, strict=True)
-    return Estimate(sum(above) / total, bootstrap_ratio(above, below))
+    return Estimate(sum(above) / total, bootstrap_ratio(above, below), len(pairs))
 
 
 def markdown(rows: Sequence[ComparedRow], baseline: str) -> str:
@@ -109,4 +111,4 @@ def _compared(row: str, outcomes: Sequence[SwarmOutcome], baseline: Sequence[Swa
 
 
 def _estimate(figures: Sequence[float]) -> Estimate:
-    return Estimate(sum(figures) / len(figures), bootstrap_mean(figures))
+    return Estimate(sum(figures) / len(figures), bootstrap_mean(figures), len(figures))
