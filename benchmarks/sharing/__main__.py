@@ -1,4 +1,4 @@
-"""What sharing brings and what hostile nodes cost: mixes, heterogeneous swarms, poison; all nodes in memory.
+"""What sharing brings, and what hostile nodes cost: mixes, heterogeneous swarms, poison, the filter; in memory.
 
 cells of all tables ──▶ run those without a result, side by side ──▶ FOLDER/SIZE/NAME.json, .md, .png
 """

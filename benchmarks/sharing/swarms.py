@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -54,23 +55,32 @@ def compare_mixes(
     title: str, mixes: Sequence[str], size: Size, seating: Seating, model: str = TINY_SPARSE
 ) -> Comparison:
     """The same nodes with each mix."""
-    configs = mix_configs(mixes, None, {}, [*_common(size), ("policy.model", model)])
-    return Comparison(
-        title,
-        {
-            mix: [Cell(f"{title}, {mix}", seed, complete(config), seating(seed)) for seed in range(size.seeds)]
-            for mix, config in configs.items()
-        },
-    )
+    return Comparison(title, {mix: swarm_cells(f"{title}, {mix}", size, seating, model, mix) for mix in mixes})
 
 
-def poisoned(
-    title: str, size: Size, num_honest: int, guests: Sequence[str], changes: Fields = (), start: str = "dense"
+def swarm_cells(
+    row: str,
+    size: Size,
+    seating: Seating,
+    model: str,
+    mix: str,
+    changes: Fields = (),
+    guests: Sequence[str] = (),
 ) -> list[Cell]:
-    """Honest nodes with guests, a cell for each seed; `changes`: fields of the configuration."""
-    fields = [*_common(size), ("policy.model", START_MODELS[start]), *changes]
-    (config,) = mix_configs(("4/4",), None, {}, fields).values()
-    return [Cell(title, seed, complete(config), alike(num_honest, seed), tuple(guests)) for seed in range(size.seeds)]
+    """A cell for each seed; `changes`: fields of the configuration."""
+    fields = [
+        ("rounds", str(size.rounds)),
+        ("evaluation.num_questions", str(size.evaluation)),
+        ("policy.model", model),
+        *changes,
+    ]
+    config = complete(mix_configs((mix,), None, {}, fields)[mix])
+    return [Cell(row, seed, config, seating(seed), tuple(guests)) for seed in range(size.seeds)]
+
+
+def peers(count: int) -> Seating:
+    """Nodes that differ in nothing but their questions."""
+    return partial(alike, count)
 
 
 def strong_and_weak(size: Size) -> Seating:
@@ -127,7 +137,3 @@ def _specialty(node: int) -> list[object]:
         {**task.model_dump(mode="json"), "weight": 1.0 if k % NUM_SPECIALTIES == specialty else OTHERS_TASKS}
         for k, task in enumerate(TINY_TASKS)
     ]
-
-
-def _common(size: Size) -> Fields:
-    return [("rounds", str(size.rounds)), ("evaluation.num_questions", str(size.evaluation))]

@@ -11,15 +11,17 @@ from benchmarks.sharing.models import ensure_larger
 from benchmarks.sharing.swarms import (
     START_MODELS,
     Comparison,
+    Seating,
     Size,
     compare_mixes,
     late_joiners,
-    poisoned,
+    peers,
     sizes_and_tokenizers,
     specialists,
     strong_and_weak,
+    swarm_cells,
 )
-from nodes.simulation.cells import alike
+from nodes.simulation.cells import Cell
 from nodes.simulation.mixes import Fields
 from swarm.telemetry.comparison import ComparedRow, Estimate, compare, ratio
 from swarm.telemetry.outcome import SwarmOutcome
@@ -50,6 +52,13 @@ DEFENCES: dict[str, Fields] = {
 }
 """How to switch each off."""
 DEFENDED = "all defences"
+FILTERS: dict[str, Fields] = {
+    "off": [("pool.min_reward_std", "null"), ("share.groups", "all")],
+    "zero advantage": [],
+    "std above 0.35": [("pool.min_reward_std", "0.35")],
+    "std above 0.45": [("pool.min_reward_std", "0.45")],
+}
+"""Of 8 binary rewards the standard deviation is 0.33, 0.43, 0.48 or 0.5 with 1, 2, 3 or 4 right ones."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,7 @@ class Table:
 def sapo(size: Size, folder: Path) -> list[Comparison]:
     """SAPO's mixes, the honest control and the default, from each start."""
     mixes = (*FIXED, MORE_ALONE, DEFAULT)
-    return [
-        compare_mixes(start, mixes, size, lambda seed: alike(size.nodes, seed), START_MODELS[start])
-        for start in size.starts
-    ]
+    return [compare_mixes(start, mixes, size, peers(size.nodes), START_MODELS[start]) for start in size.starts]
 
 
 def sapo_targets(title: str, outcomes: Outcomes) -> list[Row]:
@@ -108,15 +114,18 @@ def poison(size: Size, folder: Path) -> list[Comparison]:
     """The honest nodes without the hostile ones, with them, and without defences."""
     comparisons = []
     for num_hostile in size.hostile:
-        num_honest = size.nodes - num_hostile
-        clean = poisoned(f"clean, {num_honest} nodes", size, num_honest, ())
+        honest = peers(size.nodes - num_hostile)
+
+        def cells(row: str, guests: Sequence[str] = (), changes: Fields = (), honest: Seating = honest) -> list[Cell]:
+            return swarm_cells(row, size, honest, START_MODELS["dense"], UNIFORM, changes, guests)
+
+        clean = cells(f"clean, {size.nodes - num_hostile} nodes")
         for kind in size.kinds:
-            title = f"{kind}, {num_hostile} of {size.nodes}"
-            guests = (kind,) * num_hostile
-            cells = {"clean": clean, DEFENDED: poisoned(f"{title}, {DEFENDED}", size, num_honest, guests)}
+            title, guests = f"{kind}, {num_hostile} of {size.nodes}", (kind,) * num_hostile
+            compared = {"clean": clean, DEFENDED: cells(f"{title}, {DEFENDED}", guests)}
             for name, changes in _without(size.each_defence).items():
-                cells[name] = poisoned(f"{title}, {name}", size, num_honest, guests, changes)
-            comparisons.append(Comparison(title, cells))
+                compared[name] = cells(f"{title}, {name}", guests, changes)
+            comparisons.append(Comparison(title, compared))
     return comparisons
 
 
@@ -124,6 +133,24 @@ def poison_targets(title: str, outcomes: Outcomes) -> list[Row]:
     """The honest nodes' reward against that of the same nodes without the hostile ones."""
     found = ratio(outcomes[DEFENDED], outcomes["clean"])
     return [target_row(f"{title}: honest nodes against the clean run", found, UNHARMED)]
+
+
+def filtered(size: Size, folder: Path) -> list[Comparison]:
+    """The filter of others' groups, from each start."""
+    comparisons = []
+    for start in size.starts:
+        alone = swarm_cells(f"{start}, {ALONE}", size, peers(size.nodes), START_MODELS[start], ALONE)
+        compared = {ALONE: alone}
+        for name, changes in FILTERS.items():
+            row = f"{start}, {name}"
+            compared[name] = swarm_cells(row, size, peers(size.nodes), START_MODELS[start], UNIFORM, changes)
+        comparisons.append(Comparison(start, compared))
+    return comparisons
+
+
+def no_targets(title: str, outcomes: Outcomes) -> list[Row]:
+    """An ablation: nothing to reach."""
+    return []
 
 
 TABLES = {
@@ -153,12 +180,21 @@ TABLES = {
             "switched off; regrading, quotas and the search for copies always work.",
         ),
     ),
+    "filter": Table(
+        filtered,
+        no_targets,
+        (
+            f"All but {ALONE} with {UNIFORM}. The filter is on others' groups, by the receiver's own rewards; off: "
+            "those without signal are shared and drawn, too. Own groups without signal are never trained on.",
+        ),
+    ),
 }
 
 
 def rows(title: str, outcomes: Outcomes) -> list[Row]:
     """Everything measured in a comparison, without targets."""
-    return [row for compared in compare(outcomes) for row in _measured(title, compared)]
+    measured = [row for compared in compare(outcomes) for row in _measured(title, compared)]
+    return measured + _by_kind(title, outcomes)
 
 
 def target_row(what: str, found: Estimate | None, target: float) -> Row:
@@ -184,6 +220,20 @@ def _measured(title: str, compared: ComparedRow) -> list[Row]:
         for what, figure in figures.items()
         if figure is not None
     ]
+
+
+def _by_kind(title: str, outcomes: Outcomes) -> list[Row]:
+    """Each kind of node against itself in the first row, where a swarm has several; a node's name begins with it."""
+    names = {node.name for each in outcomes.values() for outcome in each for node in outcome.nodes}
+    kinds = sorted({name.rpartition("-")[0] for name in names})
+    found = []
+    for kind in kinds if len(kinds) > 1 else ():
+        only = {row: [outcome.only(kind) for outcome in each] for row, each in outcomes.items()}
+        for compared in compare(only):
+            if compared.ratio is not None:
+                what = f"{title}, {compared.row}, {kind} nodes: cumulative reward against the first"
+                found.append(Row(what, compared.ratio.value, "", spread=compared.ratio.interval, n=compared.ratio.n))
+    return found
 
 
 def _without(each: bool) -> dict[str, Fields]:

@@ -133,7 +133,7 @@ class SapoNode:
         self._watch = Watch(watch or WatchSettings())
         self._updater = updater
         self._exchange = exchange
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit)
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants)
         self._clock = clock
         self._rollouts = Rollouts(
             engine=engine,
@@ -235,7 +235,7 @@ class SapoNode:
         for graded, logprobs in zip(groups, self._updater.logprobs(groups), strict=True):
             plausible = self._plausibility.plausible(logprobs, graded.rewards)
             kept = graded if all(plausible) else _only(graded, plausible)
-            screened.append(kept if has_signal(kept.rewards) else None)
+            screened.append(kept if all(plausible) or has_signal(kept.rewards) else None)
         return screened
 
     def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:

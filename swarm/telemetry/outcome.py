@@ -59,9 +59,9 @@ class SwarmOutcome(Struct, frozen=True):
     cpu_s: float
     """Processor seconds, those of child processes included."""
 
-    def only(self, prefix: str) -> SwarmOutcome:
-        """The nodes whose names start with `prefix`."""
-        nodes = [node for node in self.nodes if node.name.startswith(prefix)]
+    def only(self, kind: str) -> SwarmOutcome:
+        """The nodes named `KIND-1`, `KIND-2`, ..."""
+        nodes = [node for node in self.nodes if node.name.rpartition("-")[0] == kind]
         return SwarmOutcome(self.row, self.seed, nodes, self.cpu_s)
 
     @property

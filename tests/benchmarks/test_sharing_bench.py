@@ -17,7 +17,7 @@ from benchmarks.sharing.swarms import (
     specialists,
     strong_and_weak,
 )
-from benchmarks.sharing.tables import heterogeneous_targets, poison, poison_targets, rows, sapo_targets
+from benchmarks.sharing.tables import filtered, heterogeneous_targets, poison, poison_targets, rows, sapo_targets
 from nodes.simulation.cells import Cell, alike
 from nodes.simulation.in_memory import Member, MemoryRun, Turns
 from swarm.config import load_config
@@ -26,7 +26,7 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.outcome import SwarmOutcome
 from swarm.types import Grade
-from tests.telemetry.test_comparison import swarm
+from tests.telemetry.test_comparison import node, swarm
 
 RIGHT = {"wrong": 0, "inverted": 4, "gibberish": 4, "repetition": 4, "long": 4}
 
@@ -53,6 +53,19 @@ def test_the_default_is_held_against_the_best_fixed_mix_and_the_uniform_one() ->
     best, uniform = heterogeneous_targets("specialists", outcomes)
     assert "6/2" in best.what and best.value == pytest.approx(11.5 / 12) and best.met
     assert uniform.value == pytest.approx(1.15) and uniform.target == 1.15
+
+
+def test_kinds_of_nodes_are_compared_each_with_itself() -> None:
+    def mixed(row: str, strong: float, weak: float) -> list[SwarmOutcome]:
+        nodes = [node([strong], "strong-1"), node([weak], "weak-1"), node([3 * weak], "weak-2")]
+        return [SwarmOutcome(row, 0, nodes, 1.0)]
+
+    found = rows("strong and weak", {"8/0": mixed("8/0", 1.0, 0.1), "4/4": mixed("4/4", 0.9, 0.3)})
+    by_name = {each.what: each.value for each in found}
+    name = "strong and weak, 4/4, {} nodes: cumulative reward against the first"
+    assert by_name[name.format("strong")] == pytest.approx(0.9)
+    assert by_name[name.format("weak")] == pytest.approx(3.0)
+    assert by_name["strong and weak, 4/4: cumulative reward against the first"] == pytest.approx(2.1 / 1.4)
 
 
 def test_honest_nodes_are_held_against_the_clean_run() -> None:
@@ -112,6 +125,16 @@ def test_poisoned_swarms_have_the_hostile_nodes_that_their_row_says(size: Size) 
         assert config.watch.drop == 1 and config.mix.external_negative_weight == 1
     names = [c.name for each in poison(size, Path()) for cells in each.cells.values() for c in cells]
     assert len(set(names)) < len(names), "kinds share the clean run"
+
+
+def test_the_filter_s_swarms_differ_in_it_and_in_nothing_else() -> None:
+    for comparison in filtered(QUICK, Path()):
+        configs = {row: _members(cells[0])[0].config for row, cells in comparison.cells.items()}
+        least = {row: config.pool.min_reward_std for row, config in configs.items()}
+        assert least == {"8/0": 0, "off": None, "zero advantage": 0, "std above 0.35": 0.35, "std above 0.45": 0.45}
+        assert [config.share.groups for config in configs.values()] == ["none", "all"] + ["informative"] * 3
+        others = {config.model_dump_json(exclude={"pool", "share"}) for config in configs.values()}
+        assert len(others) == 2, "the lone nodes' mix differs as well"
 
 
 def test_hostile_peers_reach_a_node_and_copies_are_found(tmp_path: Path) -> None:
