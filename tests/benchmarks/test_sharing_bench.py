@@ -26,7 +26,7 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.outcome import SwarmOutcome
 from swarm.types import Grade
-from tests.telemetry.test_comparison import node, swarm
+from tests.telemetry.outcomes import node, swarm
 
 RIGHT = {"wrong": 0, "inverted": 4, "gibberish": 4, "repetition": 4, "long": 4}
 
