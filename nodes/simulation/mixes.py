@@ -30,24 +30,19 @@ def mix_configs(
 def _config(
     mix: str, budget: int | None, file: Path | None, environment: Mapping[str, str], fields: Fields
 ) -> NodeConfig:
-    chosen = [*fields, *_mix_fields(mix)]
+    fixed = _FIXED.fullmatch(mix)
+    chosen = [("mix.local", fixed[1]), ("mix.external", fixed[2])] if fixed else [("mix.policy", mix)]
     try:
-        loaded = load_config(file, None, environment, fields)
-        num_questions = budget or loaded.config.generation.questions_per_round
-        if fixed := _FIXED.fullmatch(mix):
+        num_questions = budget or load_config(file, None, environment, fields).config.generation.questions_per_round
+        if fixed:
             num_questions = max(num_questions, int(fixed[1]))
-        questions = ("generation.questions_per_round", str(num_questions))
-        return load_config(file, None, environment, [*chosen, questions]).config
+        chosen.append(("generation.questions_per_round", str(num_questions)))
+        config = load_config(file, None, environment, [*fields, *chosen]).config
     except ConfigError as error:
         raise ConfigError(
             f"{mix} cannot be run: {error}\na mix is I/J, such as 4/4, or the name of a policy, as in `mix.policy`"
         ) from error
-
-
-def _mix_fields(mix: str) -> Fields:
-    fixed = _FIXED.fullmatch(mix)
-    if fixed is None:
-        return [("mix.policy", mix)]
-    fields = [("mix.local", fixed[1]), ("mix.external", fixed[2])]
-    # Where nobody takes groups, none are given: the result is the same, and comes sooner.
-    return fields if int(fixed[2]) else [*fields, ("share.groups", "none")]
+    if fixed and config.mix.external == 0:
+        # Nobody takes groups, so none are given: the result is the same, and comes sooner.
+        return config.model_copy(update={"share": config.share.model_copy(update={"groups": "none"})})
+    return config

@@ -47,7 +47,7 @@ def test_rows_are_compared_with_the_first_over_the_seeds_that_both_have() -> Non
     first, second = compare({"8/0": alone, "4/4": together, "2/6": []})
     assert (first.row, second.row) == ("8/0", "4/4")
     assert first.ratio is not None and first.ratio.value == 1.0 and first.ratio.interval == (1.0, 1.0)
-    assert first.cumulative_reward.value == 3.0
+    assert first.cumulative_reward.value == pytest.approx(3.0)
     assert second.ratio is not None and second.ratio.value == pytest.approx((3 + 6) / (2 + 4))
     assert second.ratio.n == 2 and second.seeds == [0, 1, 2]
     assert second.cumulative_reward.value == pytest.approx((3 + 6 + 90) / 3)
