@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig
 from swarm.environments.config import DatasetTask, ReasoningGymTask
+from swarm.sapo.mixing.policies import POLICIES
 
 HEADER = """# Configuration reference
 
@@ -33,6 +34,9 @@ def reference() -> str:
         sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task)}")
     for name, loss in LOSSES.items():
         sections.append(f"## `update.loss` with `objective: {name}`\n\n{_table(loss)}")
+    for name, policy in POLICIES.items():
+        if policy.model_fields:
+            sections.append(f"## `mix.settings` with `policy: {name}`\n\n{_summary(policy)}\n\n{_table(policy)}")
     return "\n".join(sections)
 
 

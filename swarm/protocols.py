@@ -147,6 +147,10 @@ class Updater(Protocol):
         """This policy's log-probabilities of each token of others' completions, by group and completion."""
         ...
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """The advantages of a group's rewards, [G], as `update` computes them."""
+        ...
+
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One policy-gradient update on whole groups."""
         ...

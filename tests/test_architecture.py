@@ -43,7 +43,7 @@ ALLOWED = {
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
-    "swarm/sapo/mixing.py": PURE,
+    "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
     "swarm/sapo/pool.py": PURE,
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
     "swarm/central/capacity.py": PURE,

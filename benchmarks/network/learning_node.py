@@ -98,6 +98,10 @@ class Recorder:
         """Without a policy, nothing is improbable."""
         return [[[] for _ in graded.rewards] for graded in groups]
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """Nothing is trained."""
+        return [0.0] * len(rewards)
+
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """Report the groups' authors, the names of hostile ones, and whether rewards are correct."""
         if external:

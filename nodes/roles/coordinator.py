@@ -154,6 +154,10 @@ class RankCoordinator:
         self._order(Score(groups))
         return self._updater.logprobs(groups)
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """The advantages of a group's rewards, [G]."""
+        return self._updater.advantages(rewards)
+
     def go_back(self, checkpoint: Path) -> None:
         """Roll back weights and optimizer to a checkpoint of this node, under a new version.
 

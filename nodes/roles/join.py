@@ -18,7 +18,7 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     generation, mix = config.generation, config.mix
     return [
         ("per round", f"{generation.questions_per_round} questions x {generation.group_size} completions"),
-        ("per update", f"{mix.local} local + {mix.external} external groups"),
+        ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),
         ("external groups", _most(config.network)),
     ]
 

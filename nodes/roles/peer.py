@@ -23,7 +23,7 @@ from swarm.sapo.pool import Pool
 from swarm.sapo.round import RoundReport, SapoNode
 from swarm.sapo.watch import Alarm
 from swarm.telemetry.ledger import Ledger
-from swarm.telemetry.records import RoundEvent
+from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore, TrainingState
 from swarm.types import PolicyId
 
@@ -123,6 +123,7 @@ class PeerNode:
             ledger=self._node.ledger.snapshot(),
             tokens_generated=self._tokens,
             sequences=self._shell.exchange.book.highest_sequences(),
+            mix=self._node.mixer.dump(),
         )
         path = self._coordinator.save(self._store, state, self._config.model_dump_json(indent=1))
         if self._node.is_well:
@@ -192,12 +193,15 @@ class PeerNode:
         node = self._node
         self._shell.resume(checkpoint, state, self._policy.name, node.pool, node.ledger)
         node.round, node.position = state.round, state.position
+        if state.mix is not None:
+            node.mixer.restore(state.mix)
         self._tokens = state.tokens_generated
         return state.round
 
     def _record(self, report: RoundReport) -> None:
         self._tokens += report.num_tokens
         speed = report.num_tokens / sum(report.timings.values())
+        decision = report.mix.decision
         self._speed = speed if self._speed is None else self._speed + (speed - self._speed) / SPEED_ROUNDS
         self._shell.made(
             RoundEvent(
@@ -207,6 +211,7 @@ class PeerNode:
                 local_shortfall=report.mix.local_shortfall,
                 external_shortfall=report.mix.external_shortfall,
                 filled=report.mix.filled,
+                mix=MixDecision(self._config.mix.policy, decision.local, decision.external, decision.reason),
                 pool=self._node.pool.num_unused(),
                 pending=self._node.num_pending,
                 tokens_generated=self._tokens,

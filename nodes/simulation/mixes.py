@@ -31,7 +31,9 @@ def _config(
     mix: str, budget: int | None, file: Path | None, environment: Mapping[str, str], fields: Fields
 ) -> NodeConfig:
     fixed = _FIXED.fullmatch(mix)
-    chosen = [("mix.local", fixed[1]), ("mix.external", fixed[2])] if fixed else [("mix.policy", mix)]
+    chosen = [("mix.policy", "fixed" if fixed else mix)]
+    if fixed:
+        chosen += [("mix.local", fixed[1]), ("mix.external", fixed[2])]
     try:
         num_questions = budget or load_config(file, None, environment, fields).config.generation.questions_per_round
         if fixed:

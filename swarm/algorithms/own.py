@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.losses import LOSSES, Loss
+from swarm.settings import imported
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ def find_loss(name: str) -> type[Loss]:
     """The loss that `update.objective` names. Raises `ValueError`."""
     if name in LOSSES:
         return LOSSES[name]
-    found = _imported(name, tuple(LOSSES))
+    found = imported(name, tuple(LOSSES))
     if not (isinstance(found, type) and issubclass(found, Loss)):
         raise ValueError(f"{name} must be a subclass of swarm.algorithms.losses.Loss, got {found!r}")
     return found
@@ -27,21 +27,7 @@ def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
     """The function that `update.advantage` names: rewards [P, G] to advantages [P, G]. Raises `ValueError`."""
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    found = _imported(name, tuple(ADVANTAGES))
+    found = imported(name, tuple(ADVANTAGES))
     if not callable(found):
         raise ValueError(f"{name} must be a function of rewards, got {found!r}")
     return found
-
-
-def _imported(path: str, known: tuple[str, ...]) -> object:
-    module, colon, attribute = path.partition(":")
-    if not (module and colon and attribute.isidentifier()):
-        raise ValueError(
-            f"must be one of {', '.join(known)}, or an import path such as mypackage.mymodule:Name; got {path}"
-        )
-    try:
-        return vars(importlib.import_module(module))[attribute]
-    except ImportError as error:
-        raise ValueError(f"cannot import {module}: {error}; install it, or add its folder to PYTHONPATH") from error
-    except KeyError:
-        raise ValueError(f"{module} has no {attribute}") from None

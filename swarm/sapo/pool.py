@@ -125,7 +125,7 @@ class Pool:
         return sum(pooled.uses == 0 for pooled in self._groups.values())
 
     def dump(self) -> list[PooledGroup]:
-        """Everything, for a checkpoint."""
+        """Everything, oldest first."""
         return list(self._groups.values())
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:

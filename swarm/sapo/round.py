@@ -20,6 +20,7 @@ There is no global round and no barrier: a node takes what has arrived and train
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,7 +28,6 @@ from typing import Literal
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from pydantic import Field
 
 from swarm.figures import values
@@ -39,7 +39,8 @@ from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.protocols import NEWCOMERS, GroupExchange, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
-from swarm.sapo.mixing import AuthorOf, Candidate, Mix, MixSettings, mix
+from swarm.sapo.appraisal import Appraisal
+from swarm.sapo.mixing import AuthorOf, Candidate, Mix, Mixer, MixRound, MixSettings, WorthOf, mix_figures
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.watch import Alarm, Watch, WatchSettings
@@ -105,6 +106,7 @@ class SapoNode:
         max_staleness: int = 0,
         plausibility: PlausibilitySettings | None = None,
         watch: WatchSettings | None = None,
+        worth_of: WorthOf = lambda peer_id: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own."""
@@ -115,6 +117,7 @@ class SapoNode:
         """Questions drawn from this node's stream so far."""
         self.pool = pool
         self.ledger = ledger
+        self.mixer = Mixer(mix)
         self._own = OwnGroups(
             peer_id=peer_id,
             policy_id=policy_id,
@@ -127,10 +130,10 @@ class SapoNode:
         self._questions_per_round = questions_per_round
         self._max_staleness = max_staleness
         self._share_settings = share
-        self._mix_settings = mix
         self._copies = Copies()
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
         self._watch = Watch(watch or WatchSettings())
+        self._worth_of = worth_of
         self._updater = updater
         self._exchange = exchange
         self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants)
@@ -158,15 +161,16 @@ class SapoNode:
             self._share(informative if self._share_settings.groups == "informative" else local, rng)
         with stages("receive"):
             self.receive()
+        this = self._this_round(local, len(informative))
         with stages("mix"):
-            mixed = self._mix(local, informative, rng)
+            mixed = self._mix(this, local, informative, rng)
         with stages("update"):
             update = self._updater.update(mixed.local, mixed.external)
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
+        self.mixer.record(this, mixed)
         self.position += self._questions_per_round
         self.round += 1
-        rewards = [reward for group in local for reward in group.rewards]
-        reward = float(np.mean(rewards)) if rewards else 0.0
+        reward = this.reward or 0.0
         return RoundReport(
             round=self.round,
             reward=reward,
@@ -174,9 +178,9 @@ class SapoNode:
             mix=mixed,
             update=update,
             timings=stages.seconds,
-            figures=values(rollout_figures(local)),
-            tasks=rewards_by_task(local),
-            alarm=self._look_back(reward, mixed) if rewards else None,
+            figures=values(rollout_figures(local)) | mix_figures(mixed),
+            tasks=this.tasks,
+            alarm=self._look_back(reward, mixed) if this.reward is not None else None,
         )
 
     def close(self) -> None:
@@ -215,28 +219,50 @@ class SapoNode:
         established = self._exchange.established()
         return lambda peer_id: peer_id if peer_id in established else NEWCOMERS
 
-    def _mix(self, local: Sequence[GradedGroup], informative: Sequence[GradedGroup], rng: np.random.Generator) -> Mix:
+    def _this_round(self, local: Sequence[GradedGroup], num_informative: int) -> MixRound:
+        rewards = [reward for group in local for reward in group.rewards]
+        return MixRound(
+            round=self.round + 1,
+            reward=float(np.mean(rewards)) if rewards else None,
+            num_informative=num_informative,
+            num_uninformative=len(local) - num_informative,
+            tasks=rewards_by_task(local),
+        )
+
+    def _mix(
+        self,
+        this: MixRound,
+        local: Sequence[GradedGroup],
+        informative: Sequence[GradedGroup],
+        rng: np.random.Generator,
+    ) -> Mix:
         for graded in local:
             self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
-        return mix(
+        return self.mixer.mix(
+            this,
             informative,
-            self.pool.candidates(),
-            self._mix_settings,
+            self._candidates(),
+            Appraisal(self._updater, self._plausibility),
             rng,
             share=self._watch.share,
             author_of=self._author_of(),
-            screen=self._screen,
         )
 
-    def _screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
-        """The groups without their implausible completions; None for those that then have no signal."""
-        groups = [group for _, group in candidates]
-        screened: list[GradedGroup | None] = []
-        for graded, logprobs in zip(groups, self._updater.logprobs(groups), strict=True):
-            plausible = self._plausibility.plausible(logprobs, graded.rewards)
-            kept = graded if all(plausible) else _only(graded, plausible)
-            screened.append(kept if all(plausible) or has_signal(kept.rewards) else None)
-        return screened
+    def _candidates(self) -> list[Candidate]:
+        now = self._clock()
+        pooled = self.pool.dump()
+        worths = {sender: self._worth_of(sender) for sender in {each.graded.group.peer_id for each in pooled}}
+        known = {sender: worth for sender, worth in worths.items() if worth is not None and math.isfinite(worth)}
+        return [
+            Candidate(
+                content_id=each.content_id,
+                graded=each.graded,
+                age_s=now - each.arrived_at,
+                uses=each.uses,
+                worth=known.get(each.graded.group.peer_id),
+            )
+            for each in pooled
+        ]
 
     def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:
         """An alarm if others' groups lowered this node's reward; the pool is then discarded."""
@@ -283,15 +309,3 @@ class SapoNode:
             self.ledger.local(Reason.UPDATE_SKIPPED, len(mixed.local))
         else:
             self.ledger.used_local(len(mixed.local))
-
-
-def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
-    """The group with only these completions; its sampler's expectation is then unknown."""
-    places = [i for i, is_wanted in enumerate(wanted) if is_wanted]
-    group = replace(
-        graded.group,
-        completions=tuple(graded.group.completions[i] for i in places),
-        rewards=tuple(graded.group.rewards[i] for i in places),
-        log_expectation=None,
-    )
-    return replace(graded, group=group, rewards=tuple(graded.rewards[i] for i in places))

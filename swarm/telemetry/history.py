@@ -291,6 +291,14 @@ class PeerHistory:
         return max(1, int(len(self.rounds) * REWARD_SHARE))
 
 
+def mix_in_words(event: RoundEvent) -> str:
+    """A peer's decision for the round's update in one line; empty for a fixed mix."""
+    if event.mix is None or event.mix.policy == "fixed":
+        return ""
+    reason = f": {event.mix.reason}" if event.mix.reason else ""
+    return f"{event.mix.local} local + {event.mix.external} external by {event.mix.policy}{reason}"
+
+
 def mean(values: Iterable[float | None]) -> float | None:
     """Mean of the known values; None when there is none."""
     known = [value for value in values if value is not None]

@@ -12,7 +12,15 @@ from msgspec import Struct
 
 from swarm.figures import LAG_MAX
 from swarm.foreign import clean
-from swarm.telemetry.history import Moment, PeerHistory, PeerSummary, drop_reasons, mean, num_dropped
+from swarm.telemetry.history import (
+    Moment,
+    PeerHistory,
+    PeerSummary,
+    drop_reasons,
+    mean,
+    mix_in_words,
+    num_dropped,
+)
 from swarm.telemetry.records import LearningFigures
 from swarm.telemetry.summary import SwarmSummary
 
@@ -99,6 +107,8 @@ class LiveView:
         yield _peer_table(shown, now, width, options.ascii_only)
         if len(shown) < len(self._histories):
             yield _line(f"and {len(self._histories) - len(shown)} more peers", "dim")
+        if len(self._histories) == 1 and (event := self._histories[0].latest) and (decided := mix_in_words(event)):
+            yield _line(f"mix: {clean(decided)}", "dim")
         for moment in moments:
             style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
             yield _line(f"{_clock_time(moment.time, seconds=True)} {clean(moment.text)}", style)
@@ -194,6 +204,8 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
             f"pool {event.pool}",
             f"peers {event.peers}",
         ]
+        if decided := mix_in_words(event):
+            parts.append(f"mix {clean(decided)}")
         if event.tokens_per_s is not None:
             parts.append(f"{_compact(event.tokens_per_s)} tokens/s")
         if event.learning is not None:

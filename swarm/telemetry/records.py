@@ -56,6 +56,19 @@ class LearningFigures(Struct, frozen=True):
     predicted_bubble: float | None = None
 
 
+class MixDecision(Struct, frozen=True):
+    """How a peer's mixing policy composed an update."""
+
+    policy: str
+    """`mix.policy`."""
+    local: int
+    """I."""
+    external: int
+    """J, before missing groups."""
+    reason: str
+    """In a few words; may be empty."""
+
+
 class FollowingFigures(Struct, frozen=True):
     """A worker after a batch."""
 
@@ -115,6 +128,8 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     external_shortfall: int = 0
     filled: int = 0
     """Own groups that replaced missing external ones."""
+    mix: MixDecision | None = None
+    """A peer's decision for this round's update."""
     pool: int = 0
     """Unused received groups in the pool."""
     pending: int = 0

@@ -24,6 +24,7 @@ from swarm.telemetry.history import (
     PeerSummary,
     drop_reasons,
     mean,
+    mix_in_words,
     num_dropped,
 )
 from swarm.telemetry.intervals import wilson_interval
@@ -62,7 +63,7 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerH
         _section("Held-out questions by task", _task_table(histories)),
         _section(
             "Composition of updates",
-            _picture(plots.draw_mix, trained, 2.6, "Groups in an update by origin, by round"),
+            _picture(plots.draw_mix, trained, 2.6, "Groups in an update by origin, by round") + _mixing(trained),
         ),
         _section(
             "Outcomes of received groups",
@@ -212,6 +213,12 @@ def _following(histories: Sequence[PeerHistory]) -> str:
         + _table(("", "measured", "predicted or allowed"), rows, text_columns=1)
         + f'<p class="note">{note}</p>'
     )
+
+
+def _mixing(histories: Sequence[PeerHistory]) -> str:
+    """The last decision of each peer whose mix is not fixed."""
+    decided = [(history.name, mix_in_words(history.latest)) for history in histories if history.latest is not None]
+    return _pairs((name, clean(words)) for name, words in decided if words)
 
 
 def _ledger_table(peers: Sequence[PeerSummary]) -> str:

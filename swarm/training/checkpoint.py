@@ -22,6 +22,7 @@ from torch import Tensor
 from swarm.errors import CheckpointError, TornCheckpoint
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
+from swarm.sapo.mixing import MixState
 from swarm.sapo.pool import PooledGroup
 from swarm.telemetry.records import GroupCounts
 from swarm.training.updater import PolicyUpdater
@@ -59,6 +60,8 @@ class TrainingState(Struct):
     """Highest sequence number received from each peer: records from before a restart are not accepted again."""
     num_passed_over: int = 0
     """Number of versions so far that correspond to no update."""
+    mix: MixState | None = None
+    """A peer's mixing policy and the rounds it knows."""
 
 
 class CheckpointStore:

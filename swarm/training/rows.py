@@ -58,6 +58,10 @@ class RowReader:
         self._mix = mix
         self._advantages = advantages
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """The advantages of a group's rewards, [G]."""
+        return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
+
     def local(self, group: GradedGroup, version: int, claimed: bool = False) -> list[Row]:
         """Rows of a group that this policy sampled; `version` is its current version.
 
@@ -76,7 +80,7 @@ class RowReader:
                 lags=_lags(completion, group.group.policy.version, version),
                 routing=self._routing(prompt, completion),
             )
-            for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True)
+            for completion, advantage in zip(group.group.completions, self.advantages(group.rewards), strict=True)
             if completion.token_ids
         ]
 
@@ -88,7 +92,7 @@ class RowReader:
         believed = choice == "behaviour" and same_tokenizer
         expectation = _log_expectation(group.group) if believed else math.nan
         rows = []
-        for completion, advantage in zip(group.group.completions, self._advantages_of(group.rewards), strict=True):
+        for completion, advantage in zip(group.group.completions, self.advantages(group.rewards), strict=True):
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
             if believed and self.same_tokens(completion):
@@ -115,9 +119,6 @@ class RowReader:
         if any(max(len(c.token_ids), len(c.text) // self._policy.longest_token_chars) > room for c in completions):
             return False
         return all(len(self._policy.encode_completion(completion)) <= room for completion in completions)
-
-    def _advantages_of(self, rewards: Sequence[float]) -> list[float]:
-        return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
 
     def _routing(self, prompt: Sequence[int], completion: Completion) -> Routing | None:
         num_fed = len(prompt) + len(completion.token_ids) - 1

@@ -109,6 +109,10 @@ class PolicyUpdater:
             found = iter(self._passes.logprobs([row for each in rows for row in each if row.completion]))
         return [[next(found) if row.completion else [] for row in each] for each in rows]
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """The advantages of a group's rewards, [G]."""
+        return self._reader.advantages(rewards)
+
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One update on I local and J external groups. Raises `NonFiniteUpdates` after too many consecutive bad
         steps."""

@@ -22,6 +22,9 @@ class Pupil:
     def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
         return [[[-1.0] for _ in graded.rewards] for graded in groups]
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        return [reward - sum(rewards) / len(rewards) for reward in rewards]
+
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         self.external += external
         return UpdateReport()

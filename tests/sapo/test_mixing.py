@@ -11,9 +11,11 @@ from pydantic import ValidationError
 
 from swarm.groups.signal import has_signal
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import Candidate, Mix, MixSettings, mix
+from swarm.sapo.mixing import Candidate, Decision, Mix, MixSettings, mix
 from swarm.types import GradedGroup
 from tests.example_groups import graded
+
+J4 = Decision(0, 4)
 
 
 def test_signal_is_a_difference_between_rewards() -> None:
@@ -33,9 +35,8 @@ def test_what_is_missing_is_reported_and_filled_only_when_asked(
     num_local: int, num_external: int, wanted_local: int, wanted_external: int, fill: str
 ) -> None:
     local = [graded("me", k) for k in range(num_local)]
-    external = [(f"id-{k}", graded("other", k)) for k in range(num_external)]
-    settings = MixSettings(local=wanted_local, external=wanted_external, fill=fill)
-    mixed = mix(local, external, settings, np.random.default_rng(0))
+    external = [Candidate(f"id-{k}", graded("other", k)) for k in range(num_external)]
+    mixed = mix(local, external, Decision(wanted_local, wanted_external), np.random.default_rng(0), fill=fill)
     assert len(mixed.external) == min(num_external, wanted_external)
     assert mixed.external_shortfall == wanted_external - len(mixed.external)
     assert mixed.local_shortfall == max(0, wanted_local - num_local)
@@ -43,16 +44,16 @@ def test_what_is_missing_is_reported_and_filled_only_when_asked(
     assert len(mixed.local) == min(num_local, wanted_local + extra)
     assert mixed.filled == max(0, len(mixed.local) - wanted_local)
     assert len({id(group) for group in mixed.local}) == len(mixed.local), "no group twice"
-    assert [dict(external)[i] for i in mixed.external_ids] == list(mixed.external)
+    by_id = {candidate.content_id: candidate.graded for candidate in external}
+    assert [by_id[content_id] for content_id in mixed.external_ids] == list(mixed.external)
 
 
 def test_sampling_is_uniform_and_repeatable() -> None:
-    external = [(str(k), graded("other", k)) for k in range(10)]
-    settings = MixSettings(local=0, external=4)
+    external = [Candidate(str(k), graded("other", k)) for k in range(10)]
     counts = dict.fromkeys((str(k) for k in range(10)), 0)
     for seed in range(2_000):
-        chosen = mix([], external, settings, np.random.default_rng(seed)).external_ids
-        assert chosen == mix([], external, settings, np.random.default_rng(seed)).external_ids
+        chosen = mix([], external, J4, np.random.default_rng(seed)).external_ids
+        assert chosen == mix([], external, J4, np.random.default_rng(seed)).external_ids
         for content_id in chosen:
             counts[content_id] += 1
     # 2000 draws of 4 of 10: 800 each, standard deviation sqrt(2000 * 0.4 * 0.6) = 22
@@ -65,14 +66,11 @@ def test_a_mix_of_nothing_is_refused() -> None:
 
 
 def _at_hand(**counts: int) -> list[Candidate]:
-    return [(f"{peer}-{k}", graded(peer, k)) for peer, count in counts.items() for k in range(count)]
+    return [Candidate(f"{peer}-{k}", graded(peer, k)) for peer, count in counts.items() for k in range(count)]
 
 
 def _authors(mixed: Mix) -> Counter[str]:
     return Counter(group.group.peer_id for group in mixed.external)
-
-
-J4 = MixSettings(local=0, external=4)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_where_there_are_only_newcomers_each_has_its_own_part() -> None:
 
 def test_what_is_refused_leaves_its_place_to_others() -> None:
     def screen(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
-        return [None if group.group.peer_id == "poisoner" else group for _, group in drawn]
+        return [None if candidate.sender == "poisoner" else candidate.graded for candidate in drawn]
 
     mixed = mix([], _at_hand(poisoner=50, friend=9), J4, np.random.default_rng(0), screen=screen)
     assert _authors(mixed) == {"friend": 4}
@@ -125,8 +123,43 @@ def test_what_is_refused_leaves_its_place_to_others() -> None:
 
 def test_the_share_of_others_can_be_less_for_a_while() -> None:
     local = [graded("me", k) for k in range(9)]
-    settings = MixSettings(local=2, external=4, fill="local")
     for share, expected in [(0.0, 0), (0.2, 0), (0.5, 2), (1.0, 4)]:
-        mixed = mix(local, _at_hand(a=5, b=5), settings, np.random.default_rng(0), share=share)
+        mixed = mix(local, _at_hand(a=5, b=5), Decision(2, 4), np.random.default_rng(0), fill="local", share=share)
         assert len(mixed.external) == expected
         assert len(mixed.local) == 6 - expected, "own groups fill what others leave, where that is asked for"
+
+
+def test_draws_are_in_proportion_to_weights() -> None:
+    candidates = _at_hand(a=1, b=1, c=1, d=1)
+    counts = Counter(
+        mix([], candidates, Decision(0, 1, weights=[6.0, 3.0, 1.0, 0.0]), np.random.default_rng(seed)).external_ids
+        for seed in range(1_000)
+    )
+    # 1000 draws: 600, 300 and 100, standard deviations at most 15.5
+    assert abs(counts[("a-0",)] - 600) < 75 and abs(counts[("b-0",)] - 300) < 75
+    assert abs(counts[("c-0",)] - 100) < 50 and ("d-0",) not in counts
+
+
+def test_the_second_place_is_drawn_in_proportion_to_what_is_left() -> None:
+    """After a, whose weight is 6 of 10, b is three times as likely as c."""
+    candidates = _at_hand(friend=3)
+    firsts, seconds = Counter(), Counter()
+    for seed in range(1_000):
+        first, second = mix(
+            [], candidates, Decision(0, 2, weights=[6.0, 3.0, 1.0]), np.random.default_rng(seed)
+        ).external_ids
+        firsts[first] += 1
+        seconds[second] += first == "friend-0"
+    assert abs(seconds["friend-1"] / firsts["friend-0"] - 0.75) < 0.08
+
+
+def test_a_weight_cannot_take_more_than_a_fair_part() -> None:
+    heavy = [1e300 if candidate.sender == "flood" else 1e-300 for candidate in _at_hand(flood=50, a=3, b=3)]
+    for seed in range(20):
+        taken = _authors(mix([], _at_hand(flood=50, a=3, b=3), Decision(0, 4, heavy), np.random.default_rng(seed)))
+        assert taken["flood"] == 2 and taken["a"] + taken["b"] == 2
+
+
+def test_what_has_no_weight_is_not_drawn_even_if_nothing_else_is_there() -> None:
+    mixed = mix([], _at_hand(a=5), Decision(0, 4, [0.0] * 5), np.random.default_rng(0))
+    assert mixed.external == () and mixed.external_shortfall == 4

@@ -6,12 +6,13 @@ import io
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text, summary_table
-from swarm.telemetry.records import NoteEvent, StartEvent, encode
+from swarm.telemetry.records import MixDecision, NoteEvent, RoundEvent, StartEvent, encode
 from swarm.telemetry.summary import swarm_summary
 
 from . import synthetic
@@ -131,6 +132,25 @@ def test_plain_lines(troubled: list[PeerHistory]) -> None:
     assert f"zero_advantage {groups['dropped']['zero_advantage']}" in line
     assert plain_line(troubled[5], clock=lambda: NOW) == "peer-6 | waiting"
     assert "alone since" in plain_line(troubled[3], clock=lambda: NOW)
+
+
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [("auto", "mix 3 local + 5 external by auto: 62% of own groups without signal"), ("fixed", None)],
+)
+def test_a_decision_about_the_mix_is_one_line(tmp_path: Path, policy: str, line: str | None) -> None:
+    decision = MixDecision(policy, 3, 5, "62% of own groups without signal")
+    events = [
+        replace(event, mix=decision) if isinstance(event, RoundEvent) else event
+        for event in synthetic.peer_events(1, 20, 200, end=None)
+    ]
+    history = PeerHistory.read(synthetic.write(tmp_path / "peer-1", events))
+    lines = rendered(LiveView([history], clock=lambda: NOW), 80)
+    plain = plain_line(history, clock=lambda: NOW).split(" | ")
+    if line is None:
+        assert not any("mix" in each for each in [*lines, *plain])
+    else:
+        assert line in plain and line.replace("mix ", "mix: ") in [each.strip() for each in lines]
 
 
 def test_sparklines() -> None:

@@ -1,4 +1,7 @@
-"""SAPO's mix: draws the groups of one update, local and external. Source: arXiv:2509.08721, section 3."""
+"""Draws the groups of one update, local and external: the same for every mixing policy.
+
+Source: arXiv:2509.08721, section 3.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +11,18 @@ from typing import Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
-from pydantic import Field, model_validator
 
 from swarm.protocols import NEWCOMERS
-from swarm.settings import Settings
+from swarm.sapo.mixing.base import Candidate, Decision
 from swarm.types import GradedGroup
 
 T = TypeVar("T")
-Candidate = tuple[str, GradedGroup]
-"""(content id, group)"""
 Screen = Callable[[Sequence[Candidate]], Sequence[GradedGroup | None]]
 """Returns the part of each group to learn from; None for none of it."""
 AuthorOf = Callable[[str], str]
 """The author a peer counts as: itself, or the one that all newcomers share."""
 MAX_DRAWS = 4
 """Draws per update; each after the first replaces refused groups."""
-
-
-class MixSettings(Settings):
-    """I local + J external groups per update."""
-
-    local: int = Field(4, ge=0)
-    """I: local groups per update."""
-    external: int = Field(4, ge=0)
-    """J: external groups per update."""
-    fill: Literal["none", "local"] = "none"
-    """What replaces missing external groups: nothing (the shortfall is reported), or more local groups."""
-    external_old_logprobs: Literal["receiver", "behaviour", "none"] = "receiver"
-    """Old log-probabilities of external groups: this node's own when the batch is built (`receiver`, as in the paper),
-    the sender's (`behaviour`; only with the same tokenizer, else `receiver`), or `none`: the ratio is 1."""
-    external_negative_weight: float = Field(0.25, ge=0, le=1)
-    """Weight of external completions with negative advantage; 1 as in the paper. A lower value limits how far wrong
-    answers in this policy's format can drive it away from that format."""
-
-    @model_validator(mode="after")
-    def _something_to_train_on(self) -> MixSettings:
-        if self.local + self.external == 0:
-            raise ValueError("local + external must be at least 1, got 0 + 0: nothing would ever be trained on")
-        return self
 
 
 class Mix(Struct, frozen=True):
@@ -61,67 +38,83 @@ class Mix(Struct, frozen=True):
     external_shortfall: int
     filled: int
     """Local groups beyond I that replace missing external ones."""
+    decision: Decision
+    """The policy's."""
 
 
 def _whole(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
-    return [group for _, group in drawn]
+    return [candidate.graded for candidate in drawn]
 
 
 def mix(
     local: Sequence[GradedGroup],
-    external: Sequence[Candidate],
-    settings: MixSettings,
+    candidates: Sequence[Candidate],
+    decision: Decision,
     rng: np.random.Generator,
     *,
+    fill: Literal["none", "local"] = "none",
     share: float = 1.0,
     author_of: AuthorOf = lambda peer_id: peer_id,
     screen: Screen = _whole,
 ) -> Mix:
-    """Sample I of the local and J of the external groups, uniformly and without replacement.
+    """Sample I of the local groups, uniformly, and J of the candidates, by weight; both without replacement.
 
     No author exceeds its fair part of J: J divided by the available authors, rounded up. Groups that `screen` refuses
     are replaced from other authors. All input groups have signal. `share` scales J.
     """
-    draw = _Draw(external, int(share * settings.external), author_of, rng)
+    draw = _Draw(candidates, decision.weights, int(share * decision.external), author_of, rng)
     for _ in range(MAX_DRAWS):
         if not (drawn := draw.more()):
             break
         draw.settle(drawn, screen(drawn))
-    external_shortfall = settings.external - len(draw.chosen)
-    wanted = settings.local + (external_shortfall if settings.fill == "local" else 0)
+    external_shortfall = decision.external - len(draw.chosen)
+    wanted = decision.local + (external_shortfall if fill == "local" else 0)
     chosen_local = _sample(local, wanted, rng)
     return Mix(
         local=tuple(chosen_local),
         external=tuple(group for _, group in draw.chosen),
-        external_ids=tuple(content_id for content_id, _ in draw.chosen),
+        external_ids=tuple(candidate.content_id for candidate, _ in draw.chosen),
         refused_ids=tuple(draw.refused),
-        local_shortfall=max(0, settings.local - len(chosen_local)),
+        local_shortfall=max(0, decision.local - len(chosen_local)),
         external_shortfall=external_shortfall,
-        filled=max(0, len(chosen_local) - settings.local),
+        filled=max(0, len(chosen_local) - decision.local),
+        decision=decision,
     )
 
 
+def some(candidates: Sequence[Candidate], count: int, author_of: AuthorOf, rng: np.random.Generator) -> list[Candidate]:
+    """At most `count` random candidates, from each author at most its fair part."""
+    return _Draw(candidates, None, count, author_of, rng).more()
+
+
 class _Draw:
-    """External groups in random order, from each author at most its fair part of `count`."""
+    """Candidates in random order, from each author at most its fair part of `count`."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], count: int, author_of: AuthorOf, rng: np.random.Generator
+        self,
+        candidates: Sequence[Candidate],
+        weights: Sequence[float] | None,
+        count: int,
+        author_of: AuthorOf,
+        rng: np.random.Generator,
     ) -> None:
-        self.chosen: list[Candidate] = []
+        self.chosen: list[tuple[Candidate, GradedGroup]] = []
+        """Each with the part of it to learn from."""
         self.refused: list[str] = []
         self._count = count
-        self._left = [candidates[i] for i in rng.permutation(len(candidates))]
-        keys = {group.group.peer_id: author_of(group.group.peer_id) for _, group in candidates}
+        self._left = [candidates[i] for i in _order(len(candidates), weights, rng)]
+        keys = {candidate.sender: author_of(candidate.sender) for candidate in candidates}
         # When only newcomers are available, each of them is a separate author.
         self._keys = keys if set(keys.values()) != {NEWCOMERS} else {peer_id: peer_id for peer_id in keys}
 
     def more(self) -> list[Candidate]:
-        """Draw groups for the free places."""
+        """Draw candidates for the free places."""
         if len(self.chosen) == self._count:
             return []
-        num_authors = len({self._author(candidate) for candidate in [*self._left, *self.chosen]})
+        chosen = [candidate for candidate, _ in self.chosen]
+        num_authors = len({self._author(candidate) for candidate in [*self._left, *chosen]})
         fair = -(-self._count // max(1, num_authors))
-        taken = Counter(self._author(candidate) for candidate in self.chosen)
+        taken = Counter(self._author(candidate) for candidate in chosen)
         drawn: list[Candidate] = []
         left: list[Candidate] = []
         for candidate in self._left:
@@ -137,16 +130,30 @@ class _Draw:
     def settle(self, drawn: Sequence[Candidate], screened: Sequence[GradedGroup | None]) -> None:
         """Keep the accepted groups; an author with a refused group is not drawn again."""
         out = set()
-        for (content_id, group), kept in zip(drawn, screened, strict=True):
+        for candidate, kept in zip(drawn, screened, strict=True):
             if kept is None:
-                self.refused.append(content_id)
-                out.add(group.group.peer_id)
+                self.refused.append(candidate.content_id)
+                out.add(candidate.sender)
             else:
-                self.chosen.append((content_id, kept))
-        self._left = [candidate for candidate in self._left if candidate[1].group.peer_id not in out]
+                self.chosen.append((candidate, kept))
+        self._left = [candidate for candidate in self._left if candidate.sender not in out]
 
     def _author(self, candidate: Candidate) -> str:
-        return self._keys[candidate[1].group.peer_id]
+        return self._keys[candidate.sender]
+
+
+def _order(count: int, weights: Sequence[float] | None, rng: np.random.Generator) -> list[int]:
+    """The places 0 to `count` - 1 in random order, without those of weight 0; weights are finite and not negative.
+
+    Each next place is drawn from those left in proportion to its weight. Source: arXiv:1903.06059 (Gumbel
+    top-k).
+    """
+    if weights is None:
+        return [int(i) for i in rng.permutation(count)]
+    known = np.asarray(weights, dtype=float)
+    positive = np.flatnonzero(known)
+    keys = np.log(known[positive]) + rng.gumbel(size=len(positive))
+    return [int(i) for i in positive[np.argsort(-keys, kind="stable")]]
 
 
 def _sample(items: Sequence[T], count: int, rng: np.random.Generator) -> list[T]:

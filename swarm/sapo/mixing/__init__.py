@@ -1,0 +1,25 @@
+"""Which groups an update learns from: a policy decides I, J and the candidates' weights; one draw serves them all."""
+
+from __future__ import annotations
+
+from swarm.sapo.mixing.base import Candidate, Decision, History, MixPolicy, MixRound, MixState, WorthOf
+from swarm.sapo.mixing.config import MixSettings
+from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, mix
+from swarm.sapo.mixing.mixer import Mixer, mix_figures
+
+__all__ = [
+    "AuthorOf",
+    "Candidate",
+    "Decision",
+    "History",
+    "Mix",
+    "MixPolicy",
+    "MixRound",
+    "MixSettings",
+    "MixState",
+    "Mixer",
+    "Screen",
+    "WorthOf",
+    "mix",
+    "mix_figures",
+]

@@ -1,0 +1,161 @@
+"""The base class of mixing policies, with their input and output."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import ClassVar
+
+from msgspec import Struct
+
+from swarm.settings import Settings
+from swarm.types import GradedGroup
+
+MAX_ROUNDS = 256
+"""Rounds that a history holds."""
+WorthOf = Callable[[str], float | None]
+"""The measured worth of a peer's groups, in own groups: 1 is as good as one of this node's own, 0 no help. None while
+it is unknown."""
+
+
+class Candidate(Struct, frozen=True):
+    """A received group that the next update may use."""
+
+    content_id: str
+    graded: GradedGroup
+    """With this node's rewards."""
+    age_s: float = 0.0
+    """Seconds since it arrived."""
+    uses: int = 0
+    """Updates that it has taken part in."""
+    worth: float | None = None
+    """The measured worth of its sender's groups, in own groups; None while unknown."""
+    advantages: tuple[float, ...] | None = None
+    """[G] advantages, for a policy that needs them."""
+    surprisal: float | None = None
+    """Mean negative log-probability of its rewarded completions under this node's policy, nats per token; None when it
+    was not scored or the screen refuses it."""
+
+    @property
+    def sender(self) -> str:
+        """Peer id of the author."""
+        return self.graded.group.peer_id
+
+    @property
+    def task(self) -> str:
+        """Name of the question's task."""
+        return self.graded.group.question.task
+
+    @property
+    def success(self) -> float:
+        """Mean reward of the completions."""
+        return fmean(self.graded.rewards)
+
+
+class MixRound(Struct, frozen=True):
+    """A round as a mixing policy knows it."""
+
+    round: int
+    """1-based."""
+    reward: float | None
+    """Mean reward of this node's own completions; None when there were none."""
+    num_informative: int
+    """Own groups with signal."""
+    num_uninformative: int
+    """Own groups without."""
+    tasks: dict[str, tuple[float, int]] = {}
+    """(sum of rewards, completions) of own groups by task."""
+    num_local: int = 0
+    """Own groups in the update."""
+    num_external: int = 0
+    """External groups in the update."""
+    senders: dict[str, int] = {}
+    """External groups in the update by sender."""
+
+
+class MixState(Struct):
+    """What a checkpoint keeps of the mix."""
+
+    policy: str
+    """Name of the policy that wrote `state`."""
+    rounds: list[MixRound]
+    state: dict[str, float]
+
+
+class History(Struct, frozen=True):
+    """The rounds so far, and the configured I and J."""
+
+    local: int
+    """`mix.local`."""
+    external: int
+    """`mix.external`."""
+    rounds: tuple[MixRound, ...]
+    """At most `MAX_ROUNDS`, oldest first. The last is the current round: its update is still to come."""
+    state: Mapping[str, float] = {}
+    """The state in this policy's last decision; empty before the first."""
+
+    @property
+    def total(self) -> int:
+        """I + J."""
+        return self.local + self.external
+
+    def rewards(self, num_rounds: int) -> list[float]:
+        """Mean rewards of the last rounds, those without own completions left out."""
+        return [each.reward for each in self.rounds[-num_rounds:] if each.reward is not None]
+
+    def without_signal(self, num_rounds: int) -> float | None:
+        """Fraction of own groups without signal in the last rounds; None when there were none."""
+        last = self.rounds[-num_rounds:]
+        without = sum(each.num_uninformative for each in last)
+        groups = without + sum(each.num_informative for each in last)
+        return without / groups if groups else None
+
+    def success(self, num_rounds: int) -> dict[str, float]:
+        """Mean reward of own completions in the last rounds, by task."""
+        totals: dict[str, tuple[float, int]] = {}
+        for each in self.rounds[-num_rounds:]:
+            for task, (reward, count) in each.tasks.items():
+                total, asked = totals.get(task, (0.0, 0))
+                totals[task] = (total + reward, asked + count)
+        return {task: total / asked for task, (total, asked) in totals.items() if asked}
+
+
+class Decision(Struct, frozen=True):
+    """What the next update should consist of."""
+
+    local: int
+    """I: local groups."""
+    external: int
+    """J: external groups."""
+    weights: Sequence[float] | None = None
+    """One for each candidate, in their order: the draw's probabilities are in proportion, 0 is never drawn. None: all
+    alike."""
+    reason: str = ""
+    """A few words for people."""
+    state: Mapping[str, float] = {}
+    """What the policy wants to find in the next round's history, also after a restart."""
+
+
+class MixPolicy(Settings):
+    """A mixing policy with its settings: `mix.settings` holds the fields of the subclass.
+
+    It is a function of history and candidates. What it must remember beyond them is in `Decision.state`.
+    """
+
+    needs_advantages: ClassVar[bool] = False
+    """Whether `Candidate.advantages` is required."""
+    positive_only: ClassVar[bool] = False
+    """Whether external completions of negative advantage have weight 0 in the loss."""
+
+    def num_scored(self, external: int) -> int:
+        """How many random candidates to score for `Candidate.surprisal`, given the configured J.
+
+        Each costs a part of a forward pass. The screen reuses the scores of those that are drawn.
+        """
+        return 0
+
+    @abstractmethod
+    def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        """The mix of the next update."""
+        ...

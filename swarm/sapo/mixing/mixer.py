@@ -1,0 +1,176 @@
+"""The mix of every round: asks the policy, draws, and remembers what the policy needs.
+
+rounds so far, candidates ──▶ policy ──▶ I, J, weights ──▶ draw: fair parts, screen ──▶ update ──▶ record
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Protocol
+
+import numpy as np
+from msgspec.structs import replace
+
+from swarm.errors import ConfigError
+from swarm.foreign import clean
+from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
+from swarm.sapo.mixing.config import MixSettings
+from swarm.sapo.mixing.draw import AuthorOf, Mix, mix, some
+from swarm.types import GradedGroup
+
+MAX_REASON_CHARS = 160
+MAX_STATE = 1_024
+"""Numbers in a policy's state."""
+LOCAL, EXTERNAL, WEIGHTS_ESS = "mix/local", "mix/external", "mix/weights_ess"
+"""Figures of a decision: I, J, and the effective number of candidates as a fraction of them."""
+
+
+class Appraiser(Protocol):
+    """What this node's policy makes of received groups, within one round."""
+
+    def advantages(self, graded: GradedGroup) -> tuple[float, ...]:
+        """[G] as an update computes them."""
+        ...
+
+    def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
+        """`Candidate.surprisal` of each."""
+        ...
+
+    def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
+        """The part of each group to learn from; None for none of it."""
+        ...
+
+
+class Mixer:
+    """The mix by one policy."""
+
+    def __init__(self, settings: MixSettings) -> None:
+        """Start without rounds."""
+        self._settings = settings
+        self._rounds: deque[MixRound] = deque(maxlen=MAX_ROUNDS)
+        self._state: dict[str, float] = {}
+
+    def mix(
+        self,
+        this: MixRound,
+        local: Sequence[GradedGroup],
+        candidates: Sequence[Candidate],
+        appraiser: Appraiser,
+        rng: np.random.Generator,
+        *,
+        share: float = 1.0,
+        author_of: AuthorOf = lambda peer_id: peer_id,
+    ) -> Mix:
+        """The mix of round `this`; nothing is remembered before `record`.
+
+        Raises `ConfigError` for a decision that cannot be used.
+        """
+        settings = self._settings
+        candidates = self._appraised(candidates, appraiser, author_of, rng)
+        history = History(settings.local, settings.external, (*self._rounds, this), dict(self._state))
+        decision = _checked(settings.settings(history, candidates), settings.policy, len(candidates))
+        return mix(
+            local,
+            candidates,
+            decision,
+            rng,
+            fill=settings.fill,
+            share=share,
+            author_of=author_of,
+            screen=appraiser.screen,
+        )
+
+    def record(self, this: MixRound, mixed: Mix) -> None:
+        """Remember a finished round."""
+        senders = Counter(graded.group.peer_id for graded in mixed.external)
+        external = len(mixed.external)
+        self._rounds.append(replace(this, num_local=len(mixed.local), num_external=external, senders=dict(senders)))
+        self._state = dict(mixed.decision.state)
+
+    def dump(self) -> MixState:
+        """Everything, for a checkpoint."""
+        return MixState(self._settings.policy, list(self._rounds), dict(self._state))
+
+    def restore(self, saved: MixState) -> None:
+        """Restore what `dump` returned; another policy keeps the rounds and starts without state."""
+        self._rounds.extend(saved.rounds)
+        self._state = dict(saved.state) if saved.policy == self._settings.policy else {}
+
+    def _appraised(
+        self, candidates: Sequence[Candidate], appraiser: Appraiser, author_of: AuthorOf, rng: np.random.Generator
+    ) -> Sequence[Candidate]:
+        """The candidates with what the policy wants to know of them."""
+        policy = self._settings.settings
+        if policy.needs_advantages:
+            candidates = [replace(each, advantages=appraiser.advantages(each.graded)) for each in candidates]
+        if num_scored := policy.num_scored(self._settings.external):
+            scored = some(candidates, num_scored, author_of, rng)
+            known = dict(zip((each.content_id for each in scored), appraiser.surprisals(scored), strict=True))
+            candidates = [replace(each, surprisal=known.get(each.content_id)) for each in candidates]
+        return candidates
+
+
+def mix_figures(mixed: Mix) -> dict[str, float]:
+    """Figures of the decision, by conventional name."""
+    decision = mixed.decision
+    return {LOCAL: decision.local, EXTERNAL: decision.external, WEIGHTS_ESS: _effective_fraction(decision.weights)}
+
+
+def _effective_fraction(weights: Sequence[float] | None) -> float:
+    """(sum of w)^2 / (n sum of w^2); 1 for equal weights and for none."""
+    if weights is None or not any(weights):
+        return 1.0
+    scaled = np.asarray(weights) / max(weights)
+    return float(scaled.sum() ** 2 / (len(scaled) * (scaled**2).sum()))
+
+
+def _checked(decision: object, policy: str, num_candidates: int) -> Decision:
+    """The decision in plain numbers and bounded. Raises `ConfigError`.
+
+    Weights that are negative or not finite count as 0, and the reason says so: they may depend on what others sent, and
+    must not end the run.
+    """
+    if not isinstance(decision, Decision):
+        raise ConfigError(f"mix.policy {policy} must return a swarm.sapo.mixing.Decision, got {decision!r}")
+    for name, count in (("local", decision.local), ("external", decision.external)):
+        if not isinstance(count, Integral) or count < 0:
+            raise ConfigError(f"mix.policy {policy}: {name} must be a whole number of at least 0, got {count!r}")
+    weights, num_invalid = _usable(decision.weights, policy, num_candidates)
+    notes = [decision.reason, f"{num_invalid} invalid weights count as 0" if num_invalid else ""]
+    return Decision(
+        local=int(decision.local),
+        external=int(decision.external),
+        weights=weights,
+        reason=clean("; ".join(note for note in notes if note), MAX_REASON_CHARS),
+        state=_usable_state(decision.state, policy),
+    )
+
+
+def _usable(weights: Sequence[float] | None, policy: str, num_candidates: int) -> tuple[list[float] | None, int]:
+    """The weights without invalid ones, and the number of these."""
+    if weights is None:
+        return None, 0
+    try:
+        known = np.asarray(weights, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"mix.policy {policy}: weights must be numbers: {error}") from error
+    if known.shape != (num_candidates,):
+        raise ConfigError(
+            f"mix.policy {policy}: weights must be one number for each of {num_candidates} candidates, got the shape "
+            f"{known.shape}"
+        )
+    valid = np.isfinite(known) & (known >= 0)
+    return [float(weight) for weight in np.where(valid, known, 0.0)], int((~valid).sum())
+
+
+def _usable_state(state: Mapping[str, float], policy: str) -> dict[str, float]:
+    try:
+        known = {str(name): float(value) for name, value in state.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"mix.policy {policy}: state must map names to numbers: {error}") from error
+    if len(known) > MAX_STATE or not all(math.isfinite(value) for value in known.values()):
+        raise ConfigError(f"mix.policy {policy}: state must be at most {MAX_STATE} finite numbers, got {len(known)}")
+    return known

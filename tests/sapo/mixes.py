@@ -1,0 +1,46 @@
+"""Planted candidates and histories for mixing policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from swarm.sapo.mixing import Candidate, History, MixRound
+from swarm.types import GradedGroup
+from tests.example_groups import graded, reference
+
+
+def candidate(
+    name: str = "id", sender: str = "other", rewards: Sequence[float] = (1.0, 0.0), task: str = "gcd", **known
+) -> Candidate:
+    group = graded(sender, rewards=rewards, question=replace(reference(), task=task))
+    return Candidate(name, group, **known)
+
+
+def own_round(number: int = 1, reward: float = 0.5, informative: int = 4, uninformative: int = 4, **known) -> MixRound:
+    return MixRound(number, reward, informative, uninformative, **known)
+
+
+def history(*rounds: MixRound, local: int = 4, external: int = 4, **state: float) -> History:
+    return History(local, external, rounds or (own_round(),), state)
+
+
+class Opinion:
+    """An appraiser with planted surprisals; keeps what it was asked."""
+
+    def __init__(self, surprisals: dict[str, float | None] | None = None, refused: str = "nobody") -> None:
+        self.scored: list[str] = []
+        self._surprisals = surprisals or {}
+        self._refused = refused
+
+    def advantages(self, group: GradedGroup) -> tuple[float, ...]:
+        mean = sum(group.rewards) / len(group.rewards)
+        return tuple(reward - mean for reward in group.rewards)
+
+    def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
+        self.scored += [each.content_id for each in candidates]
+        return [self._surprisals.get(each.content_id, 1.0) for each in candidates]
+
+    def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
+        return [None if each.sender == self._refused else each.graded for each in candidates]
