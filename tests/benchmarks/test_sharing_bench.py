@@ -17,7 +17,15 @@ from benchmarks.sharing.swarms import (
     specialists,
     strong_and_weak,
 )
-from benchmarks.sharing.tables import filtered, heterogeneous_targets, poison, poison_targets, rows, sapo_targets
+from benchmarks.sharing.tables import (
+    filtered,
+    heterogeneous_targets,
+    poison,
+    poison_targets,
+    rows,
+    sapo,
+    sapo_targets,
+)
 from nodes.simulation.cells import Cell, alike
 from nodes.simulation.in_memory import Member, MemoryRun, Turns
 from swarm.config import load_config
@@ -125,6 +133,16 @@ def test_poisoned_swarms_have_the_hostile_nodes_that_their_row_says(size: Size) 
         assert config.watch.drop == 1 and config.mix.external_negative_weight == 1
     names = [c.name for each in poison(size, Path()) for cells in each.cells.values() for c in cells]
     assert len(set(names)) < len(names), "kinds share the clean run"
+
+
+def test_sapo_s_mixes_have_the_same_questions_but_the_control_that_needs_more() -> None:
+    sparse, dense = sapo(QUICK, Path())
+    configs = {mix: _members(cells[0])[0].config for mix, cells in sparse.cells.items()}
+    assert list(configs) == ["8/0", "6/2", "4/4", "2/6", "20/0", "auto"]
+    assert [config.generation.questions_per_round for config in configs.values()] == [8, 8, 8, 8, 20, 8]
+    assert [config.mix.policy for config in configs.values()] == ["fixed"] * 5 + ["auto"]
+    assert {config.policy.model for config in configs.values()} == {"tiny-sparse"}
+    assert _members(dense.cells["auto"][0])[0].config.policy.model == "tiny"
 
 
 def test_the_filter_s_swarms_differ_in_it_and_in_nothing_else() -> None:
