@@ -26,8 +26,8 @@ MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 FIELD_COMMANDS = frozenset({"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep"})
 
 DEFAULT_HOME = Path("runs/peer")
-DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6")
-"""Those of SAPO's paper."""
+DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
+"""Those of SAPO's paper, and the policy that combines the others."""
 
 Fields = list[tuple[str, str]]
 """(dotted path, text) of configuration fields given on the command line."""
