@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.common.poison import Poison
-from benchmarks.sharing.__main__ import DEFAULT, FULL, QUICK
+from benchmarks.common.report import Report
+from benchmarks.sharing.__main__ import DEFAULT, FULL, QUICK, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.swarms import (
     OTHERS_TASKS,
@@ -174,3 +177,21 @@ def test_hostile_peers_reach_a_node_and_are_found_out(tmp_path: Path) -> None:
     # Within a minute nobody can tell who copied.
     assert dropped["repeated"] == 24, "what the copyist took from the other hostile peer"
     assert dropped["improbable"] > 0, "of what that one wrote"
+
+
+@pytest.mark.slow
+def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> None:
+    size = Size("short", 2, 2, 1, 4, ("sparse",), (), ("gibberish",), (1,), each_defence=False)
+    report = Report("sharing", peer="baseline")
+    assert take_table("poison", size, tmp_path, 1, report, Console(quiet=True)) == 0
+    clean = json.loads((tmp_path / "short" / "poison" / "clean-1-nodes-seed0" / "result.json").read_text())
+    (peer,) = clean["nodes"]
+    by_name = {row.what: row for row in report.rows}
+    total = by_name["gibberish, 1 of 2, clean: cumulative reward a node"]
+    assert total.value == pytest.approx(sum(peer["rewards"])) and len(peer["rewards"]) == 2
+    target = by_name["gibberish, 1 of 2: honest nodes against the clean run"]
+    assert target.target == 0.97 and target.met is not None
+    written = json.loads((tmp_path / "short" / "poison.json").read_text())
+    assert [row["what"] for row in written["rows"]] == [row.what for row in report.rows]
+    assert "| all defences |" in (tmp_path / "short" / "poison.md").read_text()
+    assert (tmp_path / "short" / "poison.png").stat().st_size > 5_000
