@@ -25,7 +25,7 @@ STARTS = ("sparse", "dense")
 SWARMS = ("strong and weak", "specialists", "sizes and tokenizers", "late joiners")
 KINDS = ("wrong", "inverted", "copies", "gibberish", "repetition", "long")
 QUICK = Size("quick", 4, 12, 1, 36, STARTS, SWARMS, ("copies", "gibberish"), (2,), each_defence=False)
-DEFAULT = Size("default", 8, 100, 5, 180, STARTS, SWARMS, KINDS, (4,), each_defence=False)
+DEFAULT = Size("default", 8, 60, 5, 180, STARTS, SWARMS, KINDS, (4,), each_defence=False)
 FULL = Size("full", 8, 200, 5, 360, STARTS, SWARMS, KINDS, (1, 2, 4), each_defence=True)
 CELL_MODULE = "benchmarks.sharing.cell"
 
