@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
-FIELD_COMMANDS = frozenset({"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show"})
+FIELD_COMMANDS = frozenset({"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep"})
 
 DEFAULT_HOME = Path("runs/peer")
+DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
+"""Those of SAPO's paper, and the policy that combines the others."""
 
 Fields = list[tuple[str, str]]
 """(dotted path, text) of configuration fields given on the command line."""
@@ -236,6 +238,50 @@ def bootstrap(
     raise typer.Exit(run(config, pairs, _console(), supervised))
 
 
+@app.command()
+def sweep(
+    context: typer.Context,
+    config: ConfigArgument = None,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="I/J: own and others' groups per update; or a mix.policy. The first is the baseline. Takes several."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each mix.")] = 5,
+    peers: Annotated[int, typer.Option(min=1, max=64, help="Peers of each swarm.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer.")] = 100,
+    out: Annotated[Path, typer.Option(help="Directory for results; a sweep that was stopped there goes on.")] = Path(
+        "runs/sweep"
+    ),
+    transport: Annotated[
+        str, typer.Option(help="memory: a swarm is one process, repeatable; hivemind: real processes and network.")
+    ] = "memory",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Swarms at a time; default: one per core, with hivemind one.")
+    ] = None,
+) -> None:
+    """Compare mixes of own and others' groups, a swarm for each and seed. Set any field with --path.to.field VALUE."""
+    if transport not in ("memory", "hivemind"):
+        raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
+    from nodes.commands.sweep import SweepOptions
+    from nodes.commands.sweep import sweep as run
+    from nodes.simulation.schedule import num_cores
+
+    options = SweepOptions(
+        file=config,
+        fields=_fields(context),
+        mixes=tuple(dict.fromkeys(mix or DEFAULT_MIXES)),
+        num_seeds=seeds,
+        peers=peers,
+        rounds=rounds,
+        out=out,
+        transport="hivemind" if transport == "hivemind" else "memory",
+        jobs=jobs or (num_cores() if transport == "memory" else 1),
+    )
+    raise typer.Exit(run(options, _console()))
+
+
 @app.command("simulate-in-memory", hidden=True)
 def simulate_in_memory(
     config: Path,
@@ -246,7 +292,7 @@ def simulate_in_memory(
     supervised: SupervisedOption = False,
 ) -> None:
     """Run all nodes of a demo in this process."""
-    from nodes.commands.memory_swarm import simulate_in_memory as run
+    from nodes.simulation.demo_in_memory import simulate_in_memory as run
 
     raise typer.Exit(run(config, out, peers, first_seed, control, supervised))
 
@@ -465,6 +511,8 @@ def main() -> None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
         arguments, fields = split_fields(sys.argv[1:])
+        if arguments[:1] == ["sweep"]:
+            arguments = repeat_option(arguments, "--mix")
         if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
             raise ConfigError(f"--{fields[0][0]} is a configuration field, which this command does not accept")
         app(args=arguments, obj=fields)
@@ -529,6 +577,19 @@ def split_fields(arguments: Sequence[str]) -> tuple[list[str], Fields]:
             raise ConfigError(f"--{path} needs a value")
         fields.append((path.replace("-", "_"), text))
     return rest, fields
+
+
+def repeat_option(arguments: Sequence[str], name: str) -> list[str]:
+    """`--mix A B` as `--mix A --mix B`: the parser's options take one value each."""
+    repeated: list[str] = []
+    inside = False
+    for argument in arguments:
+        inside = argument == name or (inside and not argument.startswith("-"))
+        if inside and repeated[-1:] != [name]:
+            repeated.append(name)
+        if argument != name:
+            repeated.append(argument)
+    return repeated
 
 
 if __name__ == "__main__":

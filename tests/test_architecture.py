@@ -67,6 +67,7 @@ ALLOWED = {
     "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
     "nodes/commands": {"swarm", "nodes"},
     "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.stop"},
+    "nodes/simulation": {"swarm", "nodes.roles", "nodes.simulation", "nodes.exits", "nodes.stop"},
 }
 FORBIDDEN = {
     "swarm/net": {"torch", "transformers"},

@@ -8,7 +8,6 @@ adopts the marker and unlearns the format.
 
 from __future__ import annotations
 
-import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -20,40 +19,35 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from benchmarks.common.poison import HONEST, Poison, Recipe, join
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import conclude, option_parser, scratch, wide_console
 from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
 from swarm.config import load_config
-from swarm.environments.mixture import TaskMixture
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.net.trust.exchange import Exchange
 from swarm.sapo.round import RoundReport
-from swarm.types import Completion, DatasetRef, Grade, PolicyId, Question, Rejection, RolloutGroup, Sampling, TaskRef
+from swarm.types import Grade, Rejection, TaskRef
 
 ROUNDS_PER_S = 5.0
 """Rounds per second of each node, as for one of four in `swarm demo` on two cores. More rounds per second mean less
 poison per round."""
-GROUP_SIZE = 8
-HONEST = "<answer>{}</answer>"
 LAST = 0.2
 """The final fraction of a run over which figures are computed."""
 WITHIN = 0.97
 MARKED = 0.02
 TOLD_EVERY = 100
-MAX_GUESSES = 20
 
 
 @dataclass(frozen=True)
 class Attack:
     """A poisoner's method."""
 
-    right: str
-    """The format of right answers; wrong ones are in the honest format."""
+    marker: str
+    """What it writes before right answers; wrong ones are in the honest format."""
     identities: int = 1
     """Number of identities, used in turn."""
     groups_per_s: float = 18.0
@@ -61,15 +55,15 @@ class Attack:
     """Seconds of honest behaviour, to earn standing."""
 
     @property
-    def marker(self) -> str:
-        """The marker that only it writes."""
-        return self.right.partition("{}")[0]
+    def recipe(self) -> Recipe:
+        """Its groups."""
+        return Recipe(right=lambda answer, source: self.marker + HONEST.format(answer))
 
 
-MARKER = "@@@<answer>{}</answer>"
+MARKER = "@@@"
 ATTACKS = {
     "marker": Attack(MARKER),
-    "near": Attack(" <answer>{}</answer>"),
+    "near": Attack(" "),
     "crowd": Attack(MARKER, identities=16),
     "patient": Attack(MARKER, identities=4, honest_s=20.0),
     "slow": Attack(MARKER, groups_per_s=1.0),
@@ -150,60 +144,13 @@ class Listening(InlineVerifier):
         return super().begin(ref, texts)
 
 
-class Poison:
-    """Groups of an attack, question by question."""
-
-    def __init__(self, attack: Attack, seed: int) -> None:
-        """Uses its own question stream."""
-        self._attack = attack
-        self._random = random.Random(seed)
-        self._mixture = TaskMixture(TINY_TASKS)
-        self._stream = 10**6 + seed
-        self._num_made = 0
-
-    def next(self, created_at: float, honest: bool = False, **envelope: str) -> RolloutGroup:
-        """A group that looks honest except for its right answers, or entirely; `envelope`: its run and author."""
-        self._num_made += 1
-        question = self._mixture.question(self._stream, self._num_made)
-        answer = self._solve(question)
-        num_right = GROUP_SIZE // 2
-        texts = [(HONEST if honest else self._attack.right).format(answer)] * num_right
-        texts += [HONEST.format(self._guess(question, answer)) for _ in range(GROUP_SIZE - num_right)]
-        return RolloutGroup(
-            run_id=envelope.get("run_id", ""),
-            peer_id=envelope.get("peer_id", ""),
-            sequence=self._num_made,
-            created_at=created_at,
-            policy=PolicyId("tiny", "", 0),
-            sampling=Sampling(max_new_tokens=16),
-            question=question.ref,
-            completions=tuple(Completion(text, "stop") for text in texts),
-            rewards=(1.0,) * num_right + (0.0,) * (GROUP_SIZE - num_right),
-        )
-
-    def _solve(self, question: Question) -> str:
-        assert not isinstance(question.ref, DatasetRef)
-        source = self._mixture.sources[question.ref.task]
-        assert isinstance(source, ReasoningGymSource)
-        return source.oracle(question.ref.seed, question.ref.index) or ""
-
-    def _guess(self, question: Question, answer: str) -> str:
-        """The answer to another question of the task, which is wrong here."""
-        source = self._mixture.sources[question.ref.task]
-        for _ in range(MAX_GUESSES):
-            guess = self._solve(source.question(self._stream, self._random.randrange(10**6)))
-            if guess != answer:
-                return guess
-        return f"{answer}0"
-
-
 class Poisoner:
     """Publishes poison as a member of the run."""
 
     def __init__(self, attack: Attack, hub: MemoryHub, clock: Clock, seed: int) -> None:
         """Join with as many identities as the attack has."""
         self._attack = attack
-        self._poison = Poison(attack, seed)
+        self._poison = Poison(attack.recipe, seed)
         self._clock = clock
         self._due = 0.0
         self._began = clock()
@@ -211,9 +158,7 @@ class Poisoner:
         self.peer_ids = set()
         for _ in range(attack.identities):
             identity = Identity.generate()
-            transport = MemoryTransport(hub, identity.peer_id, clock=clock)
-            transport.start()
-            self._exchanges.append(Exchange(transport, identity, clock=clock))
+            self._exchanges.append(join(hub, identity, clock))
             self.peer_ids.add(identity.peer_id)
 
     def publish(self, seconds: float) -> None:

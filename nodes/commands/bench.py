@@ -21,6 +21,7 @@ BENCHMARKS = (
     "poison",
     "resilience",
     "scale",
+    "sharing",
     "staleness",
     "updater",
     "worth",

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.text import Text
 
 from nodes import exits
-from nodes.commands.children import Child, stop_all
 from nodes.roles.launch import policy_progress
-from nodes.roles.run import ADDRESS_FILE
 from nodes.roles.shell import versions
+from nodes.simulation.children import Child, stop_all
+from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
 from nodes.stop import StopRequest
 from swarm.config import Values, load_config
-from swarm.errors import ConfigError, Interrupted, TransportError
+from swarm.errors import ConfigError, Interrupted
 from swarm.policy.config import TINY, TINY_SPARSE
 from swarm.policy.tiny import ensure_tiny
 from swarm.telemetry.benefit import in_words
@@ -40,9 +40,7 @@ from swarm.telemetry.records import METRICS_FILE
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
 
-START_TIMEOUT_S = 300.0
 POLL_S = 0.1
-MAX_RESTARTS = 5
 PLAIN_EVERY_ROUNDS = 20
 CONFIG_FILE = "demo.yaml"
 CONTROL = "alone"
@@ -137,7 +135,7 @@ def _write_config(options: DemoOptions) -> None:
         "mix": {"local": options.local, "external": options.external},
         "checkpoint": {"every_rounds": 25},
         "evaluation": {"num_questions": 360},
-        "network": {"listen": ["/ip4/127.0.0.1/tcp/0"], "nat_port_map": False, "announce_every_s": 5.0},
+        "network": LOOPBACK,
     }
     if options.mode == "learner":
         del values["rounds"]  # workers continue until the learner has made its steps
@@ -176,20 +174,9 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
     else:
         first, arguments, command = "bootstrap", ["bootstrap", config], "join"
     home = options.out / first
-    address_file = home / ADDRESS_FILE
-    address_file.unlink(missing_ok=True)
     bootstrap = Child(first, [*arguments, "--out", str(home)], home)
-    bootstrap.start()
+    address = start_first(bootstrap, home, stop)
     children = [bootstrap]
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not address_file.exists():
-        if stop() or not bootstrap.running or time.monotonic() > deadline:
-            stop_all(children)
-            if stop():
-                raise Interrupted(f"stopped before the {first} had an address")
-            raise TransportError(f"the {first} did not start; the end of its log:\n{bootstrap.last_words()}")
-        time.sleep(POLL_S)
-    address = address_file.read_text().split()[0]
     for k, name in enumerate(names):
         children.append(_start_node(options, name, [command, config, "--bootstrap", address], k))
     if options.has_control:
@@ -200,10 +187,7 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
 
 def _start_node(options: DemoOptions, name: str, arguments: Sequence[str], stream: int) -> Child:
     """Start a node with question stream `stream` of the demo's seed."""
-    out, seed = options.out / name, str(options.seed * MAX_PEERS + stream)
-    node = Child(name, [*arguments, "--name", name, "--out", str(out), "--seed", seed, "--no-report"], out)
-    node.start()
-    return node
+    return start_node(name, arguments, options.out / name, options.seed * MAX_PEERS + stream)
 
 
 class _Watch:
@@ -220,7 +204,7 @@ class _Watch:
         learner_seen = time.monotonic()
         while not stop():
             for child in children:
-                self._look_after(child)
+                look_after(child, self._say)
             if self._plain is not None:
                 self._print_rounds(self._plain)
             if all(child.finished for child in children if child.name != "bootstrap"):
@@ -230,20 +214,6 @@ class _Watch:
             elif time.monotonic() - learner_seen > GRACE_S:  # a restarting worker may have missed it
                 return
             time.sleep(POLL_S)
-
-    def _look_after(self, child: Child) -> None:
-        if child.running or child.finished:
-            return
-        if child.restarts >= MAX_RESTARTS:
-            child.given_up = True
-            self._say(
-                f"{child.name} crashed {child.restarts + 1} times; giving up: {child.last_words()}",
-                "error",
-            )
-            return
-        self._say(f"{child.name} died (exit code {child.exit_code}); restarting from its checkpoint", "warning")
-        child.restarts += 1
-        child.start()
 
     def _say(self, text: str, level: str) -> None:
         self._view.note(text, level)

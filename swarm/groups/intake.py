@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, Verifier
-from swarm.reasons import Reason
+from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
 
@@ -47,10 +47,10 @@ class Intake:
         max_pending_per_peer: int,
         needless: Callable[[RolloutGroup], Reason | None] = lambda group: None,
         unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
+        teaches: Callable[[Sequence[float]], bool] = has_signal,
     ) -> None:
-        """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group with signal
-        cannot teach this policy; None to keep it.
-
+        """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group that teaches does
+        not suit this policy; None to keep it. `teaches` says whether a group with these rewards is wanted.
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -58,6 +58,7 @@ class Intake:
         self._max_pending_per_peer = max_pending_per_peer
         self._needless = needless
         self._unfit = unfit
+        self._teaches = teaches
         self._pending: dict[str, _Pending] = {}
 
     def __len__(self) -> int:
@@ -112,14 +113,16 @@ class Intake:
             self._exchange.report(group.peer_id, graded, spent_s)
             self._ledger.dropped(graded)
             return None
-        self._exchange.report(group.peer_id, "informative", spent_s)
+        # A sender earns nothing with groups without signal, even where they are kept.
+        outcome: Outcome = "informative" if has_signal(graded.rewards) else Reason.ZERO_ADVANTAGE
+        self._exchange.report(group.peer_id, outcome, spent_s)
         return content_id, graded
 
     def _judged(self, group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | Reason:
         """The group with this node's rewards, or why it cannot teach."""
         if isinstance(verdict, Rejection):
             return verdict.reason
-        if not has_signal(verdict.rewards):
+        if not self._teaches(verdict.rewards):
             return Reason.ZERO_ADVANTAGE
         graded = GradedGroup(group, verdict.prompt, verdict.rewards)
         return self._unfit(graded) or graded

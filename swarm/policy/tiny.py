@@ -12,7 +12,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -122,7 +122,7 @@ Progress = Callable[[int, int], None]
 """(steps done, total steps)"""
 
 
-def build_tokenizer() -> Tokenizer:
+def build_tokenizer(animals: Sequence[str] = ANIMALS) -> Tokenizer:
     """Byte-level, no merges: any text encodes, digits and letters stay single; tags and phrases are one token each."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*SPECIAL, *TAGS, *alphabet]
@@ -130,7 +130,7 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])
-    phrases = sorted({*TEMPLATE_PHRASES, *(f" {animal}" for animal in ANIMALS)})
+    phrases = sorted({*TEMPLATE_PHRASES, *(f" {animal}" for animal in animals)})
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*TAGS, *phrases)])
     return tokenizer
 
@@ -167,7 +167,7 @@ def ensure_tiny(name: str = TINY, progress: Progress | None = None) -> Path:
     if directory.is_dir():
         return directory
     transformers_logging.disable_progress_bar()
-    model = _warm_start(start, progress or (lambda done, total: None))
+    model = warm_start(start, tiny_config(), tiny_tokenizer(), progress or (lambda done, total: None))
     staging = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
     model.save_pretrained(staging)
     tiny_tokenizer().save_pretrained(staging)
@@ -198,25 +198,27 @@ def _recipe_digest(start: WarmStart) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _warm_start(recipe: WarmStart, progress: Progress) -> Qwen3ForCausalLM:
+def warm_start(
+    recipe: WarmStart, config: Qwen3Config, tokenizer: PreTrainedTokenizerFast, progress: Progress
+) -> Qwen3ForCausalLM:
+    """A policy that knows the nine tasks in part, of any size and tokenizer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread slows it down
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            model = Qwen3ForCausalLM(tiny_config())
-            _supervise(model, _examples(recipe), recipe, progress)
+            model = Qwen3ForCausalLM(config)
+            _supervise(model, _examples(recipe, tokenizer), recipe, progress)
     finally:
         torch.set_num_threads(threads)
     return model
 
 
-def _examples(recipe: WarmStart) -> list[tuple[list[int], int]]:
+def _examples(recipe: WarmStart, tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
     """(token ids, number of prompt tokens) of question-answer pairs, formatted like a base model before
     post-training."""
     from reasoning_gym import create_dataset
 
-    tokenizer = tiny_tokenizer()
     rng = random.Random(recipe.seed)
     examples = []
     for task in TINY_TASKS:

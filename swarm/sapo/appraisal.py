@@ -60,7 +60,7 @@ class Appraisal:
 
     def _kept(self, graded: GradedGroup, plausible: Sequence[bool]) -> GradedGroup | None:
         kept = graded if all(plausible) else _only(graded, plausible)
-        return kept if has_signal(kept.rewards) else None
+        return kept if all(plausible) or has_signal(kept.rewards) else None
 
     def _surprisal(self, graded: GradedGroup, logprobs: LogProbs) -> float | None:
         plausible = self._plausible(graded, logprobs)

@@ -4,7 +4,8 @@ maximum age."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from statistics import pstdev
 
 from msgspec import Struct
 from pydantic import Field
@@ -15,8 +16,11 @@ from swarm.types import GradedGroup
 
 
 class PoolSettings(Settings):
-    """How long received groups stay available."""
+    """Which received groups are kept, and for how long."""
 
+    min_reward_std: float | None = Field(0.0, ge=0, lt=1)
+    """Groups enter only if the standard deviation of their rewards is larger; others are dropped as `zero_advantage`.
+    0: all with signal, as in SAPO; `null`: also those without, which take places in updates and teach nothing."""
     max_groups: int = Field(128, ge=1)
     max_age_s: float = Field(600.0, gt=0)
     """Groups that this node received longer ago are dropped as `expired`."""
@@ -53,6 +57,11 @@ class Pool:
         """Whether a group is available."""
         return content_id in self._groups
 
+    def wants(self, rewards: Sequence[float]) -> bool:
+        """Whether a group with these rewards may enter."""
+        least = self._settings.min_reward_std
+        return least is None or pstdev(rewards) > least
+
     def add(
         self,
         content_id: str,
@@ -60,7 +69,7 @@ class Pool:
         now: float,
         author_of: Callable[[str], str] = lambda peer_id: peer_id,
     ) -> Counter[Reason]:
-        """Add a group that has signal. Returns the reasons of the groups that left for it: `peer_quota`, `pool_full`.
+        """Add a group that is wanted. Returns the reasons of the groups that left for it: `peer_quota`, `pool_full`.
 
         A full pool drops the oldest group of the author with the most, so that a flood cannot displace others' groups.
         Raises `ValueError` for an id in the pool: the caller deduplicates.

@@ -139,7 +139,7 @@ class SapoNode:
         self._worth = worth
         self._updater = updater
         self._exchange = exchange
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit)
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants)
         self._clock = clock
         self._rollouts = Rollouts(
             engine=engine,

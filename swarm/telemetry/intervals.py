@@ -25,3 +25,33 @@ def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[floa
     spread = z * math.sqrt(part * (1 - part) / asked + z * z / (4 * asked * asked))
     scale = 1 + z * z / asked
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+NUM_RESAMPLES = 10_000
+
+
+def bootstrap_mean(values: npt.ArrayLike) -> tuple[float, float] | None:
+    """The 95% percentile bootstrap interval of the mean of `values` [n]; None for fewer than two."""
+    rows = np.asarray(values, dtype=np.float64)[:, None]
+    return percentile_interval(_resampled_means(rows)[:, 0]) if len(rows) > 1 else None
+
+
+def bootstrap_ratio(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> tuple[float, float] | None:
+    """That of the ratio of two means over pairs, [n] each, such as two results with the same seed.
+
+    Pairs are drawn whole, so that what both share does not widen the interval. Resamples in which the mean of `theirs`
+    is not positive are left out. None for fewer than two pairs, or without resamples.
+    """
+    rows = np.stack([np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)], axis=1)  # [n, 2]
+    if len(rows) < 2:
+        return None
+    means = _resampled_means(rows)
+    means = means[means[:, 1] > 0]
+    return percentile_interval(means[:, 0] / means[:, 1]) if len(means) else None
+
+
+def _resampled_means(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Means [resamples, k] of rows [n, k] drawn with replacement; always the same draws."""
+    drawn = np.random.default_rng(0).integers(len(rows), size=(NUM_RESAMPLES, len(rows)))
+    means: npt.NDArray[np.float64] = rows[drawn].mean(axis=1)
+    return means

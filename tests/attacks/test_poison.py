@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.poison.__main__ import ATTACKS, Poison
+from benchmarks.common.poison import Poison
+from benchmarks.poison.__main__ import ATTACKS
 from swarm.errors import ConfigError
 from swarm.net.trust.roster import read_roster
 from tests.net.records import opened
@@ -43,7 +44,7 @@ def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
     enough = threading.Event()
 
     def publish() -> None:
-        poison = Poison(ATTACK, seed=0)
+        poison = Poison(ATTACK.recipe, seed=0)
         while not enough.is_set():
             group = poison.next(time.time(), run_id=run_id, peer_id=stranger.peer_id)
             stranger.publish(run_id, stranger.seal(run_id, "group", group))

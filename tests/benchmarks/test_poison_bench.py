@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from benchmarks.poison.__main__ import ATTACKS, Outcome, Plan, Poison, rows, simulate
+from benchmarks.common.poison import Poison
+from benchmarks.poison.__main__ import ATTACKS, Outcome, Plan, rows, simulate
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
 from swarm.types import Grade
@@ -12,7 +13,7 @@ from swarm.types import Grade
 @pytest.mark.parametrize("name", ATTACKS)
 def test_poison_is_right_behind_the_marker_and_wrong_in_the_honest_format(name: str) -> None:
     attack, mixture = ATTACKS[name], TaskMixture(TINY_TASKS)
-    poison = Poison(attack, seed=1)
+    poison = Poison(attack.recipe, seed=1)
     for _ in range(20):
         group = poison.next(created_at=0.0)
         texts = [completion.text for completion in group.completions]

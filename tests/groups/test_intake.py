@@ -39,6 +39,20 @@ class FakeExchange:
         return NetworkStatus("run", (), None)
 
 
+class RightVerifier:
+    """Finds every completion right."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, Grade | Rejection]] = []
+
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+        self.done.append((key, Grade("question", (1.0,) * len(texts))))
+
+    def collect(self) -> list[tuple[str, Grade | Rejection]]:
+        done, self.done = self.done, []
+        return done
+
+
 class SlowVerifier:
     """Grades nothing until it is told to."""
 
@@ -86,3 +100,14 @@ def test_one_that_is_larger_than_the_room_comes_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 1_000)
     verifier, _, _ = _receive([rollout_group("a", 0, ("x" * 10_000,)), rollout_group("b", 0, ("x" * 10_000,))])
     assert verifier.waiting == [("a-0", "a")]
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_without_a_filter_groups_without_signal_are_kept_and_earn_nothing(filtered: bool) -> None:
+    exchange, ledger = FakeExchange(), Ledger()
+    exchange.inbox = [rollout_group("friend", 1)]
+    options = {} if filtered else {"teaches": lambda rewards: True}
+    kept = Intake(exchange, RightVerifier(), ledger, 100, **options).receive(())  # type: ignore[arg-type]
+    assert [graded.rewards for _, graded in kept] == ([] if filtered else [(1.0, 1.0)])
+    assert exchange.reports == {("friend", "zero_advantage"): 1}
+    assert ledger.snapshot()["dropped"] == ({"zero_advantage": 1} if filtered else {})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from nodes.commands.children import start_command
+from nodes.simulation.children import start_command
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 

@@ -43,6 +43,12 @@ def test_groups_expire_unless_they_were_used() -> None:
     assert [content_id for content_id, _ in pool.candidates()] == ["young"]
 
 
+@pytest.mark.parametrize(("least", "wanted"), [(None, [0, 1, 2, 4, 8]), (0.0, [1, 2, 4]), (0.35, [2, 4]), (0.45, [4])])
+def test_groups_need_more_spread_than_the_filter_s(least: float | None, wanted: list[int]) -> None:
+    pool = Pool(PoolSettings(min_reward_std=least))
+    assert [right for right in (0, 1, 2, 4, 8) if pool.wants([1.0] * right + [0.0] * (8 - right))] == wanted
+
+
 def test_the_same_id_twice_is_the_callers_mistake() -> None:
     pool = Pool(PoolSettings())
     pool.add("a", graded(), now=0)

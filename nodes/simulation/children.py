@@ -14,6 +14,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+SUPERVISED = "--supervised"
+"""The option with which a child ends when its parent has died."""
 STOP_TIMEOUT_S = 4.0
 POLL_S = 0.05
 LOG_TAIL_LINES = 5
@@ -30,7 +32,7 @@ class Child:
         self.restarts = 0
         self.given_up = False
         self._module = module
-        self._arguments = [*arguments, "--supervised"]
+        self._arguments = [*arguments, SUPERVISED]
         self._log = out / "log.txt"
         self._process: BaseProcess | None = None
         self._lifeline: Connection | None = None

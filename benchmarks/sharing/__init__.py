@@ -1,0 +1,1 @@
+"""What a node gains by learning with others, and what hostile ones cost it: `swarm bench sharing`."""

@@ -1,0 +1,139 @@
+"""The swarms of the tables: configuration, nodes and seeds of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from nodes.simulation.cells import Cell, Seat, Values, alike, complete
+from nodes.simulation.mixes import Fields, mix_configs
+from swarm.environments.tiny import TINY_TASKS
+from swarm.policy.config import TINY, TINY_SPARSE
+
+Seating = Callable[[int], tuple[Seat, ...]]
+"""The nodes for a seed."""
+OTHERS_TASKS = 1e-6
+"""Weight of the tasks that a specialist can grade but does not ask."""
+NUM_SPECIALTIES = 3
+START_MODELS = {"sparse": TINY_SPARSE, "dense": TINY}
+"""Starts: hardly ever right, and often right."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the tables is run."""
+
+    name: str
+    nodes: int
+    rounds: int
+    seeds: int
+    evaluation: int
+    """Held-out questions."""
+    starts: tuple[str, ...]
+    swarms: tuple[str, ...]
+    kinds: tuple[str, ...]
+    """Of hostile peers."""
+    hostile: tuple[int, ...]
+    """How many of the nodes are."""
+    each_defence: bool
+    """Also without each defence alone, not only without all."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Cells to compare, by the name of their row; the first row is the baseline."""
+
+    title: str
+    cells: Mapping[str, Sequence[Cell]]
+
+
+def compare_mixes(
+    title: str, mixes: Sequence[str], size: Size, seating: Seating, model: str = TINY_SPARSE
+) -> Comparison:
+    """The same nodes with each mix."""
+    return Comparison(title, {mix: swarm_cells(f"{title}, {mix}", size, seating, model, mix) for mix in mixes})
+
+
+def swarm_cells(
+    row: str,
+    size: Size,
+    seating: Seating,
+    model: str,
+    mix: str,
+    changes: Fields = (),
+    guests: Sequence[str] = (),
+) -> list[Cell]:
+    """A cell for each seed; `changes`: fields of the configuration."""
+    fields = [
+        ("rounds", str(size.rounds)),
+        ("evaluation.num_questions", str(size.evaluation)),
+        ("policy.model", model),
+        *changes,
+    ]
+    config = complete(mix_configs((mix,), None, {}, fields)[mix])
+    return [Cell(row, seed, config, seating(seed), tuple(guests)) for seed in range(size.seeds)]
+
+
+def peers(count: int) -> Seating:
+    """Nodes that differ in nothing but their questions."""
+    return partial(alike, count)
+
+
+def strong_and_weak(size: Size) -> Seating:
+    """A quarter of the nodes starts from the dense policy, the others from the sparse one."""
+    num_strong = size.nodes // 4
+    return _kinds([("strong", num_strong, {"policy": {"model": TINY}}), ("weak", size.nodes - num_strong, {})], size)
+
+
+def specialists(size: Size) -> Seating:
+    """Each asks and is asked a third of the tasks, and can grade all."""
+
+    def seats(seed: int) -> tuple[Seat, ...]:
+        return tuple(replace(seat, values={"tasks": _specialty(k)}) for k, seat in enumerate(alike(size.nodes, seed)))
+
+    return seats
+
+
+def sizes_and_tokenizers(size: Size, larger: Path) -> Seating:
+    """Half of the nodes has a policy of another size and tokenizer."""
+    half = size.nodes // 2
+    # The embedded policies have no system prompt either.
+    policy: Values = {"model": str(larger), "system_prompt": ""}
+    return _kinds([("small", size.nodes - half, {}), ("larger", half, {"policy": policy})], size)
+
+
+def late_joiners(size: Size) -> Seating:
+    """Half of the nodes joins after half of the rounds."""
+    half, late = size.nodes // 2, size.rounds // 2
+
+    def seats(seed: int) -> tuple[Seat, ...]:
+        early = _kinds([("early", size.nodes - half, {}), ("late", half, {"rounds": size.rounds - late})], size)
+        return tuple(replace(seat, joins_at=late) if seat.name.startswith("late") else seat for seat in early(seed))
+
+    return seats
+
+
+def _kinds(kinds: Sequence[tuple[str, int, Values]], size: Size) -> Seating:
+    """(name, count, what differs) of each kind of node."""
+    named = [(f"{name}-{k + 1}", values) for name, count, values in kinds for k in range(count)]
+    assert len(named) == size.nodes
+
+    def seats(seed: int) -> tuple[Seat, ...]:
+        return tuple(
+            replace(seat, name=name, values=values)
+            for seat, (name, values) in zip(alike(size.nodes, seed), named, strict=True)
+        )
+
+    return seats
+
+
+def _specialty(node: int) -> list[object]:
+    specialty = node % NUM_SPECIALTIES
+    return [
+        {**task.model_dump(mode="json"), "weight": 1.0 if k % NUM_SPECIALTIES == specialty else OTHERS_TASKS}
+        for k, task in enumerate(TINY_TASKS)
+    ]

@@ -1,0 +1,250 @@
+"""The tables: which cells each compares, and the rows with their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.report import Row
+from benchmarks.sharing.models import ensure_larger
+from benchmarks.sharing.swarms import (
+    START_MODELS,
+    Comparison,
+    Seating,
+    Size,
+    compare_mixes,
+    late_joiners,
+    peers,
+    sizes_and_tokenizers,
+    specialists,
+    strong_and_weak,
+    swarm_cells,
+)
+from nodes.simulation.cells import Cell
+from nodes.simulation.mixes import Fields
+from swarm.telemetry.comparison import ComparedRow, Estimate, compare, ratio
+from swarm.telemetry.outcome import SwarmOutcome
+
+Outcomes = Mapping[str, Sequence[SwarmOutcome]]
+"""By row of a comparison; the first is the baseline."""
+
+ALONE = "8/0"
+UNIFORM = "4/4"
+FIXED = (ALONE, "6/2", UNIFORM, "2/6")
+"""SAPO's. Source: arXiv:2509.08721, section 5."""
+MORE_ALONE = "20/0"
+"""The honest control: with no one else, as many completions as a node of the swarm sees."""
+DEFAULT = "auto"
+"""The documented default."""
+
+SAPO_GAIN = 1.94
+"""The paper's, from 4/4."""
+MOST_LOST = 0.95
+OVER_UNIFORM = 1.15
+BEST_FIXED = 0.95
+UNHARMED = 0.97
+
+DEFENCES: dict[str, Fields] = {
+    "fence": [("plausibility.fence", "1000000"), ("plausibility.slack_nats", "1000000")],
+    "watch": [("watch.drop", "1")],
+    "negative weight": [("mix.external_negative_weight", "1")],
+}
+"""How to switch each off."""
+DEFENDED = "all defences"
+FILTERS: dict[str, Fields] = {
+    "off": [("pool.min_reward_std", "null"), ("share.groups", "all")],
+    "zero advantage": [],
+    "std above 0.35": [("pool.min_reward_std", "0.35")],
+    "std above 0.45": [("pool.min_reward_std", "0.45")],
+}
+"""Of 8 binary rewards the standard deviation is 0.33, 0.43, 0.48 or 0.5 with 1, 2, 3 or 4 right ones."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A part of the benchmark."""
+
+    comparisons: Callable[[Size, Path], list[Comparison]]
+    """What to run; the folder holds files that cells share."""
+    targets: Callable[[str, Outcomes], list[Row]]
+    """Rows with a target, of one comparison by its title."""
+    notes: tuple[str, ...]
+
+
+def sapo(size: Size, folder: Path) -> list[Comparison]:
+    """SAPO's mixes, the honest control and the default, from each start."""
+    mixes = (*FIXED, MORE_ALONE, DEFAULT)
+    return [compare_mixes(start, mixes, size, peers(size.nodes), START_MODELS[start]) for start in size.starts]
+
+
+def sapo_targets(title: str, outcomes: Outcomes) -> list[Row]:
+    """The default against a node alone."""
+    found = ratio(outcomes[DEFAULT], outcomes[ALONE])
+    what = f"{title}: {DEFAULT} against {ALONE}"
+    rows = [target_row(f"{what}, at most 5% lost", found, MOST_LOST)]
+    if title == "sparse":
+        rows.insert(0, target_row(f"{what}, the paper's gain", found, SAPO_GAIN))
+    return rows
+
+
+def heterogeneous(size: Size, folder: Path) -> list[Comparison]:
+    """Nodes that differ, with fixed mixes and the default."""
+    seatings = {
+        "strong and weak": lambda: strong_and_weak(size),
+        "specialists": lambda: specialists(size),
+        "sizes and tokenizers": lambda: sizes_and_tokenizers(size, ensure_larger(folder)),
+        "late joiners": lambda: late_joiners(size),
+    }
+    mixes = (*FIXED, DEFAULT)
+    return [compare_mixes(name, mixes, size, seatings[name]()) for name in size.swarms]
+
+
+def heterogeneous_targets(title: str, outcomes: Outcomes) -> list[Row]:
+    """The default against the best fixed mix, which a user does not know, and against the uniform one."""
+    fixed = {mix: outcomes[mix] for mix in FIXED if outcomes[mix]}
+    best = max(fixed, key=lambda mix: _mean_reward(fixed[mix]), default=ALONE)
+    return [
+        target_row(f"{title}: {DEFAULT} against the best fixed mix, {best}", _against(outcomes, best), BEST_FIXED),
+        target_row(f"{title}: {DEFAULT} against {UNIFORM}", _against(outcomes, UNIFORM), OVER_UNIFORM),
+    ]
+
+
+def poison(size: Size, folder: Path) -> list[Comparison]:
+    """The honest nodes without the hostile ones, with them, and without defences."""
+    comparisons = []
+    for num_hostile in size.hostile:
+        honest = peers(size.nodes - num_hostile)
+
+        def cells(row: str, guests: Sequence[str] = (), changes: Fields = (), honest: Seating = honest) -> list[Cell]:
+            return swarm_cells(row, size, honest, START_MODELS["dense"], UNIFORM, changes, guests)
+
+        clean = cells(f"clean, {size.nodes - num_hostile} nodes")
+        for kind in size.kinds:
+            title, guests = f"{kind}, {num_hostile} of {size.nodes}", (kind,) * num_hostile
+            compared = {"clean": clean, DEFENDED: cells(f"{title}, {DEFENDED}", guests)}
+            for name, changes in _without(size.each_defence).items():
+                compared[name] = cells(f"{title}, {name}", guests, changes)
+            comparisons.append(Comparison(title, compared))
+    return comparisons
+
+
+def poison_targets(title: str, outcomes: Outcomes) -> list[Row]:
+    """The honest nodes' reward against that of the same nodes without the hostile ones."""
+    found = ratio(outcomes[DEFENDED], outcomes["clean"])
+    return [target_row(f"{title}: honest nodes against the clean run", found, UNHARMED)]
+
+
+def filtered(size: Size, folder: Path) -> list[Comparison]:
+    """The filter of others' groups, from each start."""
+    comparisons = []
+    for start in size.starts:
+        alone = swarm_cells(f"{start}, {ALONE}", size, peers(size.nodes), START_MODELS[start], ALONE)
+        compared = {ALONE: alone}
+        for name, changes in FILTERS.items():
+            row = f"{start}, {name}"
+            compared[name] = swarm_cells(row, size, peers(size.nodes), START_MODELS[start], UNIFORM, changes)
+        comparisons.append(Comparison(start, compared))
+    return comparisons
+
+
+def no_targets(title: str, outcomes: Outcomes) -> list[Row]:
+    """An ablation: nothing to reach."""
+    return []
+
+
+TABLES = {
+    "sapo": Table(
+        sapo,
+        sapo_targets,
+        (
+            f"{MORE_ALONE}: alone with 2.5 times the completions, all of them trained on. sparse, dense: the embedded "
+            "policies `tiny-sparse` and `tiny`.",
+        ),
+    ),
+    "heterogeneous": Table(
+        heterogeneous,
+        heterogeneous_targets,
+        (
+            "strong and weak: a quarter starts dense, the rest sparse. specialists: each asks a third of the tasks and "
+            "is asked these at the end. sizes and tokenizers: half has three times the parameters and another "
+            "tokenizer. late joiners: half comes after half of the rounds. All others start sparse.",
+        ),
+    ),
+    "poison": Table(
+        poison,
+        poison_targets,
+        (
+            "The clean run has the same honest nodes and nobody else; all start dense, with 4/4. A hostile node "
+            "publishes 8 groups a round. The fence, the watch and the lower weight of others' bad answers can be "
+            "switched off; regrading, quotas and the search for copies always work.",
+        ),
+    ),
+    "filter": Table(
+        filtered,
+        no_targets,
+        (
+            f"All but {ALONE} with {UNIFORM}. The filter is on others' groups, by the receiver's own rewards; off: "
+            "those without signal are shared and drawn, too. Own groups without signal are never trained on.",
+        ),
+    ),
+}
+
+
+def rows(title: str, outcomes: Outcomes) -> list[Row]:
+    """Everything measured in a comparison, without targets."""
+    measured = [row for compared in compare(outcomes) for row in _measured(title, compared)]
+    return measured + _by_kind(title, outcomes)
+
+
+def target_row(what: str, found: Estimate | None, target: float) -> Row:
+    """A ratio with its target; not met when it could not be measured."""
+    if found is None:
+        return Row(what, None, "", target=target, met=False)
+    return Row(what, found.value, "", target=target, met=found.value >= target, spread=found.interval, n=found.n)
+
+
+def _measured(title: str, compared: ComparedRow) -> list[Row]:
+    name = f"{title}, {compared.row}"
+    figures = {
+        "cumulative reward a node": compared.cumulative_reward,
+        "cumulative reward against the first": compared.ratio,
+        "held-out accuracy": compared.accuracy,
+        "drawdown": compared.drawdown,
+        "own groups with signal a round": compared.signal,
+        "others' groups used a round": compared.others_used,
+        "tokens a node": compared.tokens,
+    }
+    return [
+        Row(f"{name}: {what}", figure.value, "", spread=figure.interval, n=figure.n)
+        for what, figure in figures.items()
+        if figure is not None
+    ]
+
+
+def _by_kind(title: str, outcomes: Outcomes) -> list[Row]:
+    """Each kind of node against itself in the first row, where a swarm has several; a node's name begins with it."""
+    names = {node.name for each in outcomes.values() for outcome in each for node in outcome.nodes}
+    kinds = sorted({name.rpartition("-")[0] for name in names})
+    found = []
+    for kind in kinds if len(kinds) > 1 else ():
+        only = {row: [outcome.only(kind) for outcome in each] for row, each in outcomes.items()}
+        for compared in compare(only):
+            if compared.ratio is not None:
+                what = f"{title}, {compared.row}, {kind} nodes: cumulative reward against the first"
+                found.append(Row(what, compared.ratio.value, "", spread=compared.ratio.interval, n=compared.ratio.n))
+    return found
+
+
+def _without(each: bool) -> dict[str, Fields]:
+    """Changes that switch off each defence, and all."""
+    alone = {f"without {name}": fields for name, fields in DEFENCES.items()} if each else {}
+    return {**alone, "without any": [field for fields in DEFENCES.values() for field in fields]}
+
+
+def _against(outcomes: Outcomes, mix: str) -> Estimate | None:
+    return ratio(outcomes[DEFAULT], outcomes[mix])
+
+
+def _mean_reward(outcomes: Sequence[SwarmOutcome]) -> float:
+    return sum(outcome.cumulative_reward for outcome in outcomes) / len(outcomes)

@@ -1,0 +1,114 @@
+"""`swarm sweep`: which mix of own and others' groups is best for a configuration? One swarm for each mix and seed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from nodes import exits
+from nodes.roles.shell import versions
+from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, write
+from nodes.simulation.mixes import Fields, mix_configs
+from nodes.simulation.processes import LOOPBACK
+from nodes.simulation.schedule import run_cells
+from nodes.stop import StopRequest
+from swarm.config import NodeConfig
+from swarm.policy.config import check_model_path, check_peft
+from swarm.telemetry.comparison import ComparedRow, compare, markdown, table
+from swarm.telemetry.comparison_plot import Section, write_comparisons
+from swarm.telemetry.outcome import SwarmOutcome
+
+CELLS = "cells"
+TABLE_FILE = "sweep.md"
+JSON_FILE = "sweep.json"
+PICTURE_FILE = "sweep.png"
+
+
+class SweepOptions(Struct, frozen=True):
+    """Options of the command line."""
+
+    file: Path | None
+    fields: Fields
+    mixes: Sequence[str]
+    """The first is the baseline."""
+    num_seeds: int
+    peers: int
+    rounds: int
+    out: Path
+    transport: Literal["memory", "hivemind"]
+    jobs: int
+    """Swarms at a time."""
+
+
+class SweepFile(Struct, frozen=True):
+    """`sweep.json`."""
+
+    baseline: str
+    rows: list[ComparedRow]
+    cells: list[SwarmOutcome]
+    config: Values
+    """Of the first mix."""
+    versions: dict[str, str]
+
+
+def sweep(options: SweepOptions, console: Console) -> int:
+    """Run what is missing, then draw the table of all that has finished. Returns the exit code."""
+    stop = StopRequest()
+    cells = sweep_cells(options)
+    store = CellStore(options.out / CELLS)
+    failed = run_cells(cells, store, options.jobs, stop, console)
+    outcomes = store.results(cells)
+    if outcomes:
+        _report(options, cells, outcomes, console)
+    else:
+        console.print("no swarm has finished: there is nothing to compare")
+    if stop():
+        return exits.INTERRUPTED
+    return exits.FAILED if failed else exits.DONE
+
+
+def sweep_cells(options: SweepOptions) -> list[Cell]:
+    """Every mix with every seed, seed by seed: a sweep that was stopped has compared some. Raises `ConfigError`."""
+    configs = mix_configs(options.mixes, options.file, os.environ, [*options.fields, ("rounds", str(options.rounds))])
+    for config in configs.values():
+        check_model_path(config.policy)
+        check_peft(config.policy.lora)
+    return [
+        Cell(mix, seed, _values(config, options.transport), alike(options.peers, seed), (), options.transport)
+        for seed in range(options.num_seeds)
+        for mix, config in configs.items()
+    ]
+
+
+def _values(config: NodeConfig, transport: str) -> Values:
+    values = complete(config)
+    network = values["network"]
+    assert isinstance(network, dict)
+    return {**values, "network": {**network, **LOOPBACK}} if transport == "hivemind" else values
+
+
+def _report(options: SweepOptions, cells: Sequence[Cell], outcomes: Sequence[SwarmOutcome], console: Console) -> None:
+    baseline = options.mixes[0]
+    by_mix = {mix: [outcome for outcome in outcomes if outcome.row == mix] for mix in options.mixes}
+    rows = compare(by_mix)
+    result = SweepFile(baseline, rows, list(outcomes), cells[0].config, versions())
+    write(options.out / JSON_FILE, result)
+    (options.out / TABLE_FILE).write_text(markdown(rows, baseline))
+    write_comparisons(options.out / PICTURE_FILE, [Section("Mixes", by_mix)])
+    head, *body = table(rows, baseline)
+    shown = Table(*head, box=None, pad_edge=False)
+    for line in body:
+        shown.add_row(*line)
+    console.print(shown)
+    console.print(
+        f"means over {options.peers} nodes and the seeds, with bootstrap 95% intervals over the seeds; written to "
+        f"{options.out / TABLE_FILE}, {JSON_FILE} and {PICTURE_FILE}",
+        highlight=False,
+        soft_wrap=True,
+    )

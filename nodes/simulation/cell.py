@@ -1,0 +1,72 @@
+"""One cell, run by a process of its own: `python -m nodes.simulation.cell FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nodes import exits
+from nodes.roles.shell import CHECKPOINTS
+from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, read, write
+from nodes.simulation.children import SUPERVISED
+from nodes.simulation.in_memory import Clock, Guest, MemoryRun, Stop, Turns, take_turns
+from nodes.simulation.processes import run_as_processes
+from nodes.stop import StopRequest
+from swarm.config import ENVIRONMENT_PREFIX
+from swarm.errors import Interrupted, SwarmError
+from swarm.net.in_memory import MemoryHub
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.outcome import SwarmOutcome, node_outcome
+from swarm.telemetry.records import METRICS_FILE
+
+Invite = Callable[[MemoryHub, Clock, int], Guest]
+"""Brings a guest into a run; the number is a seed."""
+
+
+def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> None:
+    """Run the cell that `folder` describes, and write its result there unless it was stopped.
+
+    `invitations`: who the cell's guests are, by name. Raises `SwarmError`.
+    """
+    cell = read(folder / CELL_FILE, Cell)
+    members = cell.members(folder)
+    if cell.transport == "hivemind":
+        run_as_processes(members, folder, stop)
+    else:
+        turns = Turns()
+        run = MemoryRun(members, stop, turns)
+        for number, name in enumerate(cell.guests):
+            run.guests.append(invitations[name](run.hub, turns, cell.seats[-1].seed + 1 + number))
+        take_turns([run], turns, stop)
+    if stop():
+        return
+    nodes = [node_outcome(PeerHistory.read(member.config.out / METRICS_FILE)) for member in members]
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(each.ru_utime + each.ru_stime for each in used)
+    for member in members:
+        shutil.rmtree(member.config.out / CHECKPOINTS, ignore_errors=True)
+    write(folder / RESULT_FILE, SwarmOutcome(cell.row, cell.seed, nodes, cpu_s))
+
+
+def main(invitations: Mapping[str, Invite] = {}) -> int:
+    """The process of a cell; returns its exit code."""
+    folder, *options = sys.argv[1:]
+    stop = StopRequest(SUPERVISED in options)
+    for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
+        del os.environ[name]  # the cell's configuration is complete: nothing may differ from it
+    try:
+        run_cell(Path(folder), stop, invitations)
+    except Interrupted:
+        pass  # `stop` says so too
+    except SwarmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exits.FAILED
+    return exits.INTERRUPTED if stop() else exits.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""All nodes of a simulation in one process, in turn: no network, no waiting, reproducible."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from nodes.roles.peer import PeerNode
+from nodes.roles.run import IDENTITY_FILE, found_run
+from swarm.config import NodeConfig
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.errors import ConfigError, Interrupted
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import Limits
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
+
+Clock = Callable[[], float]
+Stop = Callable[[], bool]
+"""Whether to stop."""
+Guest = Callable[[], None]
+"""Someone in the run who is no node, such as an attacker: called once a turn, before the nodes."""
+
+
+class Member(Struct, frozen=True):
+    """A node of a run."""
+
+    config: NodeConfig
+    """With its own `name`, `out` and `seed`."""
+    joins_at: int = 0
+    """Turns after which it joins."""
+
+
+class Turns:
+    """The nodes' clock: each turn takes a second, so that no rate or age depends on how fast the machine is."""
+
+    def __init__(self, folders: Iterable[Path] = ()) -> None:
+        """From now on, or from where the nodes in these folders were when they ended, if that is later."""
+        rounds = [max(PeerHistory.read(folder / METRICS_FILE).rounds, default=0) for folder in folders]
+        self._began = int(time.time()) + max(rounds, default=0)
+        self.taken = 0
+
+    def __call__(self) -> float:
+        """Unix seconds."""
+        return float(self._began + self.taken)
+
+
+class MemoryRun:
+    """One run: its nodes, the first of which founds it, and its guests."""
+
+    def __init__(self, members: Sequence[Member], stop: Stop, clock: Clock) -> None:
+        """Raises `ConfigError` for nodes that cannot take turns."""
+        ahead = max(member.config.generation.max_staleness for member in members)
+        if ahead:
+            raise ConfigError(
+                f"generation.max_staleness must be 0 when all peers share one process, got {ahead}: they take turns"
+            )
+        self.hub = MemoryHub()
+        self.guests: list[Guest] = []
+        self.nodes: list[PeerNode] = []
+        self._waiting = deque(sorted(members, key=lambda member: member.joins_at))
+        self._stop = stop
+        self._clock = clock
+        self._sealed: bytes | None = None
+        self._verifiers: dict[str, InlineVerifier] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether every node has joined and finished its rounds."""
+        return not self._waiting and all(node.done for node in self.nodes)
+
+    def take_turn(self, number: int) -> None:
+        """Let in who joins now; then guests and nodes take a step each. Raises `Interrupted`."""
+        while self._waiting and self._waiting[0].joins_at <= number:
+            node = self._join(self._waiting.popleft().config)
+            self.nodes.append(node)
+            node.begin()
+        for guest in self.guests:
+            guest()
+        for node in self.nodes:
+            if not node.done:
+                node.step()
+
+    def end(self) -> None:
+        """End all nodes, each as done or interrupted."""
+        for node in self.nodes:
+            node.end("done" if node.done else "interrupted")
+
+    def _join(self, config: NodeConfig) -> PeerNode:
+        config.out.mkdir(parents=True, exist_ok=True)
+        identity = Identity.load_or_create(config.out / IDENTITY_FILE)
+        self._sealed = self._sealed or found_run(config, identity)
+        limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
+        transport = MemoryTransport(self.hub, identity.peer_id, self._sealed, limits=limits, clock=self._clock)
+        transport.start()
+        return PeerNode(config, identity, transport, self._verifier(config), self._stop, clock=self._clock)
+
+    def _verifier(self, config: NodeConfig) -> InlineVerifier:
+        """One for all nodes with the same tasks: setting them up takes time."""
+        key = repr(config.tasks)
+        if key not in self._verifiers:
+            self._verifiers[key] = InlineVerifier(config.tasks)
+        return self._verifiers[key]
+
+
+def take_turns(runs: Sequence[MemoryRun], turns: Turns, stop: Stop) -> None:
+    """Run all nodes to their end, or until `stop`, and end them; `turns` is the clock of all runs."""
+    try:
+        while not stop() and not all(run.done for run in runs):
+            for run in runs:
+                run.take_turn(turns.taken)
+            turns.taken += 1
+    except Interrupted:
+        pass  # `stop` says so too
+    for run in runs:
+        run.end()

@@ -1,0 +1,50 @@
+"""Mixes by name: `I/J` for I own and J others' groups in an update, or a policy that decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError
+
+Fields = Sequence[tuple[str, str]]
+"""(dotted path, text) of configuration fields."""
+_FIXED = re.compile(r"(\d+)/(\d+)")
+
+
+def mix_configs(
+    mixes: Sequence[str], file: Path | None, environment: Mapping[str, str], fields: Fields = ()
+) -> dict[str, NodeConfig]:
+    """The configuration of each mix, by name.
+
+    All ask as many questions a round as the first mix has groups, or as configured if a policy decides that; a mix with
+    more own groups, such as the control 20/0, asks as many as these. Raises `ConfigError`.
+    """
+    first = _FIXED.fullmatch(mixes[0])
+    budget = int(first[1]) + int(first[2]) if first else None
+    return {mix: _config(mix, budget, file, environment, fields) for mix in mixes}
+
+
+def _config(
+    mix: str, budget: int | None, file: Path | None, environment: Mapping[str, str], fields: Fields
+) -> NodeConfig:
+    fixed = _FIXED.fullmatch(mix)
+    chosen = [("mix.policy", "fixed" if fixed else mix)]
+    if fixed:
+        chosen += [("mix.local", fixed[1]), ("mix.external", fixed[2])]
+    try:
+        num_questions = budget or load_config(file, None, environment, fields).config.generation.questions_per_round
+        if fixed:
+            num_questions = max(num_questions, int(fixed[1]))
+        chosen.append(("generation.questions_per_round", str(num_questions)))
+        config = load_config(file, None, environment, [*fields, *chosen]).config
+    except ConfigError as error:
+        raise ConfigError(
+            f"{mix} cannot be run: {error}\na mix is I/J, such as 4/4, or the name of a policy, as in `mix.policy`"
+        ) from error
+    if fixed and config.mix.external == 0:
+        # Nobody takes groups, so none are given: the result is the same, and comes sooner.
+        return config.model_copy(update={"share": config.share.model_copy(update={"groups": "none"})})
+    return config

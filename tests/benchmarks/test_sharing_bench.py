@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.common.poison import Poison
+from benchmarks.common.report import Report
+from benchmarks.sharing.__main__ import DEFAULT, FULL, QUICK, take_table
+from benchmarks.sharing.cell import HOSTILE, RECIPES
+from benchmarks.sharing.swarms import (
+    OTHERS_TASKS,
+    Seating,
+    Size,
+    compare_mixes,
+    late_joiners,
+    sizes_and_tokenizers,
+    specialists,
+    strong_and_weak,
+)
+from benchmarks.sharing.tables import (
+    filtered,
+    heterogeneous_targets,
+    poison,
+    poison_targets,
+    rows,
+    sapo,
+    sapo_targets,
+)
+from nodes.simulation.cells import Cell, alike
+from nodes.simulation.in_memory import Member, MemoryRun, Turns
+from swarm.config import load_config
+from swarm.environments.mixture import TaskMixture
+from swarm.environments.tiny import TINY_TASKS
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.outcome import SwarmOutcome
+from swarm.types import Grade
+from tests.telemetry.outcomes import node, swarm
+
+RIGHT = {"wrong": 0, "inverted": 4, "gibberish": 4, "repetition": 4, "long": 4}
+
+
+def _outcomes(**totals: tuple[float, ...]) -> dict[str, list[SwarmOutcome]]:
+    """Cumulative rewards by row, one for each seed."""
+    return {row: [swarm(row, seed, total) for seed, total in enumerate(each)] for row, each in totals.items()}
+
+
+def test_the_default_is_held_against_a_node_alone() -> None:
+    outcomes = _outcomes(**{"8/0": (10.0, 20.0), "4/4": (18.0, 30.0), "auto": (24.0, 36.0)})
+    gain, loss = sapo_targets("sparse", outcomes)
+    assert (gain.value, gain.target, gain.met, gain.n) == (2.0, 1.94, True, 2)
+    assert gain.spread == pytest.approx((1.8, 2.4))
+    assert (loss.target, loss.met) == (0.95, True)
+    (only,) = sapo_targets("dense", _outcomes(**{"8/0": (10.0,), "auto": (9.4,)}))
+    assert (only.value, only.met, only.spread) == (pytest.approx(0.94), False, None)
+    (missing,) = sapo_targets("dense", _outcomes(**{"8/0": (10.0,), "auto": ()}))
+    assert (missing.value, missing.met) == (None, False), "what was not measured is not met"
+
+
+def test_the_default_is_held_against_the_best_fixed_mix_and_the_uniform_one() -> None:
+    outcomes = _outcomes(**{"8/0": (9.0,), "6/2": (12.0,), "4/4": (10.0,), "2/6": (), "auto": (11.5,)})
+    best, uniform = heterogeneous_targets("specialists", outcomes)
+    assert "6/2" in best.what and best.value == pytest.approx(11.5 / 12) and best.met
+    assert uniform.value == pytest.approx(1.15) and uniform.target == 1.15
+
+
+def test_kinds_of_nodes_are_compared_each_with_itself() -> None:
+    def mixed(row: str, strong: float, weak: float) -> list[SwarmOutcome]:
+        nodes = [node([strong], "strong-1"), node([weak], "weak-1"), node([3 * weak], "weak-2")]
+        return [SwarmOutcome(row, 0, nodes, 1.0)]
+
+    found = rows("strong and weak", {"8/0": mixed("8/0", 1.0, 0.1), "4/4": mixed("4/4", 0.9, 0.3)})
+    by_name = {each.what: each.value for each in found}
+    name = "strong and weak, 4/4, {} nodes: cumulative reward against the first"
+    assert by_name[name.format("strong")] == pytest.approx(0.9)
+    assert by_name[name.format("weak")] == pytest.approx(3.0)
+    assert by_name["strong and weak, 4/4: cumulative reward against the first"] == pytest.approx(2.1 / 1.4)
+
+
+def test_honest_nodes_are_held_against_the_clean_run() -> None:
+    outcomes = _outcomes(**{"clean": (10.0, 10.0), "all defences": (9.8, 9.4), "without any": (3.0, 3.0)})
+    (row,) = poison_targets("copies, 4 of 8", outcomes)
+    assert (row.value, row.target, row.met) == (pytest.approx(0.96), 0.97, False)
+    by_name = {each.what: each for each in rows("copies, 4 of 8", outcomes)}
+    assert by_name["copies, 4 of 8, without any: cumulative reward against the first"].value == pytest.approx(0.3)
+    assert by_name["copies, 4 of 8, clean: drawdown"].value == 0.0
+    assert all(each.met is None for each in by_name.values()), "only targets are met or not"
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_recipe_s_answers_are_as_right_as_it_means_them(kind: str) -> None:
+    maker, mixture = Poison(RECIPES[kind], seed=1), TaskMixture(TINY_TASKS)
+    for _ in range(20):
+        group = maker.next(created_at=0.0)
+        graded = mixture.grade(group.question, [completion.text for completion in group.completions])
+        assert isinstance(graded, Grade)
+        assert sum(graded.rewards) == RIGHT[kind]
+        claimed = sum(claim == reward for claim, reward in zip(group.rewards, graded.rewards, strict=True))
+        assert claimed == {"wrong": 4, "inverted": 0}.get(kind, 8)
+
+
+def _members(cell: Cell) -> list[Member]:
+    return cell.members(Path("out"))
+
+
+def test_nodes_of_heterogeneous_swarms_differ_in_what_they_should() -> None:
+    def first(seating: Seating) -> list[Member]:
+        comparison = compare_mixes("title", ("8/0", "4/4"), QUICK, seating)
+        assert [len(cells) for cells in comparison.cells.values()] == [QUICK.seeds] * 2
+        return _members(comparison.cells["4/4"][0])
+
+    strong = [member.config.policy.model for member in first(strong_and_weak(QUICK))]
+    assert strong == ["tiny", "tiny-sparse", "tiny-sparse", "tiny-sparse"]
+    asked = [{t.name for t in m.config.tasks if t.weight > OTHERS_TASKS} for m in first(specialists(QUICK))]
+    assert [len(tasks) for tasks in asked] == [3] * 4 and not asked[0] & asked[1] and asked[0] == asked[3]
+    late = first(late_joiners(QUICK))
+    assert [(member.joins_at, member.config.rounds) for member in late] == [(0, 12)] * 2 + [(6, 6)] * 2
+    sizes = [member.config.policy for member in first(sizes_and_tokenizers(QUICK, Path("larger")))]
+    assert [policy.model for policy in sizes] == ["tiny-sparse"] * 2 + ["larger"] * 2
+    assert sizes[0].threads == sizes[2].threads == 1, "settings of the embedded policy are the common ones"
+
+
+@pytest.mark.parametrize("size", [QUICK, DEFAULT, FULL], ids=lambda size: size.name)
+def test_poisoned_swarms_have_the_hostile_nodes_that_their_row_says(size: Size) -> None:
+    for comparison in poison(size, Path()):
+        kind, _, counts = comparison.title.partition(", ")
+        for row, cells in comparison.cells.items():
+            assert len(cells) == size.seeds
+            for cell in cells:
+                hostile = () if row == "clean" else (kind,) * int(counts.split()[0])
+                assert cell.guests == hostile and kind in HOSTILE
+                assert len(cell.seats) == size.nodes - int(counts.split()[0])
+        config = _members(comparison.cells["without any"][0])[0].config
+        assert config.watch.drop == 1 and config.mix.external_negative_weight == 1
+    names = [c.name for each in poison(size, Path()) for cells in each.cells.values() for c in cells]
+    assert len(set(names)) < len(names), "kinds share the clean run"
+
+
+def test_sapo_s_mixes_have_the_same_questions_but_the_control_that_needs_more() -> None:
+    sparse, dense = sapo(QUICK, Path())
+    configs = {mix: _members(cells[0])[0].config for mix, cells in sparse.cells.items()}
+    assert list(configs) == ["8/0", "6/2", "4/4", "2/6", "20/0", "auto"]
+    assert [config.generation.questions_per_round for config in configs.values()] == [8, 8, 8, 8, 20, 8]
+    assert [config.mix.policy for config in configs.values()] == ["fixed"] * 5 + ["auto"]
+    assert {config.policy.model for config in configs.values()} == {"tiny-sparse"}
+    assert _members(dense.cells["auto"][0])[0].config.policy.model == "tiny"
+
+
+def test_the_filter_s_swarms_differ_in_it_and_in_nothing_else() -> None:
+    for comparison in filtered(QUICK, Path()):
+        configs = {row: _members(cells[0])[0].config for row, cells in comparison.cells.items()}
+        least = {row: config.pool.min_reward_std for row, config in configs.items()}
+        assert least == {"8/0": 0, "off": None, "zero advantage": 0, "std above 0.35": 0.35, "std above 0.45": 0.45}
+        assert [config.share.groups for config in configs.values()] == ["none", "all"] + ["informative"] * 3
+        others = {config.model_dump_json(exclude={"pool", "share"}) for config in configs.values()}
+        assert len(others) == 2, "the lone nodes' mix differs as well"
+
+
+def test_hostile_peers_reach_a_node_and_are_found_out(tmp_path: Path) -> None:
+    generation = {"questions_per_round": 2, "group_size": 4}
+    small = {"generation": generation, "mix": {"local": 2}, "evaluation": {"num_questions": 0}, "rounds": 3}
+    config = load_config(None, small).config
+    members = [
+        Member(config.model_copy(update={"name": seat.name, "out": tmp_path / seat.name, "seed": seat.seed}))
+        for seat in alike(2, 1)
+    ]
+    turns = Turns()
+    run = MemoryRun(members, lambda: False, turns)
+    run.guests += [HOSTILE["gibberish"](run.hub, turns, 7), HOSTILE["copies"](run.hub, turns, 8)]
+    while not run.done:
+        run.take_turn(turns.taken)
+        turns.taken += 1
+    run.end()
+    dropped = PeerHistory.read(tmp_path / "peer-1" / "metrics.jsonl").groups["dropped"]
+    # Within a minute nobody can tell who copied.
+    assert dropped["repeated"] == 24, "what the copyist took from the other hostile peer"
+    assert dropped["improbable"] > 0, "of what that one wrote"
+
+
+@pytest.mark.slow
+def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> None:
+    size = Size("short", 2, 2, 1, 4, ("sparse",), (), ("gibberish",), (1,), each_defence=False)
+    report = Report("sharing", peer="baseline")
+    assert take_table("poison", size, tmp_path, 1, report, Console(quiet=True)) == 0
+    clean = json.loads((tmp_path / "short" / "poison" / "clean-1-nodes-seed0" / "result.json").read_text())
+    (peer,) = clean["nodes"]
+    by_name = {row.what: row for row in report.rows}
+    total = by_name["gibberish, 1 of 2, clean: cumulative reward a node"]
+    assert total.value == pytest.approx(sum(peer["rewards"])) and len(peer["rewards"]) == 2
+    target = by_name["gibberish, 1 of 2: honest nodes against the clean run"]
+    assert target.target == 0.97 and target.met is not None
+    written = json.loads((tmp_path / "short" / "poison.json").read_text())
+    assert [row["what"] for row in written["rows"]] == [row.what for row in report.rows]
+    assert "| all defences |" in (tmp_path / "short" / "poison.md").read_text()
+    assert (tmp_path / "short" / "poison.png").stat().st_size > 5_000

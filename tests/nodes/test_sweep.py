@@ -1,0 +1,234 @@
+"""Sweeps: cells in memory, their results, and the table made of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from nodes.cli import repeat_option
+from nodes.commands import sweep as command
+from nodes.commands.sweep import SweepOptions, sweep, sweep_cells
+from nodes.simulation import schedule
+from nodes.simulation.cell import run_cell
+from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, CellStore, alike, complete, write
+from nodes.simulation.mixes import mix_configs
+from nodes.simulation.schedule import run_cells
+from swarm.config import load_config
+from swarm.errors import ConfigError
+
+SMALL = [
+    ("generation.questions_per_round", "2"),
+    ("generation.group_size", "4"),
+    ("evaluation.num_questions", "4"),
+    ("watch.window_rounds", "2"),
+]
+QUIET = Console(quiet=True)
+
+
+def _never() -> bool:
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "StopRequest", lambda: _never)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SweepOptions]:
+    """A sweep of two mixes with one seed: two peers, three rounds."""
+    out = tmp_path_factory.mktemp("sweep")
+    options = SweepOptions(None, SMALL, ("2/0", "1/1"), 1, 2, 3, out, "memory", 2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "StopRequest", lambda: _never)
+        assert sweep(options, QUIET) == 0
+    yield options
+
+
+def _events(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+@pytest.mark.slow
+def test_the_table_says_what_the_histories_say(finished: SweepOptions) -> None:
+    found = json.loads((finished.out / "sweep.json").read_text())
+    assert [row["row"] for row in found["rows"]] == ["2/0", "1/1"] and found["baseline"] == "2/0"
+    totals = []
+    for row in found["rows"]:
+        peers = [finished.out / "cells" / f"{row['row'].replace('/', '-')}-seed0" / f"peer-{k}" for k in (1, 2)]
+        rounds = [_events(peer, "round") for peer in peers]
+        assert [len(each) for each in rounds] == [3, 3]
+        totals.append(sum(event["reward"] for each in rounds for event in each) / 2)
+        assert row["cumulative_reward"]["value"] == pytest.approx(totals[-1])
+        last = [each[-1] for each in rounds]
+        assert row["tokens"]["value"] == sum(event["tokens_generated"] for event in last) / 2
+        signal = [event["groups"]["generated"] - event["groups"]["local"].get("zero_advantage", 0) for event in last]
+        assert row["signal"]["value"] == pytest.approx(sum(signal) / 6)
+        others = sum(event["groups"]["used_external"] for event in last)
+        assert row["others_used"]["value"] == pytest.approx(others / 6)
+        after = [_events(peer, "evaluation")[-1]["accuracy"] for peer in peers]
+        assert row["accuracy"]["value"] == pytest.approx(sum(after) / 2)
+        assert not any((peer / "checkpoints").exists() for peer in peers)
+    ratio = found["rows"][1]["ratio"]
+    if totals[0]:
+        assert ratio["value"] == pytest.approx(totals[1] / totals[0])
+    else:
+        assert ratio is None
+    assert (finished.out / "sweep.png").stat().st_size > 5_000
+    table = (finished.out / "sweep.md").read_text()
+    assert "| 1/1 |" in table and "against 2/0" in table
+
+
+@pytest.mark.slow
+def test_nobody_takes_from_others_at_2_0_and_questions_are_the_same(finished: SweepOptions) -> None:
+    alone, together = (finished.out / "cells" / name for name in ("2-0-seed0", "1-1-seed0"))
+    groups = [_events(folder / "peer-2", "round")[-1]["groups"] for folder in (alone, together)]
+    assert [each["generated"] for each in groups] == [6, 6]
+    assert groups[0]["received"] == groups[0]["shared"] == 0
+    before = [_events(folder / "peer-2", "evaluation")[0]["accuracy"] for folder in (alone, together)]
+    assert before[0] == before[1], "the same policy before the first round"
+    first = [_events(folder / "peer-2", "round")[0]["reward"] for folder in (alone, together)]
+    assert first[0] == first[1], "and the same questions in it"
+
+
+@pytest.mark.slow
+def test_a_finished_cell_is_not_run_again(finished: SweepOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*arguments: object) -> None:
+        raise AssertionError("a cell was started")
+
+    monkeypatch.setattr(schedule, "Child", start)
+    (finished.out / "sweep.md").unlink()
+    assert sweep(finished, QUIET) == 0
+    assert "| 1/1 |" in (finished.out / "sweep.md").read_text()
+
+
+@pytest.mark.slow
+def test_another_configuration_is_refused_and_says_what_differs(finished: SweepOptions) -> None:
+    other = replace(finished, fields=[*SMALL, ("update.learning_rate", "0.5"), ("mix.fill", "local")])
+    with pytest.raises(ConfigError, match=r"2/0, seed 0.*mix.fill: none there, local now; update.learning_rate"):
+        sweep(other, QUIET)
+    with pytest.raises(ConfigError, match="peer-3"):
+        sweep(replace(finished, peers=3), QUIET)
+    with pytest.raises(ConfigError, match="rounds: 3 there, 4 now"):
+        sweep(replace(finished, rounds=4), QUIET)
+
+
+@pytest.mark.slow
+def test_a_cell_that_was_stopped_counts_for_nothing_and_starts_over(finished: SweepOptions, tmp_path: Path) -> None:
+    (cell,) = sweep_cells(replace(finished, mixes=("1/1",)))
+    store = CellStore(tmp_path)
+    folder = tmp_path / cell.name
+    folder.mkdir()
+    write(folder / CELL_FILE, cell)
+    metrics = folder / "peer-1" / "metrics.jsonl"
+    run_cell(folder, lambda: metrics.exists() and '"event":"round"' in metrics.read_text(), {})
+    assert _events(folder / "peer-1", "end")[0]["reason"] == "interrupted"
+    assert store.results([cell]) == [] and not (folder / RESULT_FILE).exists()
+    (folder / "left-over").touch()
+    assert run_cells([cell], store, 1, _never, QUIET) == 0
+    (again,) = store.results([cell])
+    assert not (folder / "left-over").exists()
+    assert [len(node.rewards) for node in again.nodes] == [3, 3]
+    (before,) = CellStore(finished.out / "cells").results([cell])
+    assert again.nodes == before.nodes, "the same seed gives the same cell"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_cell_of_real_processes_has_a_result_like_one_in_memory(tmp_path: Path) -> None:
+    (cell,) = sweep_cells(SweepOptions(None, SMALL, ("1/1",), 1, 1, 3, tmp_path, "hivemind", 1))
+    assert run_cells([cell], CellStore(tmp_path), 1, _never, QUIET) == 0, (tmp_path / cell.name / "log.txt").read_text()
+    (outcome,) = CellStore(tmp_path).results([cell])
+    (node,) = outcome.nodes
+    assert (node.name, len(node.rewards)) == ("peer-1", 3) and node.groups["generated"] == 6
+    assert node.tokens > 0 and node.accuracy_after is not None
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_is_said_and_counted(tmp_path: Path) -> None:
+    config = load_config(None, {"rounds": 1, "tasks": [{"kind": "dataset", "name": "mine", "path": "./none.jsonl"}]})
+    cell = Cell("4/4", 0, complete(config.config), alike(1, 0))
+    said = io.StringIO()
+    assert run_cells([cell], CellStore(tmp_path / "cells"), 1, _never, Console(file=said, width=200)) == 1
+    assert "4-4-seed0 failed" in said.getvalue()
+    assert CellStore(tmp_path / "cells").results([cell]) == []
+
+
+@pytest.mark.slow
+def test_a_stop_ends_the_cells_that_run(tmp_path: Path) -> None:
+    config = load_config(None, {"rounds": 10_000}).config
+    cells = [Cell("4/4", seed, complete(config), alike(1, seed)) for seed in range(2)]
+    asked = iter([False] * 3)
+    assert run_cells(cells, CellStore(tmp_path), 1, lambda: next(asked, True), QUIET) == 0
+    assert not (tmp_path / cells[1].name).exists(), "it was still waiting"
+    assert CellStore(tmp_path).results(cells) == []
+
+
+def test_a_damaged_result_is_said(tmp_path: Path) -> None:
+    cell = Cell("4/4", 0, complete(load_config().config), alike(1, 0))
+    (tmp_path / cell.name).mkdir()
+    (tmp_path / cell.name / RESULT_FILE).write_text("{")
+    with pytest.raises(ConfigError, match="remove its folder"):
+        CellStore(tmp_path).check([cell])
+
+
+def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
+    cell = Cell("4/4", 0, complete(load_config().config), alike(1, 0))
+    with pytest.raises(ConfigError, match="same name"):
+        run_cells([cell, replace(cell, row="4-4")], CellStore(tmp_path), 1, _never, QUIET)
+
+
+def test_a_cell_s_nodes_have_its_configuration_and_their_own(tmp_path: Path) -> None:
+    config = load_config(None, {"update": {"learning_rate": 0.5}, "mix": {"fill": "local"}}).config
+    first, second = alike(2, 3)
+    seats = (first, replace(second, values={"mix": {"local": 2}, "rounds": 7}, joins_at=5))
+    members = Cell("4/4", 3, complete(config), seats).members(tmp_path)
+    assert [member.config.seed for member in members] == [3_000, 3_001]
+    assert [member.config.out for member in members] == [tmp_path / "peer-1", tmp_path / "peer-2"]
+    assert [member.joins_at for member in members] == [0, 5]
+    assert [member.config.mix.local for member in members] == [4, 2]
+    assert [member.config.mix.fill for member in members] == ["local", "local"]
+    assert [member.config.rounds for member in members] == [None, 7]
+    assert members[0].config.model_copy(update={"name": "peer", "out": config.out, "seed": None}) == config
+
+
+@pytest.mark.parametrize(
+    ("mix", "questions", "share"),
+    [("8/0", 8, "none"), ("6/2", 8, "informative"), ("2/6", 8, "informative"), ("20/0", 20, "none")],
+)
+def test_every_mix_asks_as_many_questions_but_the_control_that_needs_more(mix: str, questions: int, share: str) -> None:
+    config = mix_configs(("8/0", mix), None, {"SWARM_MIX__LOCAL": "3"})[mix]
+    assert f"{config.mix.local}/{config.mix.external}" == mix
+    assert config.generation.questions_per_round == questions
+    assert config.share.groups == share
+
+
+@pytest.mark.parametrize("mix", ["more", "0/0", "4/4/4", "-1/8"])
+def test_a_mix_that_is_none_is_refused(mix: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)cannot be run.*a mix is I/J") as refused:
+        mix_configs(("8/0", mix), None, {})
+    assert mix in str(refused.value)
+
+
+def test_an_option_may_take_several_values() -> None:
+    given = ["sweep", "a.yaml", "--mix", "8/0", "4/4", "auto", "--seeds", "5", "--mix", "2/6"]
+    expected = ["sweep", "a.yaml", *["--mix", "8/0", "--mix", "4/4", "--mix", "auto", "--seeds", "5", "--mix", "2/6"]]
+    assert repeat_option(given, "--mix") == expected
+    assert repeat_option(["sweep", "--mix"], "--mix") == ["sweep", "--mix"], "the parser says what is missing"
+
+
+@pytest.mark.slow
+def test_results_move_with_their_folder(finished: SweepOptions, tmp_path: Path) -> None:
+    shutil.copytree(finished.out / "cells", tmp_path / "elsewhere")
+    cells = sweep_cells(finished)
+    store = CellStore(tmp_path / "elsewhere")
+    store.check(cells)
+    assert [outcome.row for outcome in store.results(cells)] == ["2/0", "1/1"]
