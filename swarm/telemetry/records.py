@@ -10,6 +10,8 @@ from typing import Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Struct
 
+from swarm.types import Sample
+
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -98,6 +100,8 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
     num_questions: int
     tasks: dict[str, tuple[int, int]] = {}
     """(correct, asked) by task."""
+    samples: tuple[Sample, ...] = ()
+    """The first questions with their answers, the same questions at every evaluation."""
 
 
 class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="round"):
