@@ -9,7 +9,7 @@ ARGS ?=
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
 
-# A real language model, from a package: some 25 minutes on two cores.
+# A real language model, from a package; meant for half an hour on two cores.
 demo-llm: $(VENV)/.installed-smollm
 	@$(BIN)/swarm demo --model smollm2 --local 2 --external 2 $(ARGS)
 

@@ -108,7 +108,7 @@ def demo(
         raise ConfigError(f"--start chooses between two embedded policies: leave it out with --model, got {model!r}")
     from nodes.commands.demo import DemoOptions
     from nodes.commands.demo import demo as run
-    from nodes.commands.demo_model import num_rounds
+    from nodes.real_models.settings import num_rounds
 
     chosen: Literal["hivemind", "memory"] = "memory" if transport == "memory" else "hivemind"
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")

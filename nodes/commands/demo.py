@@ -25,8 +25,8 @@ from rich.text import Text
 
 from nodes import exits
 from nodes.commands.children import Child, stop_all
-from nodes.commands.demo_model import real_model
-from nodes.commands.footprint import check_fits, footprint
+from nodes.real_models.footprint import check_fits, footprint
+from nodes.real_models.settings import real_model
 from nodes.roles.launch import policy_progress
 from nodes.roles.run import ADDRESS_FILE
 from nodes.roles.shell import versions

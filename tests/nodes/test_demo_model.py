@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from nodes.cli import app
 from nodes.commands import demo as demo_module
-from nodes.commands import demo_model
 from nodes.commands.demo import DemoOptions, _checked, _values
-from nodes.commands.footprint import GIB, Footprint, check_fits, footprint
+from nodes.real_models import settings as demo_model
+from nodes.real_models.footprint import GIB, Footprint, check_fits, footprint
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.policy.loading import Policy
