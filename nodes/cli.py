@@ -67,12 +67,21 @@ def demo(
         str, typer.Option(help="swarm: peers that learn from each other; learner: one learner with workers.")
     ] = "swarm",
     peers: Annotated[int, typer.Option(min=1, max=64, help="Number of peers; each is a process.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer, or steps of the learner.")] = 200,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rounds of each peer, or steps of the learner. Default: 200, with a real model 24."),
+    ] = None,
     local: Annotated[int, typer.Option(min=0, help="I: local groups per update.")] = 4,
     external: Annotated[int, typer.Option(min=0, help="J: external groups per update.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every peer's questions and samples.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Directory for results; default: a new one under runs/.")] = None,
     live: LiveOption = True,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="smollm2, a local directory or a hub id: a real language model. Default: the embedded policy."
+        ),
+    ] = None,
     engine: EngineOption = None,
     transport: Annotated[
         str, typer.Option(help="hivemind: real processes and network; memory: one process, repeatable.")
@@ -88,7 +97,7 @@ def demo(
         bool, typer.Option(help="Run one more node, which learns alone: what the others gain over it is the answer.")
     ] = True,
 ) -> None:
-    """Run a swarm on this machine, and one node alone: is it better to learn nine arithmetic tasks together?"""
+    """Run a swarm on this machine, and one node alone: is it better to learn arithmetic together?"""
     if transport not in ("hivemind", "memory"):
         raise ConfigError(f"--transport must be hivemind or memory, got {transport!r}")
     if mode not in ("swarm", "learner"):
@@ -97,14 +106,17 @@ def demo(
         raise ConfigError("--mode learner needs --peers of at least 2 and --transport hivemind")
     if start not in (None, "sparse", "dense"):
         raise ConfigError(f"--start must be sparse or dense, got {start!r}")
+    if start is not None and model is not None:
+        raise ConfigError(f"--start chooses between two embedded policies: leave it out with --model, got {model!r}")
     from nodes.commands.demo import DemoOptions
     from nodes.commands.demo import demo as run
+    from nodes.real_models.settings import num_rounds
 
     chosen: Literal["hivemind", "memory"] = "memory" if transport == "memory" else "hivemind"
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     options = DemoOptions(
         peers=peers,
-        rounds=rounds,
+        rounds=rounds or num_rounds(model),
         local=local,
         external=external,
         seed=seed,
@@ -114,6 +126,7 @@ def demo(
         mode="learner" if mode == "learner" else "swarm",
         engine=engine,
         start="dense" if start == "dense" or (start is None and mode == "learner") else "sparse",
+        policy=model,
         control=control,
     )
     raise typer.Exit(run(options, _console()))

@@ -25,6 +25,7 @@ from swarm.groups.plausibility import PlausibilitySettings
 from swarm.net.config import NetworkSettings
 from swarm.policy.config import (
     EMBEDDED,
+    SMOLLM2,
     SYSTEM_PROMPT_OF_FORMS,
     SYSTEM_PROMPT_WITH_FORMS,
     TINY,
@@ -165,7 +166,9 @@ def describe_config(loaded: LoadedConfig) -> list[tuple[str, str, str]]:
 
 
 def _preset(model: str) -> tuple[str, Values]:
-    """Defaults for an embedded policy where they differ from those for real models."""
+    """Defaults for this model where they differ from those for any."""
+    if model == SMOLLM2:
+        return f"default for {model}", {"update": {"learning_rate": 1e-5}}
     if model not in EMBEDDED:
         return "", {}
     return f"default for {model}", {

@@ -5,16 +5,23 @@ from __future__ import annotations
 from msgspec import Struct
 
 from swarm.protocols import RolloutEngine, Verifier
-from swarm.types import Rejection, Sampling
+from swarm.types import Answers, Question, Rejection, Sample, Sampling
 
 CORRECT = 0.99
 """Least reward that counts as a correct answer, also for tasks with partial credit."""
+
+
+NUM_SAMPLES = 3
+MAX_SAMPLE_CHARS = 400
+"""Of a question, and of a completion."""
 
 
 class Evaluation(Struct, frozen=True):
     """(correct, asked) by task, without questions that could not be graded."""
 
     tasks: dict[str, tuple[int, int]]
+    samples: tuple[Sample, ...] = ()
+    """The first questions with their answers."""
 
     @property
     def num_correct(self) -> int:
@@ -46,10 +53,19 @@ def evaluate(
         for question, answer in zip(questions, answers, strict=True)
     ]
     counts: dict[str, tuple[int, int]] = {}
-    for question, verdict in zip(questions, verifier.grade(jobs), strict=True):
+    samples: list[Sample] = []
+    for question, answer, verdict in zip(questions, answers, verifier.grade(jobs), strict=True):
         if isinstance(verdict, Rejection):
             continue
         correct, asked = counts.get(question.ref.task, (0, 0))
         # A prompt that leaves no room for a completion counts as a wrong answer.
-        counts[question.ref.task] = (correct + any(reward >= CORRECT for reward in verdict.rewards), asked + 1)
-    return Evaluation(dict(sorted(counts.items())))
+        right = any(reward >= CORRECT for reward in verdict.rewards)
+        counts[question.ref.task] = (correct + right, asked + 1)
+        if len(samples) < NUM_SAMPLES:
+            samples.append(_sample(question, answer, right))
+    return Evaluation(dict(sorted(counts.items())), tuple(samples))
+
+
+def _sample(question: Question, answer: Answers, correct: bool) -> Sample:
+    text = "" if isinstance(answer, Rejection) else answer[0].text
+    return Sample(question.prompt[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], correct)

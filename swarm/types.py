@@ -124,6 +124,14 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     them; never shared."""
 
 
+class Sample(Struct, frozen=True):
+    """A held-out question with a node's own answer, shortened, for people."""
+
+    question: str
+    completion: str
+    correct: bool
+
+
 class PolicyId(Struct, frozen=True):
     """The policy that sampled a group."""
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.evaluation import Evaluation, evaluate
+from swarm.evaluation import MAX_SAMPLE_CHARS, Evaluation, evaluate
 from swarm.telemetry.intervals import wilson_interval
 from swarm.types import Sampling
 from tests.sapo.test_round import FakeEngine, FakeVerifier
@@ -26,3 +26,11 @@ def test_accuracy_counts_graded_questions_only() -> None:
     assert result.tasks == {"gcd": (2, 5)}, "odd questions are answered well; number 3 could not be graded"
     assert result.accuracy == pytest.approx(0.4)
     assert Evaluation({}).accuracy is None
+
+
+def test_the_first_graded_questions_are_kept_with_their_answers_shortened() -> None:
+    engine, verifier = FakeEngine(good="good" * 10_000), FakeVerifier(refused=frozenset({1}))
+    samples = evaluate(engine, verifier, Sampling(), 6, seed=0).samples
+    assert [sample.correct for sample in samples] == [False, False, True], "questions 0, 2 and 3"
+    assert samples[2].completion == ("good" * 10_000)[:MAX_SAMPLE_CHARS] and samples[0].completion == "bad"
+    assert len({sample.question for sample in samples}) == 3

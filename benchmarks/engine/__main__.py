@@ -3,7 +3,7 @@
 `swarm bench engine`: tokens per second against transformers' two generation loops and, with --vllm-python, against
 vLLM, under one token budget; sampled log-probabilities against a teacher-forced pass; the effect of a weight change
 within a completion; the gain from generating during updates and grading during generation; the effect of replaying
-expert choices.
+expert choices; the size from which bfloat16 is faster on this CPU.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
 from benchmarks.engine import ahead
+from benchmarks.engine import dtypes as precision
 from benchmarks.engine import routing as replaying
 from benchmarks.engine.generation import (
     Contender,
@@ -210,6 +211,11 @@ def routing(plan: Plan) -> Result:
     return replaying.routing(plan.quick, plan.repeats)
 
 
+def dtypes(plan: Plan) -> Result:
+    """The size from which bfloat16 is faster on this CPU."""
+    return precision.dtypes(plan.quick, plan.repeats)
+
+
 MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
     "tiny": tiny,
     "small": small,
@@ -219,6 +225,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
     "overlap": overlap,
     "grading": grading,
     "routing": routing,
+    "dtypes": dtypes,
 }
 
 

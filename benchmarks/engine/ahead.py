@@ -157,12 +157,18 @@ class Training:
     """One node that trains alone."""
 
     def __init__(
-        self, model: Path, load: Load, max_staleness: int = 0, grading_s: float = 0.0, at_once: bool = False
+        self,
+        model: Path,
+        load: Load,
+        max_staleness: int = 0,
+        grading_s: float = 0.0,
+        at_once: bool = False,
+        dtype: str = "auto",
     ) -> None:
         """`grading_s` per group; `at_once`: grading starts after all groups are generated."""
         config = NodeConfig.model_validate(
             {
-                "policy": {"model": str(model), "system_prompt": "", "threads": 1},
+                "policy": {"model": str(model), "system_prompt": "", "threads": 1, "dtype": dtype},
                 "generation": {
                     "questions_per_round": load.questions,
                     "group_size": load.group_size,
@@ -225,7 +231,8 @@ def _worker_s() -> float:
 
 
 @contextmanager
-def _saved(size: str) -> Iterator[Path]:
+def saved(size: str) -> Iterator[Path]:
+    """The directory of a random policy of this size."""
     with tempfile.TemporaryDirectory() as folder:
         random_policy(size).save(Path(folder))
         yield Path(folder)
@@ -235,7 +242,7 @@ def overlap(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]
     """Alternating against `max_staleness` 1, interleaved."""
     load = QUICK if quick else LOADS[size]
     alternating_s, overlapping_s, generate_s, update_s, processor = [], [], [], [], []
-    with _saved(size) as model:
+    with saved(size) as model:
         alternating, overlapping = Training(model, load), Training(model, load, max_staleness=1)
         try:
             for _ in range(repeats):
@@ -270,7 +277,7 @@ def grading(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
     """Grading groups as they finish, against grading all afterwards, when grading takes as long as generation."""
     size = "0.13 M"
     load = Load(8, 2, 4, 2) if quick else LOADS[size]
-    with _saved(size) as model:
+    with saved(size) as model:
         free = Training(model, load, grading_s=1e-6)
         try:
             free.rounds_per_s(load.rounds)

@@ -81,26 +81,40 @@ Contender = Callable[[Policy, Workload, int], list[int]]
 """(policy, workload, seed) -> lengths"""
 
 
+SHAPES = {
+    "25 M": {
+        "vocab_size": 8_192,
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 1_152,
+    },
+    "135 M": {  # SmolLM2's
+        "vocab_size": 49_152,
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1_536,
+    },
+}
+
+
 def random_policy(name: str) -> Policy:
-    """`0.13 M`, the embedded policy's architecture, or `25 M` parameters; random weights."""
-    tokenizer = tiny_tokenizer()
+    """`0.13 M`, the embedded policy's architecture, or a size of `SHAPES` in parameters; random weights."""
     config = tiny_config()
-    if name != "0.13 M":
+    if name in SHAPES:
         config = Qwen3Config(
-            vocab_size=8_192,
-            hidden_size=512,
-            num_hidden_layers=8,
-            num_attention_heads=8,
-            num_key_value_heads=4,
+            **SHAPES[name],
             head_dim=64,
-            intermediate_size=1_152,
             max_position_embeddings=1_024,
             tie_word_embeddings=True,
             pad_token_id=0,
             eos_token_id=1,
         )
     torch.manual_seed(0)
-    return Policy(name, Qwen3ForCausalLM(config), tokenizer, system_prompt=None)
+    return Policy(name, Qwen3ForCausalLM(config), tiny_tokenizer(), system_prompt=None)
 
 
 def timed(

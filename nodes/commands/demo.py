@@ -24,15 +24,19 @@ from rich.console import Console
 from rich.text import Text
 
 from nodes import exits
+from nodes.real_models.footprint import check_fits, footprint
+from nodes.real_models.settings import real_model
 from nodes.roles.launch import policy_progress
 from nodes.roles.shell import versions
 from nodes.simulation.children import Child, stop_all
 from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
 from nodes.stop import StopRequest
-from swarm.config import Values, load_config
+from swarm.config import NodeConfig, Values, load_config
+from swarm.engines.transformers.budget import free_bytes
 from swarm.errors import ConfigError, Interrupted
-from swarm.policy.config import TINY, TINY_SPARSE
-from swarm.policy.tiny import ensure_tiny
+from swarm.policy.config import EMBEDDED, TINY, TINY_SPARSE, check_model_path
+from swarm.policy.loading import find_device, find_source
+from swarm.policy.reading import outline
 from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line, summary_table
@@ -66,14 +70,21 @@ class DemoOptions(Struct, frozen=True):
     engine: str | None = None
     """None: as configured by default."""
     start: Literal["sparse", "dense"] = "sparse"
-    """Which embedded policy all nodes start from."""
+    """Which embedded policy all nodes start from, unless another is chosen."""
+    policy: str | None = None
+    """A directory, a hub id or a name; None: the embedded policy of `start`."""
     control: bool = True
     """Whether a lone node shows what the others gain."""
 
     @property
     def model(self) -> str:
-        """The embedded policy."""
-        return TINY_SPARSE if self.start == "sparse" else TINY
+        """The policy that all nodes start from."""
+        return self.policy or (TINY_SPARSE if self.start == "sparse" else TINY)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes with a policy of their own."""
+        return self.peers + self.has_control
 
     @property
     def has_control(self) -> bool:
@@ -84,10 +95,14 @@ class DemoOptions(Struct, frozen=True):
 def demo(options: DemoOptions, console: Console) -> int:
     """Run the swarm and write its report. Returns the exit code: 0, 1 when a peer kept crashing, or 130."""
     stop = StopRequest()
-    _write_config(options)
+    values = _values(options)
+    config = _checked(options, values)
+    with policy_progress(console, options.model) as progress:
+        source = find_source(options.model, progress)
+    if options.model not in EMBEDDED:
+        _check_memory(options, source, config)
+    _write_config(options, values)
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
-    with policy_progress(console) as progress:
-        ensure_tiny(options.model, progress)
     names = _names(options)
     histories = [_history(options, name) for name in names]
     control = _history(options, CONTROL) if options.has_control else None
@@ -100,7 +115,8 @@ def demo(options: DemoOptions, console: Console) -> int:
     children: list[Child] = []
     try:
         with view.shown(console) if live else contextlib.nullcontext():
-            watch = _Watch(view, shown, None if live else console)
+            plain_every = PLAIN_EVERY_ROUNDS if options.model in EMBEDDED else 1
+            watch = _Watch(view, shown, None if live else console, plain_every)
             children += _start(options, names, stop, watch)
             watch.until_done(children, stop)
     except Interrupted:
@@ -126,8 +142,8 @@ def _history(options: DemoOptions, name: str) -> PeerHistory:
     return PeerHistory(options.out / name / METRICS_FILE, name)
 
 
-def _write_config(options: DemoOptions) -> None:
-    """Write the configuration that all peers share, and the control's; a directory with the same ones is resumed."""
+def _values(options: DemoOptions) -> Values:
+    """The configuration that all peers share."""
     values: Values = {
         "run_name": "demo",
         "rounds": options.rounds,
@@ -137,24 +153,49 @@ def _write_config(options: DemoOptions) -> None:
         "evaluation": {"num_questions": 360},
         "network": LOOPBACK,
     }
+    if options.model not in EMBEDDED:
+        values |= real_model(options.model, max(1, options.local + options.external), options.num_nodes)
     if options.mode == "learner":
         del values["rounds"]  # workers continue until the learner has made its steps
         values["follow"] = {"questions": LEARNER_MODE_QUESTIONS}
     if options.engine is not None:
-        values["generation"] = {"engine": options.engine}
-    text = yaml.safe_dump(values, sort_keys=False)
+        generation = values.get("generation")
+        values["generation"] = {**(generation if isinstance(generation, dict) else {}), "engine": options.engine}
+    return values
+
+
+def _checked(options: DemoOptions, values: Values) -> NodeConfig:
+    """The configuration as a peer reads it; an impossible one, or another demo's directory, is refused at once."""
     path = options.out / CONFIG_FILE
-    if path.exists() and path.read_text() != text:
+    if path.exists() and path.read_text() != _as_yaml(values):
         raise ConfigError(f"{options.out} contains a demo with other options; choose another --out, or remove it")
     if not path.exists() and options.out.exists() and any(options.out.iterdir()):
         raise ConfigError(f"{options.out} is not empty and contains no demo; choose another --out")
-    load_config(path if path.exists() else None, values)  # report an impossible mix before anything starts
+    chosen = [("policy.model", options.model)]  # decides about defaults, as it does in the peers' file
+    config = load_config(path if path.exists() else None, values, command_line=chosen).config
+    check_model_path(config.policy)
+    return config
+
+
+def _check_memory(options: DemoOptions, source: str, config: NodeConfig) -> None:
+    """Raises `ConfigError` when this machine cannot hold all nodes."""
+    device = find_device(config.policy.device)
+    one = footprint(outline(source, config.policy.revision, False), config, device)
+    check_fits(options.model, one, options.num_nodes, free_bytes(device))
+
+
+def _write_config(options: DemoOptions, values: Values) -> None:
+    """Write the configuration of the peers, and the control's; a directory with the same ones is resumed."""
     options.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    (options.out / CONFIG_FILE).write_text(_as_yaml(values))
     if options.has_control:
         # As many groups in an update, all of them its own; nothing is given, as nobody would take it.
-        own = {"mix": {"local": options.local + options.external, "external": 0}, "share": {"groups": "none"}}
-        (options.out / CONTROL_FILE).write_text(yaml.safe_dump({**values, **own}, sort_keys=False))
+        own: Values = {"mix": {"local": options.local + options.external, "external": 0}, "share": {"groups": "none"}}
+        (options.out / CONTROL_FILE).write_text(_as_yaml({**values, **own}))
+
+
+def _as_yaml(values: Values) -> str:
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch: _Watch) -> list[Child]:
@@ -193,8 +234,12 @@ def _start_node(options: DemoOptions, name: str, arguments: Sequence[str], strea
 class _Watch:
     """Reports events and restarts crashed processes."""
 
-    def __init__(self, view: LiveView, histories: Sequence[PeerHistory], plain: Console | None) -> None:
+    def __init__(
+        self, view: LiveView, histories: Sequence[PeerHistory], plain: Console | None, plain_every: int
+    ) -> None:
+        """Without a live view `plain` gets a line of each node every `plain_every` rounds."""
         self._view = view
+        self._plain_every = plain_every
         self._histories = histories
         self._plain = plain
         self._printed = dict.fromkeys((history.name for history in histories), 0)
@@ -225,7 +270,7 @@ class _Watch:
             history.tail()
             done = history.latest.round if history.latest else 0
             last = history.start is not None and done == history.start.rounds
-            due = done // PLAIN_EVERY_ROUNDS > self._printed[history.name] // PLAIN_EVERY_ROUNDS or last
+            due = done // self._plain_every > self._printed[history.name] // self._plain_every or last
             if due and done != self._printed[history.name]:
                 self._printed[history.name] = done
                 console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)

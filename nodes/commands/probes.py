@@ -26,7 +26,7 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import IdentityError, TaskError, TransportError
 from swarm.net.records.identity import Identity, in_use
-from swarm.policy.config import EMBEDDED
+from swarm.policy.config import MADE_HERE
 
 TORCH_TIMEOUT_S = 120.0
 DRIVER_TIMEOUT_S = 20.0
@@ -210,7 +210,7 @@ def disks(config: NodeConfig) -> tuple[Disk, ...]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     models = Path(os.environ.get("HF_HOME") or cache / "huggingface")
     places = [("directory", config.out), ("cache", cache / "swarm")]
-    if config.policy.model not in EMBEDDED and not Path(config.policy.model).is_dir():
+    if config.policy.model not in MADE_HERE and not Path(config.policy.model).is_dir():
         places.append(("model cache", models))
     return tuple(look_at_disk(what, path) for what, path in places)
 

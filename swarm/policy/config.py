@@ -16,6 +16,10 @@ TINY = "tiny"
 TINY_SPARSE = "tiny-sparse"
 """As `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
 EMBEDDED = (TINY, TINY_SPARSE)
+SMOLLM2 = "smollm2"
+"""SmolLM2-135M-Instruct from a package."""
+MADE_HERE = (*EMBEDDED, SMOLLM2)
+"""Policies that every machine makes for itself, the same everywhere: known by these names."""
 
 SYSTEM_PROMPT = (
     "Answer the question. Think step by step if it helps, then give only the final answer between <answer> and "
@@ -51,15 +55,16 @@ class PolicySettings(Settings):
     """Model, tokenizer and device."""
 
     model: str = TINY
-    """A hub id, a local directory in Hugging Face format, or an embedded policy: `tiny`, or `tiny-sparse`, which starts
-    with hardly any reward."""
+    """A hub id, a local directory in Hugging Face format, an embedded policy (`tiny`, or `tiny-sparse`, which starts
+    with hardly any reward), or `smollm2`: SmolLM2-135M-Instruct, which needs the extra `smollm` but no hub."""
     revision: str | None = None
     """Hub revision of the model."""
     device: str = "auto"
     """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of forward passes; trained weights stay float32, because small steps would be rounded away. `auto`: bfloat16
-    on GPUs that support it, else float32. `float16` scales the loss, so that gradients do not underflow."""
+    on GPUs that support it, and for models of 100 M parameters and more on CPUs with AVX512-BF16 or AMX; else float32.
+    `float16` scales the loss, so that gradients do not underflow."""
     system_prompt: str | None = None
     """Prompt before every question. Default: none for embedded policies; for others a request for `<answer>` tags, or
     for the form that the question asks for if a task's `find` is another."""
@@ -75,7 +80,7 @@ class PolicySettings(Settings):
 
 def public_name(model: str) -> str:
     """The public name of a model: its hub id; for a local model a digest of its `config.json`, never its path."""
-    if model in EMBEDDED or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
+    if model in MADE_HERE or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
         return model
     description = Path(model) / "config.json"
     content = description.read_bytes() if description.is_file() else b""

@@ -15,16 +15,23 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
-from swarm.policy.config import EMBEDDED, SYSTEM_PROMPT, PolicySettings
+from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, SYSTEM_PROMPT, PolicySettings
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
-from swarm.policy.reading import read_model
+from swarm.policy.packaged.cache import Progress
+from swarm.policy.packaged.smollm import ensure_smollm2
+from swarm.policy.reading import outline, read_model
 from swarm.policy.routing import Routers
 from swarm.policy.tiny import ensure_tiny
 from swarm.types import Completion
 
 UNBOUNDED_POSITIONS = 10**9
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BFLOAT16_ON_CPU = ("avx512_bf16", "amx_bf16")
+"""Instructions for matrix products in bfloat16; without them a CPU computes these more slowly than in float32."""
+BFLOAT16_PARAMETERS = 100_000_000
+"""Least parameters for bfloat16 on such a CPU: 134.5 M gained there (428 against 105 GFLOP/s a core in matrix
+products), smaller models have not been measured on one. `swarm bench engine --only dtypes` prints the crossover."""
 
 
 class Policy:
@@ -161,7 +168,7 @@ class Policy:
 def load_policy(
     settings: PolicySettings,
     weights: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> Policy:
     """Load the policy that `settings` names.
@@ -177,13 +184,9 @@ def load_policy(
             f"{weights} holds {'all weights' if lora else 'adapters'}, but policy.lora.rank is {settings.lora.rank}; "
             "set it as it was, or choose another directory with --out"
         )
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
-    frozen = lora and settings.lora.frozen_dtype == "compute"
+    device = find_device(settings.device)
     ranks = ranks or Ranks()
-    model, tokenizer = ranks.in_turn(
-        lambda: _read(settings, None if lora else weights, progress, dtype if frozen else torch.float32)
-    )
+    model, tokenizer, dtype = ranks.in_turn(lambda: _read(settings, None if lora else weights, progress, device))
     adapters = Adapters(model, settings.lora) if lora else None
     if adapters and weights is not None:
         adapters.load(weights)
@@ -201,23 +204,18 @@ def load_policy(
     )
 
 
-def _read(
-    settings: PolicySettings,
-    weights: Path | None,
-    progress: Callable[[int, int], None] | None,
-    dtype: torch.dtype,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model, in `dtype` and on the CPU, and tokenizer."""
-    if weights is not None:
-        source, revision = str(weights), None
-    elif settings.model in EMBEDDED:
-        source, revision = str(ensure_tiny(settings.model, progress)), None
-    else:
-        source, revision = settings.model, settings.revision
-    return read_model(source, revision, settings.trust_remote_code, dtype)
+def find_source(model: str, progress: Progress | None = None) -> str:
+    """What transformers loads: the directory of a policy that is made here, made now if missing; else `model` itself.
+
+    Raises `PolicyError`.
+    """
+    if model == SMOLLM2:
+        return str(ensure_smollm2(progress))
+    return str(ensure_tiny(model, progress)) if model in EMBEDDED else model
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device that `policy.device` names. Raises `PolicyError`."""
     if name != "auto":
         try:
             return torch.zeros(0, device=name).device
@@ -228,11 +226,36 @@ def _device(name: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if fast else torch.float32
-    return DTYPES[name]
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for matrix products in bfloat16."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in BFLOAT16_ON_CPU)
+
+
+def _read(
+    settings: PolicySettings, weights: Path | None, progress: Progress | None, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
+    """Model, on the CPU, tokenizer, and the type of forward passes."""
+    made = settings.model in MADE_HERE
+    source = str(weights) if weights is not None else find_source(settings.model, progress)
+    revision = None if made or weights is not None else settings.revision
+    dtype = _dtype(
+        settings.dtype, device, lambda: outline(source, revision, settings.trust_remote_code).num_parameters()
+    )
+    frozen = settings.lora.rank > 0 and settings.lora.frozen_dtype == "compute"
+    stored = dtype if frozen else torch.float32
+    return (*read_model(source, revision, settings.trust_remote_code, stored), dtype)
+
+
+def _dtype(name: str, device: torch.device, num_parameters: Callable[[], int]) -> torch.dtype:
+    """The type of forward passes; `num_parameters` is asked only where it matters."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = device.type == "cpu" and multiplies_bfloat16() and num_parameters() >= BFLOAT16_PARAMETERS
+    return torch.bfloat16 if fast else torch.float32
 
 
 def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from swarm.errors import PolicyError
 
@@ -39,6 +45,17 @@ def read_model(
             f"{list(stored)} ({len(mismatched)} in total)"
         )
     return model, tokenizer
+
+
+def outline(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
+    """The model by its `config.json`, on the device `meta`: names and shapes without memory. Raises `PolicyError`."""
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
 
 
 def _check_files(directory: Path) -> None:

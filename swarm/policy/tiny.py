@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.environments.tiny import TINY_TASKS
 from swarm.policy.config import TINY, TINY_SPARSE
+from swarm.policy.packaged.cache import Progress, made_once
 
 TOKENIZER_FILE = Path(__file__).with_name("tiny_tokenizer.json")
 SPECIAL = ("<pad>", "<eos>")
@@ -118,9 +117,6 @@ class WarmStart:
 STARTS = {TINY: WarmStart(), TINY_SPARSE: WarmStart(untagged=0.97)}
 """By the name of the policy."""
 
-Progress = Callable[[int, int], None]
-"""(steps done, total steps)"""
-
 
 def build_tokenizer(animals: Sequence[str] = ANIMALS) -> Tokenizer:
     """Byte-level, no merges: any text encodes, digits and letters stay single; tags and phrases are one token each."""
@@ -161,27 +157,19 @@ def tiny_config() -> Qwen3Config:
 
 
 def ensure_tiny(name: str = TINY, progress: Progress | None = None) -> Path:
-    """Directory of an embedded policy in Hugging Face format; created on first use, then cached by content hash."""
+    """Directory of an embedded policy in Hugging Face format; created on first use, then cached by content hash.
+
+    Raises `PolicyError`.
+    """
     start = STARTS[name]
-    directory = _cache_root() / f"tiny-{_recipe_digest(start)}"
-    if directory.is_dir():
-        return directory
-    transformers_logging.disable_progress_bar()
-    model = warm_start(start, tiny_config(), tiny_tokenizer(), progress or (lambda done, total: None))
-    staging = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
-    model.save_pretrained(staging)
-    tiny_tokenizer().save_pretrained(staging)
-    try:
-        staging.rename(directory)
-    except OSError:  # another process was faster; both made the same policy
-        shutil.rmtree(staging)
-    return directory
 
+    def make(directory: Path) -> None:
+        transformers_logging.disable_progress_bar()
+        model = warm_start(start, tiny_config(), tiny_tokenizer(), progress or (lambda done, total: None))
+        model.save_pretrained(directory)
+        tiny_tokenizer().save_pretrained(directory)
 
-def _cache_root() -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm"
-    root.mkdir(parents=True, exist_ok=True)
-    return root
+    return made_once(f"tiny-{_recipe_digest(start)}", make)
 
 
 NOT_IN_EXAMPLES = {"find", "find_pattern", "ask"}

@@ -10,7 +10,7 @@ from typing import Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Struct
 
-from swarm.types import SwarmWorth
+from swarm.types import Sample, SwarmWorth
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -113,6 +113,8 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
     num_questions: int
     tasks: dict[str, tuple[int, int]] = {}
     """(correct, asked) by task."""
+    samples: tuple[Sample, ...] = ()
+    """The first questions with their answers, the same questions at every evaluation."""
 
 
 class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="round"):

@@ -30,7 +30,7 @@ from swarm.telemetry.history import (
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent
 from swarm.telemetry.summary import SwarmSummary
-from swarm.types import SwarmWorth
+from swarm.types import Sample, SwarmWorth
 
 SUMMARY_FILE = "summary.json"
 PAGE_FILE = "report.html"
@@ -63,6 +63,7 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerH
         _section("Peers", _peer_table(everyone)),
         _section("What others' groups do for a peer", _worth_table(histories)),
         _section("Held-out questions by task", _task_table(histories)),
+        _section("Answers before and after", _samples(histories)),
         _section(
             "Composition of updates",
             _picture(plots.draw_mix, trained, 2.6, "Groups in an update by origin, by round") + _mixing(trained),
@@ -230,6 +231,30 @@ def _task_table(histories: Sequence[PeerHistory]) -> str:
     ]
     note = f"Answers of {_plural(len(both), 'peer')} together, with 95% intervals (Wilson)."
     return _table(("task", "before", "after"), rows, text_columns=1) + f'<p class="note">{note}</p>'
+
+
+def _samples(histories: Sequence[PeerHistory]) -> str:
+    """Answers of the first peer that has both evaluations to the same questions."""
+    for history in histories:
+        first, last = history.evaluation_before(), history.evaluation_after()
+        if first is None or last is None:
+            continue
+        after = {sample.question: sample for sample in last.samples}
+        both = [(sample, after[sample.question]) for sample in first.samples if sample.question in after]
+        if both:
+            rows = [(_words(before.question), _answered(before), _answered(now)) for before, now in both]
+            note = f"The first held-out questions, answered by {history.name} before the first round and at the end."
+            head = ("question", "before", "after")
+            return _table(head, rows, text_columns=3) + f'<p class="note">{escape(note)}</p>'
+    return ""
+
+
+def _answered(sample: Sample) -> str:
+    return f"{_words(sample.completion or '(nothing)')}<small>{'right' if sample.correct else 'wrong'}</small>"
+
+
+def _words(text: str) -> str:
+    return f'<span class="words">{escape(clean(" ".join(text.split())))}</span>'
 
 
 def _following(histories: Sequence[PeerHistory]) -> str:
@@ -433,6 +458,7 @@ table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabu
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--edge); }
 th { color: var(--faint); font-weight: 500; vertical-align: bottom; }
 td { white-space: nowrap; }
+.words { display: block; white-space: normal; overflow-wrap: anywhere; min-width: 10rem; max-width: 22rem; }
 .text { text-align: left; }
 .total tr:last-child td { font-weight: 600; border-top: 2px solid var(--edge); }
 small { color: var(--faint); }

@@ -27,7 +27,7 @@ class UpdateSettings(Settings):
     advantage: str = "grpo"
     """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the import path of your own."""
     learning_rate: float = Field(1e-6, gt=0)
-    """1e-6 suits models of 0.5 B parameters and more; the default for `tiny` is 3e-4."""
+    """1e-6 suits models of 0.5 B parameters and more; the default for `tiny` is 3e-4, for `smollm2` 1e-5."""
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(0.0, ge=0)
     warmup_updates: int = Field(0, ge=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine.__main__ import CONTENDERS, main
+from benchmarks.engine.dtypes import crossover
 from benchmarks.engine.generation import Contender, Workload, random_policy
 
 WORKLOAD = Workload(4, 4, (4, 12), mean_tokens=10, max_new_tokens=40, static_rows=8)
@@ -38,3 +39,21 @@ def test_a_quick_run_prints_a_table_and_writes_the_json_shape(
 def test_vllm_is_measured_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--only", "vllm"]) == 0
     assert "vLLM was not measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gains", "words"),
+    [
+        ((0.5, 1.2, 4.0), "faster from b parameters on"),
+        ((1.2, 0.9, 4.0), "faster from c parameters on"),
+        ((1.1, 1.2, 4.0), "faster from a parameters on"),
+        ((0.5, 1.2, 0.9), "never faster"),
+    ],
+)
+def test_the_crossover_is_where_all_larger_sizes_gain(gains: tuple[float, float, float], words: str) -> None:
+    assert words in crossover(dict(zip("abc", gains, strict=True)))
+
+
+def test_both_types_do_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--only", "dtypes"]) == 0
+    assert "a round in bfloat16" in (printed := capsys.readouterr().out) and "Crossover: bfloat16 is" in printed

@@ -19,6 +19,7 @@ from swarm.telemetry.live import plain_line
 from swarm.telemetry.records import (
     METRICS_FILE,
     EndEvent,
+    EvaluationEvent,
     Event,
     FollowingFigures,
     LearningFigures,
@@ -30,6 +31,7 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.report import page, write_report
 from swarm.telemetry.summary import SwarmSummary, swarm_summary
+from swarm.types import Sample
 
 from . import synthetic
 
@@ -187,6 +189,31 @@ def test_names_and_notes_are_text_not_markup(tmp_path: Path) -> None:
     parsed = Page((tmp_path / "report" / "report.html").read_text())
     assert "script" not in parsed.tags and parsed.links == [link for link in parsed.links if link.startswith("#")]
     assert evil in parsed.text
+
+
+def test_answers_before_and_after_are_shown_as_one_line_of_text(tmp_path: Path) -> None:
+    def answered(text: str, correct: bool) -> tuple[Sample, ...]:
+        return (Sample("1 + 1?", text, correct), Sample("<b>2</b>\n+ 2?", "\x1b[31m4", True))
+
+    events = [
+        replace(event, samples=answered("It is\n3.", False) if event.round == 0 else answered("2" * 2_000, True))
+        if isinstance(event, EvaluationEvent)
+        else event
+        for event in synthetic.peer_events()
+    ]
+    histories = [PeerHistory.read(synthetic.write(tmp_path / "run", events))]
+    parsed, _ = made(tmp_path / "report", histories)
+    [table] = [table for table in parsed.tables if table[0] == ["question", "before", "after"]]
+    (first, second) = table[1:]
+    assert first[:2] == ["1 + 1?", "It is 3.wrong"] and len(first[2]) < 600 and first[2].endswith("right")
+    assert second == ["<b>2</b> + 2?", "?[31m4right", "?[31m4right"]
+
+
+def test_a_run_without_answers_shows_none(tmp_path: Path) -> None:
+    parsed, _ = made(
+        tmp_path / "report", [PeerHistory.read(synthetic.write(tmp_path / "run", synthetic.peer_events()))]
+    )
+    assert "Answers before and after" not in parsed.text
 
 
 def test_pictures_take_the_pages_colours(tmp_path: Path) -> None:

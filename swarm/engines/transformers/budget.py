@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.scheduler import Room
 from swarm.errors import OutOfMemory
+from swarm.memory import available_bytes
 
 LOGIT_COPIES = 6
 """Most vocabulary-wide float32 rows that sampling holds at a time."""
@@ -35,4 +35,4 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + held
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return int(psutil.virtual_memory().available)
+    return available_bytes()

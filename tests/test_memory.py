@@ -1,0 +1,59 @@
+"""Memory that is left: the machine's, or less within control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.memory import available_bytes
+
+FREE = 10_000
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": FREE}))
+
+
+def _group(folder: Path, **files: str | int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def _own(tmp_path: Path, lines: str) -> Path:
+    file = tmp_path / "own"
+    file.write_text(lines)
+    return file
+
+
+def test_without_control_groups_the_machine_decides(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path, tmp_path / "missing") == FREE
+
+
+@pytest.mark.parametrize(("limit", "left"), [("max", FREE), ("8000", 5500), ("1000", 0)])
+def test_version_2_counts_what_the_kernel_can_take_back(tmp_path: Path, limit: str, left: int) -> None:
+    stat = "anon 2000\ninactive_file 500"
+    _group(tmp_path / "groups" / "a", memory__max=limit, memory__current=3000, memory__stat=stat)
+    own = _own(tmp_path, "0::/a\n")
+    assert available_bytes(tmp_path / "groups", own) == left
+
+
+def test_an_outer_group_may_be_the_narrowest(tmp_path: Path) -> None:
+    groups = tmp_path / "groups"
+    _group(groups / "pod", memory__max=4000, memory__current=1000, memory__stat="inactive_file 0")
+    _group(groups / "pod" / "a", memory__max=9000, memory__current=1000, memory__stat="inactive_file 0")
+    assert available_bytes(groups, _own(tmp_path, "0::/pod/a\n")) == 3000
+
+
+def test_version_1_in_a_container_that_sees_its_group_as_the_root(tmp_path: Path) -> None:
+    _group(
+        tmp_path / "groups" / "memory",
+        memory__limit_in_bytes=6000,
+        memory__usage_in_bytes=4000,
+        memory__stat="inactive_file 1\ntotal_inactive_file 1000",
+    )
+    own = _own(tmp_path, "5:cpuset:/docker/abc\n4:memory:/docker/abc\n0::/\n")
+    assert available_bytes(tmp_path / "groups", own) == 3000
