@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
-from typing import get_origin
+from typing import get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
@@ -226,14 +226,14 @@ def _nest(pairs: Iterable[tuple[str, str]], origin: str) -> Values:
     nested: Values = {}
     for path, text in pairs:
         *parents, leaf = path.split(".")
-        is_list = _check_path(path, origin)
+        kind = _kind_of(path, origin)
         level = nested
         for parent in parents:
             below = level.setdefault(parent, {})
-            assert isinstance(below, dict)  # `_check_path` refuses paths through leaves
+            assert isinstance(below, dict)  # `_kind_of` refuses paths through leaves
             level = below
-        value = _parse(text, path, origin)
-        if is_list and not isinstance(value, list):
+        value = text if text in get_args(kind) else _parse(text, path, origin)
+        if get_origin(kind) in (tuple, list) and not isinstance(value, list):
             earlier = level.get(leaf)
             value = [*(earlier if isinstance(earlier, list) else []), value]
         level[leaf] = value
@@ -250,8 +250,8 @@ def _parse(text: str, path: str, origin: str) -> JsonValue:
     return text
 
 
-def _check_path(path: str, origin: str) -> bool:
-    """Whether the field at `path` is a list. Raises `ConfigError` for a path that names no field."""
+def _kind_of(path: str, origin: str) -> object:
+    """The type of the field at `path`, None if another field decides it. Raises `ConfigError` where there is none."""
     model: type[BaseModel] = NodeConfig
     parts = path.split(".")
     for depth, part in enumerate(parts):
@@ -263,14 +263,14 @@ def _check_path(path: str, origin: str) -> bool:
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             if isabstract(annotation):
-                return False  # the fields depend on another field's value: `model_validate` checks them
+                return None  # the fields depend on another field's value: `model_validate` checks them
             model = annotation
         elif get_origin(annotation) is dict and depth + 2 >= len(parts):
-            return False  # any key
+            return None  # any key
         elif depth + 1 < len(parts):
             raise ConfigError(f"{path} (from {origin}): {'.'.join(parts[: depth + 1])} has no fields")
         else:
-            return get_origin(annotation) in (tuple, list)
+            return annotation
     raise ConfigError(
         f"{path} (from {origin}): this is a group of fields; name one of them: {', '.join(model.model_fields)}"
     )

@@ -70,6 +70,12 @@ def test_files_are_named_by_their_task(tmp_path: Path) -> None:
     assert load_config(command_line=[("files", "{a: x, b: y}")]).config.files == expected
 
 
+def test_none_is_a_word_where_the_field_has_it_and_else_no_value() -> None:
+    given = [("share.groups", "none"), ("mix.fill", "none"), ("rounds", "none")]
+    config = load_config(command_line=given).config
+    assert (config.share.groups, config.mix.fill, config.rounds) == ("none", "none", None)
+
+
 def test_lists_come_as_repeated_options_or_yaml() -> None:
     pairs = [("network.bootstrap", "/ip4/1.2.3.4/tcp/1/p2p/A"), ("network.bootstrap", "/ip4/1.2.3.4/tcp/2/p2p/B")]
     assert len(load_config(command_line=pairs).config.network.bootstrap) == 2
