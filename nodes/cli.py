@@ -279,7 +279,7 @@ def sweep(
         raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
     from nodes.commands.sweep import SweepOptions
     from nodes.commands.sweep import sweep as run
-    from nodes.simulation.schedule import num_cores
+    from swarm.machine import num_cores
 
     options = SweepOptions(
         file=config,

@@ -23,7 +23,7 @@ PURE = {
     "swarm.settings",
     "swarm.telemetry.intervals",
     "swarm.stopwatch",
-    "swarm.memory",
+    "swarm.machine",
 }
 LEDGER = {"swarm.telemetry.ledger"}
 NET = PURE | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
@@ -38,7 +38,7 @@ ALLOWED = {
     "swarm/figures.py": set(),
     "swarm/settings.py": set(),
     "swarm/stopwatch.py": set(),
-    "swarm/memory.py": set(),
+    "swarm/machine.py": set(),
     "swarm/protocols.py": {"swarm.reasons", "swarm.types"},
     "swarm/evaluation.py": PURE,
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},

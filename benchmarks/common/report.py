@@ -19,6 +19,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from swarm.machine import num_cores
+
 Better = Literal["higher", "lower"]
 PACKAGES = ("swarm", "hivemind", "torch", "transformers", "msgspec", "zstandard")
 
@@ -179,7 +181,7 @@ def machine() -> dict[str, str | int | float]:
     return {
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": round(os.getloadavg()[0], 2),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

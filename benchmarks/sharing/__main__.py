@@ -16,8 +16,9 @@ from benchmarks.common.running import conclude, option_parser, wide_console
 from benchmarks.sharing.swarms import Comparison, Size
 from benchmarks.sharing.tables import TABLES, rows
 from nodes.simulation.cells import CellStore
-from nodes.simulation.schedule import num_cores, run_cells
+from nodes.simulation.schedule import run_cells
 from swarm.errors import ConfigError
+from swarm.machine import num_cores
 from swarm.telemetry.comparison import compare, markdown
 from swarm.telemetry.comparison_plot import Section, write_comparisons
 

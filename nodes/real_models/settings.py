@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from pydantic import JsonValue
 
 from swarm.config import Values
+from swarm.machine import num_cores
 from swarm.policy.config import EMBEDDED
 
 ROUNDS = 24
@@ -67,8 +66,3 @@ def real_model(model: str, num_groups: int, num_nodes: int) -> Values:
 def num_rounds(model: str | None) -> int:
     """Rounds of a demo with this policy; None: the embedded one."""
     return ROUNDS_EMBEDDED if model is None or model in EMBEDDED else ROUNDS
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

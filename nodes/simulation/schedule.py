@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections import deque
@@ -13,22 +12,17 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from nodes.roles.launch import policy_progress
 from nodes.simulation.cells import CELL_FILE, Cell, CellStore, write
 from nodes.simulation.children import Child, stop_all
 from nodes.simulation.in_memory import Stop
 from swarm.errors import ConfigError
-from swarm.policy.config import EMBEDDED
-from swarm.policy.tiny import ensure_tiny
+from swarm.policy.loading import find_source
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
 POLL_S = 0.2
 CELL_MODULE = "nodes.simulation.cell"
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_cells(
@@ -42,8 +36,9 @@ def run_cells(
         raise ConfigError("two rows have the same name: give each once")
     store.check(cells)
     waiting = deque(cell for cell in cells if store.result(cell) is None)
-    for model in _embedded(waiting):
-        ensure_tiny(model)
+    for model in _policies(waiting):
+        with policy_progress(console, model) as progress:
+            find_source(model, progress)
     running: list[_Running] = []
     failed = 0
     with _Display(console, len(cells), len(cells) - len(waiting)) as display:
@@ -63,10 +58,9 @@ def run_cells(
     return failed
 
 
-def _embedded(cells: Iterable[Cell]) -> set[str]:
-    """Embedded policies of the cells' nodes: made once, before several processes want them."""
-    members = [member for cell in cells for member in cell.members(Path())]
-    return {member.config.policy.model for member in members} & set(EMBEDDED)
+def _policies(cells: Iterable[Cell]) -> set[str]:
+    """Policies of the cells' nodes: those that are made here are made once, before several processes want them."""
+    return {member.config.policy.model for cell in cells for member in cell.members(Path())}
 
 
 class _Running:

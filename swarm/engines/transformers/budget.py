@@ -8,7 +8,7 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.scheduler import Room
 from swarm.errors import OutOfMemory
-from swarm.memory import available_bytes
+from swarm.machine import available_bytes
 
 LOGIT_COPIES = 6
 """Most vocabulary-wide float32 rows that sampling holds at a time."""

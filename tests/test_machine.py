@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.memory import available_bytes
+from swarm.machine import available_bytes
 
 FREE = 10_000
 

@@ -1,7 +1,8 @@
-"""Memory that a process may still take: what the machine has free, within the limits of its control groups."""
+"""What this process may use: cores, and free memory within the limits of its control groups."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,11 @@ FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Files of version 2 and 1: limit, use, and the field of `memory.stat` with what of it the kernel can take back."""
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_bytes(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
