@@ -167,11 +167,8 @@ class SapoNode:
         this = self._this_round(local, len(informative))
         with stages("mix"):
             mixed = self._mix(this, local, informative, rng)
-        measured = self._worth is not None and self._worth.begin(self.round)
         with stages("update"):
-            update = self._updater.update(mixed.local, mixed.external)
-        if self._worth is not None and measured:
-            self._worth.end(len(mixed.local), [group.group.peer_id for group in mixed.external], len(informative))
+            update = self._update(mixed, len(informative))
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
         self.mixer.record(this, mixed)
         self.position += self._questions_per_round
@@ -273,6 +270,14 @@ class SapoNode:
             )
             for each in pooled
         ]
+
+    def _update(self, mixed: Mix, num_informative: int) -> UpdateReport:
+        """Update the policy; in some rounds also measure what the external groups are worth."""
+        if self._worth is None or not self._worth.begin(self.round):
+            return self._updater.update(mixed.local, mixed.external)
+        update = self._updater.update(mixed.local, mixed.external)
+        self._worth.end(len(mixed.local), [group.group.peer_id for group in mixed.external], num_informative)
+        return update
 
     def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:
         """An alarm if others' groups lowered this node's reward; the pool is then discarded."""
