@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from swarm.reasons import Reason
 from swarm.telemetry.history import REWARD_SHARE, PeerHistory, mean
 from swarm.telemetry.records import GroupCounts
 
@@ -40,7 +41,7 @@ class NodeOutcome(Struct, frozen=True):
     def signal(self) -> float:
         """Own groups with signal a round: those trained on, and those that the mix or a skipped update left out."""
         local = self.groups.get("local", {})
-        left_out = local.get("not_sampled", 0) + local.get("update_skipped", 0)
+        left_out = local.get(Reason.NOT_SAMPLED, 0) + local.get(Reason.UPDATE_SKIPPED, 0)
         return (self.groups["used_local"] + left_out) / len(self.rewards)
 
     @property

@@ -23,7 +23,7 @@ SPIN = "while True: pass"
 def test_a_batch_is_sent_when_it_is_over() -> None:
     bench = Bench(make=WholeBatches)
     bench.feed.offer(0)
-    bench.follower.install()
+    bench.follower.snapshots.install()
     sent: list[int] = []
     bench.engine.between = [lambda: sent.append(len(bench.exchange.sent))] * 4
     bench.follower.run_batch()

@@ -119,7 +119,7 @@ def _read(snapshot: bytes) -> dict[str, object]:
 
 
 class Bench:
-    def __init__(self, max_staleness: int = 2) -> None:
+    def __init__(self, max_staleness: int = 2, make: type[Follower] = Follower) -> None:
         self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
         self.verifier = FakeVerifier()
         self.wanted, self.finished, self.away, self.cancelled = True, False, False, False
@@ -134,7 +134,7 @@ class Bench:
             exchange=self.exchange,
             token_ids=True,
         )
-        self.follower = Follower(
+        self.follower = make(
             SamplingPlan(seed=1, num_questions=4, group_size=2, sampling=Sampling()),
             self.engine,
             self.verifier,

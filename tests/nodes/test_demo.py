@@ -89,6 +89,8 @@ def test_in_memory_the_same_seed_gives_the_same_curves(tmp_path: Path) -> None:
         lines = (out / "peer-1" / "metrics.jsonl").read_text().splitlines()
         rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
         assert len(rounds) == 8 and rounds[-1]["groups"]["used_external"] > 0
+        for event in rounds:
+            assert event["figures"].pop("worth/cost_s") >= 0, "the only figure of time"
         rewards.append([(event["reward"], event["figures"]) for event in rounds])
     assert rewards[0] == rewards[1]
 

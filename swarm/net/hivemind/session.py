@@ -59,7 +59,6 @@ class Session(MemberSession):
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._watch())
                 loops.create_task(self._watch_memory())
-                loops.create_task(self._answer())
                 for loop in (
                     self._dial,
                     self._reserve,
@@ -113,7 +112,8 @@ class Session(MemberSession):
             self._daemon.check_size()
             await asyncio.sleep(OBSERVE_EVERY_S)
 
-    async def _answer(self) -> None:
+    async def answer(self) -> None:
+        """Begin to answer requests: before `run`, and before others learn this node's address."""
         self._daemon.admission = StreamAdmission(self._member.complaints.add)
         answering = self._member.answering
         self._daemon.admits = answering.admits

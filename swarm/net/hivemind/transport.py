@@ -206,6 +206,7 @@ class HivemindTransport(MemberTransport):
             if self._daemon.peer_id != self.peer_id:
                 return f"the daemon has the peer id {self._daemon.peer_id} instead of {self.peer_id}"
             self._session = Session(self._member, self._daemon)
+            await self._session.answer()
             self._member.own.addresses = await self._daemon.addresses()
             self._member.detail = "started"
             self._settled.set()
