@@ -60,8 +60,7 @@ class LearnerSettings(Settings):
     """Fraction of groups whose log-probabilities the learner recomputes under the snapshots they name. A worker's first
     group is always checked; after a false claim all of its groups are, until one is true. 0: no checks."""
     spot_check_nats: float = Field(0.1, gt=0)
-    """Mean difference per token above which a claim is false; other kernels and stale caches cause smaller
-    differences."""
+    """Mean difference per token above which a claim is false; other kernels and dtypes cause smaller differences."""
     headroom: float = Field(1.1, ge=1)
     """alpha: workers are activated until their rate is alpha times the least that keeps the learner busy."""
     release_above: float = Field(1.3, ge=1)

@@ -46,7 +46,10 @@ class OutputHead:
         self._linear = type(module) is nn.Linear and self._is_all()
 
     def hidden_states(self, **inputs: object) -> Tensor:
-        """The head's input [B, L, H] when the model runs on `inputs`; logits are not computed."""
+        """The head's input [B, L, H] when the model runs on `inputs`; logits are not computed.
+
+        With `past_key_values` among them, the model continues from that cache and adds to it.
+        """
         found: list[Tensor] = []
 
         def keep(hidden: Tensor) -> Tensor:
@@ -54,7 +57,7 @@ class OutputHead:
             return hidden[:, :1]
 
         with _given(self._module, keep):
-            self._model(**inputs, use_cache=False)
+            self._model(**inputs, use_cache="past_key_values" in inputs)
         if len(found) != 1:
             raise PolicyError(f"{type(self._model).__name__} uses its output embedding {len(found)} times, not once")
         return found[0]

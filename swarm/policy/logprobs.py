@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from swarm.errors import PolicyError
 from swarm.policy.batching import Batching, Layout, Packed, Padded, Tokens
@@ -131,6 +131,41 @@ def completion_logprobs(
     """Log-probabilities [R, T] of each completion token given what precedes it; 0 beyond a completion's end."""
     pairs = [_Pair(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
     return Scorer(policy, temperature, Padded())(pairs).logprobs
+
+
+class Continuation:
+    """Log-probabilities of one completion, part by part, with other weights for each part.
+
+    As in an engine that keeps its cache when it gets new weights: later tokens attend to keys and values that earlier
+    weights computed. The newest token's are not in the cache yet when weights change.
+    """
+
+    def __init__(self, policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> None:
+        """Nothing is scored yet. `policy` may get other weights between two parts."""
+        self._policy = policy
+        self._head = OutputHead(policy.model)
+        self._temperature = temperature
+        self.num_scored = 0
+        """Tokens of the completion scored so far."""
+        self._prompt = prompt
+        self._completion = completion
+        self._cache = DynamicCache(config=policy.model.config)
+
+    @torch.no_grad()
+    def next(self, num_tokens: int) -> Tensor:
+        """Those of the next `num_tokens` tokens, [num_tokens], under the policy's present weights."""
+        end = self.num_scored + num_tokens
+        if self.num_scored:
+            unread = self._completion[self.num_scored - 1 : end - 1]
+        else:
+            unread = [*self._prompt, *self._completion[: end - 1]]
+        targets = torch.tensor(self._completion[self.num_scored : end], device=self._policy.device)
+        inputs = torch.tensor([unread], device=self._policy.device)
+        with self._policy.compute():
+            hidden = self._head.hidden_states(input_ids=inputs, past_key_values=self._cache)[0, -num_tokens:]
+            logprobs, _ = self._head.logprobs(hidden, targets, self._temperature, self._policy.compute_dtype)
+        self.num_scored = end
+        return logprobs
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> tuple[Tensor, Tensor]:

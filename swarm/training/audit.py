@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.logprobs import Continuation, completion_logprobs
 from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
@@ -21,8 +21,9 @@ MAX_REMEMBERED = 1_024
 class SnapshotAuditor:
     """Recomputes log-probabilities under the snapshots it keeps, with its own policy.
 
-    After a weight change within a completion, later tokens were sampled with the KV cache of the old weights, unless it
-    was recomputed: `tolerance` must allow for this small difference.
+    After a weight change within a completion, an engine keeps the cache of the old weights or recomputes it. In a short
+    completion the difference between the two can be larger than a lie, so tokens are compared with both, and the closer
+    one counts. `tolerance` must allow for other kernels and dtypes.
     """
 
     def __init__(
@@ -80,19 +81,23 @@ class SnapshotAuditor:
     def _difference(self, graded: GradedGroup) -> float:
         """Largest difference over the completions: nats per token, mean over a completion's tokens."""
         completions, spans = graded.group.completions, _spans(graded.group)
+        ids = [completion.token_ids for completion in completions]
         off = [0.0] * len(completions)
+        kept: dict[int, Continuation] = {}
         for version in sorted({span.version for parts in spans for span in parts}):
             policy = self._at(version)
-            prompts = [policy.encode_prompt(graded.prompt)] * len(completions)
-            ids = [completion.token_ids for completion in completions]
-            own = completion_logprobs(policy, prompts, ids, self._temperature).tolist()
+            prompt = policy.encode_prompt(graded.prompt)
+            recomputed = completion_logprobs(policy, [prompt] * len(ids), ids, self._temperature).tolist()
             for i, completion in enumerate(completions):
-                start = 0
-                for span in spans[i]:
-                    part = slice(start, start := start + span.num_tokens)
-                    if span.version == version:
-                        off[i] += sum(abs(x - y) for x, y in zip(own[i][part], completion.logprobs[part], strict=False))
-        return max(total / len(completion.token_ids) for total, completion in zip(off, completions, strict=True))
+                if len(spans[i]) > 1 and i not in kept:
+                    kept[i] = Continuation(policy, prompt, ids[i], self._temperature)
+                for part in _parts(spans[i], version):
+                    claimed = completion.logprobs[part]
+                    nats = _distance(recomputed[i][part], claimed)
+                    if i in kept and kept[i].num_scored == part.start:
+                        nats = min(nats, _distance(kept[i].next(len(claimed)).tolist(), claimed))
+                    off[i] += nats
+        return max(total / len(tokens) for total, tokens in zip(off, ids, strict=True))
 
     def _at(self, version: int) -> Policy:
         """The auditor's policy with the weights of a snapshot."""
@@ -102,6 +107,19 @@ class SnapshotAuditor:
         if self._policy.version != version:
             swap_weights(self._policy, unpack(self._snapshots[version]), version)
         return self._policy
+
+
+def _parts(spans: Sequence[VersionSpan], version: int) -> Iterator[slice]:
+    """Where the tokens are that this version sampled."""
+    start = 0
+    for span in spans:
+        part = slice(start, start := start + span.num_tokens)
+        if span.version == version:
+            yield part
+
+
+def _distance(own: Sequence[float], claimed: Sequence[float]) -> float:
+    return sum(abs(x - y) for x, y in zip(own, claimed, strict=False))
 
 
 def _spans(group: RolloutGroup) -> list[tuple[VersionSpan, ...]]:

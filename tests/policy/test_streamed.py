@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Literal
 
 import pytest
 import torch
 from msgspec.structs import replace
 
 from swarm.algorithms.losses import LOSSES
+from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
@@ -20,7 +23,7 @@ from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
+from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
@@ -210,6 +213,42 @@ def test_tokens_are_checked_under_the_version_that_sampled_each(policy: Policy) 
     swapped = [replace(c, versions=tuple(VersionSpan(1 - s.version, s.num_tokens) for s in c.versions)) for c in mixed]
     assert auditor._difference(group) < 1e-4
     assert auditor._difference(replace(group, group=replace(group.group, completions=tuple(swapped)))) > 1e-2
+
+
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_weights_that_change_within_completions_make_nobody_a_liar(
+    policy: Policy, kv: Literal["keep", "recompute"]
+) -> None:
+    """The versions differ so much that only tokens scored with the engine's own cache agree."""
+    versions = [policy, *(_far_away(policy, seed) for seed in range(2))]
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=3)
+    for version, each in enumerate(versions):
+        auditor.keep(version, pack(each.weights))
+    sampler, steps = copy.deepcopy(policy), iter(range(100))
+
+    def between_steps() -> bool:
+        if (step := next(steps)) in (2, 5):
+            version = 1 if step == 2 else 2
+            engine.swap(versions[version].weights, version)
+        return False
+
+    engine = TransformersEngine(sampler, GenerationSettings(kv=kv), between_steps)
+    (answers,) = engine.generate([QUESTIONS[0]], 4, Sampling(max_new_tokens=8), 0)
+    assert not isinstance(answers, Rejection) and max(len(each.versions) for each in answers) == 3
+    identity = PolicyId("random", policy.tokenizer_hash, 0)
+    group = GradedGroup(rollout_group(completions=answers, rewards=REWARDS, policy=identity), QUESTIONS[0], REWARDS)
+    assert auditor.verdict(group) is None
+    assert auditor.verdict(_claiming(group, -0.01)) == "wrong_logprobs"
+
+
+def _far_away(policy: Policy, seed: int) -> Policy:
+    """Another policy of the same shape."""
+    other = copy.deepcopy(policy)
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in other.model.parameters():
+            weight += weight.std() * torch.randn(weight.shape, generator=source)
+    return other
 
 
 def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(policy: Policy) -> None:
