@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from inspect import isabstract, signature
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
+
+S = TypeVar("S", bound="Settings")
 
 
 class Settings(BaseModel):
     """Frozen; refuses unknown fields; the string below a field documents it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def find_settings(name: str, known: Mapping[str, type[S]], base: type[S], public: str) -> type[S]:
+    """The subclass of `base` that a setting names: one of `known`, or the user's own by its import path.
+
+    `public` is the module from which users import `base`. Raises `ValueError`.
+    """
+    if name in known:
+        return known[name]
+    found = imported(name, tuple(known))
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"{name} must be a subclass of {public}.{base.__name__}, got {found!r}")
+    if isabstract(found):
+        methods = [
+            f"{method}({', '.join(signature(getattr(base, method)).parameters)})"
+            for method in sorted(found.__abstractmethods__)
+        ]
+        raise ValueError(f"{name} must define {', '.join(methods)}")
+    return found
 
 
 def imported(path: str, known: tuple[str, ...]) -> object:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.losses import LOSSES, Loss
-from swarm.settings import imported
+from swarm.settings import find_settings, imported
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 def find_loss(name: str) -> type[Loss]:
     """The loss that `update.objective` names. Raises `ValueError`."""
-    if name in LOSSES:
-        return LOSSES[name]
-    found = imported(name, tuple(LOSSES))
-    if not (isinstance(found, type) and issubclass(found, Loss)):
-        raise ValueError(f"{name} must be a subclass of swarm.algorithms.losses.Loss, got {found!r}")
-    return found
+    return find_settings(name, LOSSES, Loss, "swarm.algorithms.losses")  # type: ignore[type-abstract]
 
 
 def find_advantage(name: str) -> Callable[[Tensor], Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import isabstract
 from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
@@ -10,19 +9,12 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from swarm.sapo.mixing.base import MixPolicy
 from swarm.sapo.mixing.policies import POLICIES
 from swarm.sapo.mixing.policies.fixed import Fixed
-from swarm.settings import Settings, imported
+from swarm.settings import Settings, find_settings
 
 
 def find_policy(name: str) -> type[MixPolicy]:
     """The policy that `mix.policy` names. Raises `ValueError`."""
-    if name in POLICIES:
-        return POLICIES[name]
-    found = imported(name, tuple(POLICIES))
-    if not (isinstance(found, type) and issubclass(found, MixPolicy)):
-        raise ValueError(f"{name} must be a subclass of swarm.sapo.mixing.MixPolicy, got {found!r}")
-    if isabstract(found):
-        raise ValueError(f"{name} must define __call__(self, history, candidates)")
-    return found
+    return find_settings(name, POLICIES, MixPolicy, "swarm.sapo.mixing")  # type: ignore[type-abstract]
 
 
 class MixSettings(Settings):
