@@ -20,6 +20,7 @@ from swarm.telemetry.records import (
     StartEvent,
     decode,
 )
+from swarm.types import SwarmWorth
 
 Phase = Literal["waiting", "running", "done", "interrupted", "error"]
 Role = Literal["peer", "learner", "worker"]
@@ -146,6 +147,11 @@ class PeerHistory:
     def groups(self) -> GroupCounts:
         """The latest counts; zeros before the first round."""
         return self.latest.groups if self.latest else _no_groups()
+
+    @property
+    def worth(self) -> SwarmWorth | None:
+        """What others' groups do for the node, by its latest round; None when it is not measured."""
+        return self.latest.worth if self.latest else None
 
     def series(self) -> list[RoundEvent]:
         """The rounds in order, each once."""

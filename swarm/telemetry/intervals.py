@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 CONFIDENCE = 0.95
+NUM_RESAMPLES = 10_000
 
 
 def percentile_interval(draws: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -25,9 +26,6 @@ def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[floa
     spread = z * math.sqrt(part * (1 - part) / asked + z * z / (4 * asked * asked))
     scale = 1 + z * z / asked
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
-NUM_RESAMPLES = 10_000
 
 
 def bootstrap_mean(values: npt.ArrayLike) -> tuple[float, float] | None:

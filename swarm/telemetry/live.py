@@ -119,11 +119,7 @@ class LiveView:
 
     def _worth(self) -> list[str]:
         """What others' groups do for the nodes that measure it, in at most one line."""
-        known = [
-            (history.name, history.latest.worth)
-            for history in self._histories
-            if history.latest is not None and history.latest.worth is not None
-        ]
+        known = [(history.name, measured) for history in self._histories if (measured := history.worth)]
         if len(self._histories) == 1:
             return [in_words(worth) for _, worth in known]
         each = ", ".join(f"{name} {in_short(worth)}" for name, worth in known)

@@ -89,8 +89,8 @@ def _answer(summary: SwarmSummary, histories: Sequence[PeerHistory]) -> str:
     """Whether it helped: by a control if there is one, else by what a single node has measured."""
     found = summary["help"]
     answer = in_words(found) if found else ""
-    if not found and len(histories) == 1 and (latest := histories[0].latest) and latest.worth is not None:
-        answer = worth.in_words(latest.worth)
+    if not found and len(histories) == 1 and (measured := histories[0].worth):
+        answer = worth.in_words(measured)
     return f'<p class="answer">{escape(answer[:1].upper() + answer[1:])}</p>' if answer else ""
 
 
@@ -178,11 +178,7 @@ def _peer_table(peers: Sequence[PeerSummary]) -> str:
 
 def _worth_table(histories: Sequence[PeerHistory]) -> str:
     """What each peer has measured, in its last rounds."""
-    known = [
-        (history, history.latest.worth)
-        for history in histories
-        if history.latest is not None and history.latest.worth is not None
-    ]
+    known = [(history, measured) for history in histories if (measured := history.worth)]
     if not known:
         return ""
     names = {history.start.peer_id: history.name for history in histories if history.start}
