@@ -17,6 +17,8 @@ from rich.console import Console
 
 from benchmarks.common.children import ChildFailed
 from benchmarks.common.report import Report, Row, row
+from nodes import exits
+from swarm.errors import ConfigError
 
 Result = tuple[list[Row], list[str]]
 """Rows, with explanatory notes."""
@@ -83,14 +85,18 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 def conclude(take: Callable[[], int], report: Report, options: argparse.Namespace, console: Console) -> int:
     """Run the measurements, then print and write the results so far.
 
-    Returns their exit code; 130 when interrupted, also by SIGTERM, after `take` has ended its children.
+    Returns their exit code; 2 for what cannot be run so; 130 when interrupted, also by SIGTERM, after `take` has ended
+    its children.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = take()
+    except ConfigError as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        return exits.USAGE
     except KeyboardInterrupt:
         console.print("interrupted: all processes have ended", style="red")
-        code = 130
+        code = exits.INTERRUPTED
     report.print(console)
     if options.out:
         report.write(options.out)

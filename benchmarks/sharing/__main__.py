@@ -17,7 +17,6 @@ from benchmarks.sharing.swarms import Comparison, Size
 from benchmarks.sharing.tables import TABLES, rows
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
-from swarm.errors import ConfigError
 from swarm.machine import num_cores
 from swarm.telemetry.comparison import compare, markdown
 from swarm.telemetry.comparison_plot import Section, write_comparisons
@@ -47,11 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed += take_table(name, size, options.folder, options.jobs, report, console)
         return 1 if failed else 0
 
-    try:
-        return conclude(take, report, options, console)
-    except ConfigError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return 2
+    return conclude(take, report, options, console)
 
 
 def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, console: Console) -> int:

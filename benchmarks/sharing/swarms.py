@@ -9,15 +9,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from benchmarks.common.specialists import specialty
 from nodes.simulation.cells import Cell, Seat, Values, alike, complete
 from nodes.simulation.mixes import Fields, mix_configs
-from swarm.environments.tiny import TINY_TASKS
 from swarm.policy.config import TINY, TINY_SPARSE
 
 Seating = Callable[[int], tuple[Seat, ...]]
 """The nodes for a seed."""
-OTHERS_TASKS = 1e-6
-"""Weight of the tasks that a specialist can grade but does not ask."""
 NUM_SPECIALTIES = 3
 START_MODELS = {"sparse": TINY_SPARSE, "dense": TINY}
 """Starts: hardly ever right, and often right."""
@@ -93,7 +91,10 @@ def specialists(size: Size) -> Seating:
     """Each asks and is asked a third of the tasks, and can grade all."""
 
     def seats(seed: int) -> tuple[Seat, ...]:
-        return tuple(replace(seat, values={"tasks": _specialty(k)}) for k, seat in enumerate(alike(size.nodes, seed)))
+        return tuple(
+            replace(seat, values={"tasks": specialty(k, NUM_SPECIALTIES)})
+            for k, seat in enumerate(alike(size.nodes, seed))
+        )
 
     return seats
 
@@ -129,11 +130,3 @@ def _kinds(kinds: Sequence[tuple[str, int, Values]], size: Size) -> Seating:
         )
 
     return seats
-
-
-def _specialty(node: int) -> list[object]:
-    specialty = node % NUM_SPECIALTIES
-    return [
-        {**task.model_dump(mode="json"), "weight": 1.0 if k % NUM_SPECIALTIES == specialty else OTHERS_TASKS}
-        for k, task in enumerate(TINY_TASKS)
-    ]

@@ -1,6 +1,6 @@
 """The estimate of the swarm's help, which a node makes from its own gradients, against lone controls.
 
-Swarms of several kinds run in one process with the embedded policies, and each of their nodes a second time alone: same
+Swarms of several kinds run in memory with the embedded policies, and each of their nodes a second time alone: same
 questions, as many groups in an update, all of them its own. The true benefit is the ratio of the rewards of all rounds.
 """
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import torch
 
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import conclude, option_parser, wide_console
-from benchmarks.worth.swarms import KINDS, Found, Kind, simulate
+from benchmarks.worth.found import Found, find
+from benchmarks.worth.swarms import KINDS, Kind, swarm_and_controls
+from nodes.simulation.cells import CellStore
+from nodes.simulation.schedule import run_cells
+from swarm.machine import num_cores
 
 ROUNDS = 160
 QUICK_ROUNDS = 48
@@ -23,6 +27,7 @@ QUICK_KINDS = ("sparse", "dense", "poisoned", "specialists")
 CORRELATION = 0.8
 SIGNS = 1.0
 COST = 0.05
+CELL_MODULE = "benchmarks.worth.cell"
 
 
 def rows(name: str, found: Found) -> list[Row]:
@@ -72,30 +77,35 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the swarms and their controls."""
+    """Run the swarms and controls that are missing."""
     parser = option_parser("worth", __doc__, KINDS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--folder", type=Path, default=Path("runs/worth"), help="finished swarms")
+    parser.add_argument("--jobs", type=int, default=num_cores(), help="swarms at a time")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     report, console = Report("worth", peer="true benefit"), wide_console()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     names = options.only or (QUICK_KINDS if options.quick else tuple(KINDS))
     seeds = options.seeds[:1] if options.quick else options.seeds
+    store = CellStore(options.folder / ("quick" if options.quick else f"{rounds}-rounds"))
 
     def take() -> int:
-        outcomes = []
-        for name in names:
-            for seed in seeds:
-                console.print(f"{name}, seed {seed} ...", highlight=False)
-                kind = _smaller(KINDS[name]) if options.quick else KINDS[name]
-                outcomes.append(simulate(kind, seed, rounds))
-                report.add(rows(f"{name}, seed {seed}", outcomes[-1]))
-        found = verdict(outcomes)
+        pairs = [
+            swarm_and_controls(name, _smaller(KINDS[name]) if options.quick else KINDS[name], seed, rounds)
+            for name in names
+            for seed in seeds
+        ]
+        cells = [cell for pair in pairs for cell in pair]
+        failed = run_cells(cells, store, options.jobs, lambda: False, console, CELL_MODULE)
+        outcomes = [(pair[0], found) for pair in pairs if (found := find(store, *pair))]
+        for cell, found in outcomes:
+            report.add(rows(f"{cell.row}, seed {cell.seed}", found))
+        judged = verdict([found for _, found in outcomes])
         # Targets apply to full sizes only.
-        report.add([replace(each, target=None, met=None) for each in found] if options.quick else found)
+        report.add([replace(each, target=None, met=None) for each in judged] if options.quick else judged)
         report.add([], [f"{rounds} rounds; spread of a true benefit: 95% interval over nodes and blocks of rounds."])
-        return 0
+        return 1 if failed else 0
 
     return conclude(take, report, options, console)
 

@@ -29,7 +29,9 @@ from nodes.real_models.settings import real_model
 from nodes.roles.launch import policy_progress
 from nodes.roles.shell import versions
 from nodes.simulation.children import Child, stop_all
+from nodes.simulation.mixes import lone
 from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
+from nodes.simulation.seeds import node_seed
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
 from swarm.engines.transformers.budget import free_bytes
@@ -49,7 +51,6 @@ PLAIN_EVERY_ROUNDS = 20
 CONFIG_FILE = "demo.yaml"
 CONTROL = "alone"
 CONTROL_FILE = "alone.yaml"
-MAX_PEERS = 1_000
 LEARNER = "learner"
 LEARNER_MODE_QUESTIONS = 16
 GRACE_S = 15.0
@@ -189,9 +190,8 @@ def _write_config(options: DemoOptions, values: Values) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / CONFIG_FILE).write_text(_as_yaml(values))
     if options.has_control:
-        # As many groups in an update, all of them its own; nothing is given, as nobody would take it.
-        own: Values = {"mix": {"local": options.local + options.external, "external": 0}, "share": {"groups": "none"}}
-        (options.out / CONTROL_FILE).write_text(_as_yaml({**values, **own}))
+        control = {**values, **lone(options.local + options.external)}
+        (options.out / CONTROL_FILE).write_text(_as_yaml(control))
 
 
 def _as_yaml(values: Values) -> str:
@@ -202,7 +202,8 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
     """Start all processes of the demo; the bootstrap comes first, because the others need its address."""
     config = str(options.out / CONFIG_FILE)
     if options.transport == "memory":
-        arguments = ["simulate-in-memory", config, str(options.out), str(options.peers), str(options.seed * MAX_PEERS)]
+        seed = str(node_seed(options.seed, 0))
+        arguments = ["simulate-in-memory", config, str(options.out), str(options.peers), seed]
         if options.has_control:
             arguments += ["--control", str(options.out / CONTROL_FILE)]
         peers = Child("all peers", arguments, options.out / "process")
@@ -228,7 +229,7 @@ def _start(options: DemoOptions, names: Sequence[str], stop: StopRequest, watch:
 
 def _start_node(options: DemoOptions, name: str, arguments: Sequence[str], stream: int) -> Child:
     """Start a node with question stream `stream` of the demo's seed."""
-    return start_node(name, arguments, options.out / name, options.seed * MAX_PEERS + stream)
+    return start_node(name, arguments, options.out / name, node_seed(options.seed, stream))
 
 
 class _Watch:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from nodes.simulation.in_memory import Member
+from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.telemetry.outcome import SwarmOutcome
@@ -27,8 +28,6 @@ S = TypeVar("S", bound=Struct)
 
 CELL_FILE = "cell.json"
 RESULT_FILE = "result.json"
-MAX_PEERS = 1_000
-"""Seeds of two cells are this far apart, so that no node of one asks what a node of the other asks."""
 MAX_SHOWN = 3
 
 
@@ -78,7 +77,7 @@ def complete(config: NodeConfig) -> Values:
 
 def alike(num_peers: int, seed: int) -> tuple[Seat, ...]:
     """Seats of peers that differ in nothing but their questions, which are the same for every row."""
-    return tuple(Seat(f"peer-{k + 1}", seed * MAX_PEERS + k) for k in range(num_peers))
+    return tuple(Seat(f"peer-{k + 1}", node_seed(seed, k)) for k in range(num_peers))
 
 
 class CellStore:

@@ -6,12 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from swarm.config import NodeConfig, load_config
+from swarm.config import NodeConfig, Values, load_config
 from swarm.errors import ConfigError
 
 Fields = Sequence[tuple[str, str]]
 """(dotted path, text) of configuration fields."""
 _FIXED = re.compile(r"(\d+)/(\d+)")
+
+
+def lone(num_groups: int) -> Values:
+    """What makes a node the control of one in a swarm: as many groups in an update, all of them its own.
+
+    Nobody would take its groups, so it gives none: the result is the same, and comes sooner.
+    """
+    return {"mix": {"local": num_groups, "external": 0}, "share": {"groups": "none"}}
 
 
 def mix_configs(
@@ -38,13 +46,11 @@ def _config(
         num_questions = budget or load_config(file, None, environment, fields).config.generation.questions_per_round
         if fixed:
             num_questions = max(num_questions, int(fixed[1]))
+        if fixed and int(fixed[2]) == 0:
+            chosen.append(("share.groups", "none"))  # as `lone` does
         chosen.append(("generation.questions_per_round", str(num_questions)))
-        config = load_config(file, None, environment, [*fields, *chosen]).config
+        return load_config(file, None, environment, [*fields, *chosen]).config
     except ConfigError as error:
         raise ConfigError(
             f"{mix} cannot be run: {error}\na mix is I/J, such as 4/4, or the name of a policy, as in `mix.policy`"
         ) from error
-    if fixed and config.mix.external == 0:
-        # Nobody takes groups, so none are given: the result is the same, and comes sooner.
-        return config.model_copy(update={"share": config.share.model_copy(update={"groups": "none"})})
-    return config

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
+from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing.__main__ import DEFAULT, FULL, QUICK, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.swarms import (
-    OTHERS_TASKS,
     Seating,
     Size,
     compare_mixes,

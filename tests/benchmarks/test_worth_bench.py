@@ -5,8 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.worth.__main__ import rows, spearman, verdict
-from benchmarks.worth.swarms import KINDS, SELDOM, Found, Kind, _config, _control, simulate
+from benchmarks.worth.found import Found, find
+from benchmarks.worth.swarms import KINDS, Kind, swarm_and_controls
+from nodes.simulation.cell import run_cell
+from nodes.simulation.cells import CELL_FILE, CellStore, write
 from swarm.policy.config import TINY
 from swarm.types import Estimate
 
@@ -46,16 +50,26 @@ def test_the_truth_has_the_rewards_ratio_and_its_interval() -> None:
     assert true.value == pytest.approx(1.5, abs=0.1)
 
 
-def test_a_control_differs_from_its_node_in_the_others_alone(tmp_path: Path) -> None:
-    node = _config(KINDS["specialists"], 1, 2, tmp_path / "node")
-    control = _control(node, tmp_path / "alone")
-    assert (control.mix.local, control.mix.external, control.share.groups) == (8, 0, "none")
-    assert control.model_copy(update={"mix": node.mix, "share": node.share, "out": node.out}) == node
-    assert [task.name for task in node.tasks if task.weight != SELDOM] == ["products", "count_bits", "simple_equations"]
+def test_controls_differ_from_their_nodes_in_the_others_alone(tmp_path: Path) -> None:
+    swarm, controls = swarm_and_controls("specialists", KINDS["specialists"], 2, rounds=4)
+    for member, control in zip(swarm.members(tmp_path), controls.members(tmp_path), strict=True):
+        node, alone = member.config, control.config
+        assert (alone.mix.local, alone.mix.external, alone.share.groups) == (8, 0, "none")
+        assert alone.model_copy(update={"mix": node.mix, "share": node.share}) == node
+    tasks = swarm.members(tmp_path)[1].config.tasks
+    assert [task.name for task in tasks if task.weight > OTHERS_TASKS] == ["products", "count_bits", "simple_equations"]
 
 
-def test_a_short_swarm_is_measured_beside_its_controls() -> None:
-    found = simulate(Kind((TINY,) * 2, settings=SMALL), 1, rounds=2)
-    assert found.together.shape == found.alone.shape == (2, 2)
+def test_a_short_swarm_is_measured_beside_its_controls(tmp_path: Path) -> None:
+    store = CellStore(tmp_path)
+    pair = swarm_and_controls("dense", Kind((TINY,) * 2, local=2, external=2, settings=SMALL), 1, rounds=2)
+    assert find(store, *pair) is None
+    for cell in pair:
+        folder = tmp_path / cell.name
+        folder.mkdir()
+        write(folder / CELL_FILE, cell)
+        run_cell(folder, lambda: False, {})
+    found = find(store, *pair)
+    assert found is not None and found.together.shape == found.alone.shape == (2, 2)
     assert (found.together[:, 0] == found.alone[:, 0]).all(), "nobody has learned yet: the same questions and answers"
     assert found.estimates == [None, None] and all(0 < cost < 1 for cost in found.costs)
