@@ -32,9 +32,9 @@ from swarm.net.records.identity import Identity
 from swarm.sapo.round import RoundReport
 from swarm.types import Grade, Rejection, TaskRef
 
-ROUNDS_PER_S = 5.0
-"""Rounds per second of each node, as for one of four in `swarm demo` on two cores. More rounds per second mean less
-poison per round."""
+ROUNDS_PER_S = 2.5
+"""Rounds per second of each node, as for one of the five in `swarm demo` on two cores: 200 in 68 to 81 s. More rounds
+per second mean less poison per round."""
 LAST = 0.2
 """The final fraction of a run over which figures are computed."""
 WITHIN = 0.97
