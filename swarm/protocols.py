@@ -42,6 +42,11 @@ class TaskSource(Protocol):
 
     name: str
 
+    @property
+    def num_held_out(self) -> int | None:
+        """Questions of a held-out stream before one repeats; None when there is no end."""
+        ...
+
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`, a pure function of both."""
         ...
@@ -84,6 +89,18 @@ class Verifier(Protocol):
 
     def close(self) -> None:
         """Stop the workers."""
+        ...
+
+
+class TaskVerifier(Verifier, Protocol):
+    """Also asks one task alone, and knows where its held-out questions end."""
+
+    def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:
+        """Questions `start .. start + count - 1` of stream `seed`: of one task, or of the weighted mixture of all."""
+        ...
+
+    def num_held_out(self, task: str) -> int | None:
+        """Questions of a task's held-out streams before one repeats; None when there is no end."""
         ...
 
 

@@ -64,19 +64,16 @@ class TaskMixture:
         self._names = tuple(self.sources)
         self._bounds = tuple(accumulate(config.weight for config in configs if config.name in self.sources))
 
-    def question(self, seed: int, index: int, skip: int = 0) -> Question:
-        """Question `index` of the stream `seed`.
+    def question(self, seed: int, index: int, skip: int = 0, task: str = "") -> Question:
+        """Question `index` of the stream `seed`, of the mixture or of one `task`.
 
-        If a task fails to make its question, the next in the list takes over; `skip` starts that many tasks later.
-        Raises `TaskError` when all of them fail.
+        If a task of the mixture fails to make its question, the next in the list takes over; `skip` starts that many
+        tasks later. Raises `TaskError` when all of them fail, or the one that was asked for.
         """
-        point = draw(_RESOLUTION, "mixture", seed, index) / _RESOLUTION * self._bounds[-1]
-        first = min(bisect_right(self._bounds, point), len(self._names) - 1)
         failures = []
-        for step in range(skip, len(self._names)):
-            source = self.sources[self._names[(first + step) % len(self._names)]]
+        for name in ((task,) if task else self._in_turn(seed, index))[skip:]:
             try:
-                return source.question(seed, index)
+                return self.sources[name].question(seed, index)
             except TaskError as error:
                 self.counts["question_failures"] += 1
                 failures.append(str(error))
@@ -96,6 +93,16 @@ class TaskMixture:
             return Grade(prompt, tuple(source.score(ref, text) for text in texts))
         except Refusal as refusal:
             return Rejection(refusal.reason, refusal.detail)
+
+    def num_held_out(self, task: str) -> int | None:
+        """Questions of a task's held-out streams before one repeats; None when there is no end."""
+        return self.sources[task].num_held_out
+
+    def _in_turn(self, seed: int, index: int) -> tuple[str, ...]:
+        """The task that a stream asks at an index, then those that take over for it."""
+        point = draw(_RESOLUTION, "mixture", seed, index) / _RESOLUTION * self._bounds[-1]
+        first = min(bisect_right(self._bounds, point), len(self._names) - 1)
+        return self._names[first:] + self._names[:first]
 
     def _source(self, ref: TaskRef) -> TaskSource:
         if ref.task not in self.sources:

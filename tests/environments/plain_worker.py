@@ -19,6 +19,8 @@ POISON = ProceduralRef("hanging", "none", "", 0, 0, "")
 class PlainSource:
     """Implements `TaskSource`: whoever repeats the question's number is right."""
 
+    num_held_out: int | None = None
+
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -207,3 +207,13 @@ def test_a_split_for_evaluation_is_evaluated_as_a_whole(split: str, whole: bool,
     source = DatasetSource(task(tmp_path / "rows.jsonl", split=split), stored=stored)
     asked = [source.question(HELD_OUT_STREAMS, index).ref.row for index in range(30)]
     assert sorted(asked) == list(range(30)) if whole else set(asked) == {9, 19, 29}
+    assert source.num_held_out == (30 if whole else 3)
+
+
+@pytest.mark.parametrize(("num_rows", "expected"), [(1, 1), (9, 9), (10, 1), (99, 9), (100, 10)])
+def test_the_rows_held_out_are_counted(num_rows: int, expected: int, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"question": f"{k}?", "answer": f"#### {k}"} for k in range(num_rows)]
+    source = DatasetSource(task(write(tmp_path, ".jsonl", rows)))
+    assert source.num_held_out == expected
+    asked = [source.question(HELD_OUT_STREAMS, index).ref.row for index in range(expected)]
+    assert len(set(asked)) == expected

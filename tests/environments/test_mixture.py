@@ -70,6 +70,16 @@ def test_skip_passes_over_tasks_in_order() -> None:
         mixture.question(1, 1, 3)
 
 
+def test_no_other_task_takes_over_from_one_that_is_asked_alone() -> None:
+    mixture = TaskMixture(TINY_TASKS[:3])
+    name = TINY_TASKS[1].name
+    mixture.sources[name] = Echo(mixture, name, broken=True)
+    with pytest.raises(TaskError, match=f"{name} is broken"):
+        mixture.question(1, 1, task=name)
+    with pytest.raises(TaskError, match="every task timed out"):
+        mixture.question(1, 1, 1, TINY_TASKS[0].name)
+
+
 def test_lists_that_make_no_mixture() -> None:
     with pytest.raises(TaskError, match="at least one task"):
         TaskMixture([])

@@ -393,3 +393,12 @@ def test_a_lenient_pool_goes_without_what_it_cannot_set_up() -> None:
             hopeless.wait_until_ready()
     finally:
         hopeless.close()
+
+
+def test_a_pool_knows_how_many_questions_a_data_set_holds_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{k}?", "answer": str(k)}) + "\n" for k in range(25)))
+    task = DatasetTask(kind="dataset", name="rows", path=str(path))
+    with closing(VerificationPool([GCD, task], FAST)) as pool:
+        assert (pool.num_held_out("rows"), pool.num_held_out(GCD.name)) == (2, None)
+        assert {question.ref.row for question in pool.draw(2**62, 0, 2, "rows")} == {9, 19}

@@ -1,4 +1,4 @@
-"""The contract of `Verifier`, on both implementations."""
+"""The contract of `TaskVerifier`, on both implementations."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from swarm.environments.config import VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
-from swarm.protocols import Verifier
+from swarm.protocols import TaskVerifier
 from swarm.types import Grade, Rejection
 
 GUESSES = [f"<answer>{number}</answer>" for number in range(-30, 150)]
 
 
 @pytest.fixture(scope="module", params=["inline", "one worker", "two workers"])
-def verifier(request: pytest.FixtureRequest) -> Iterator[Verifier]:
-    made: Verifier
+def verifier(request: pytest.FixtureRequest) -> Iterator[TaskVerifier]:
+    made: TaskVerifier
     if request.param == "inline":
         made = InlineVerifier(TINY_TASKS)
     else:
@@ -35,7 +35,7 @@ def timeless(result: Grade | Rejection) -> Grade | Rejection:
     return msgspec.structs.replace(result, seconds=0.0)
 
 
-def collect(verifier: Verifier, count: int) -> dict[str, Grade | Rejection]:
+def collect(verifier: TaskVerifier, count: int) -> dict[str, Grade | Rejection]:
     results: dict[str, Grade | Rejection] = {}
     limit = time.monotonic() + 300
     while len(results) < count and time.monotonic() < limit:
@@ -43,7 +43,7 @@ def collect(verifier: Verifier, count: int) -> dict[str, Grade | Rejection]:
     return results
 
 
-def test_draws_are_a_pure_function_of_stream_and_index(verifier: Verifier) -> None:
+def test_draws_are_a_pure_function_of_stream_and_index(verifier: TaskVerifier) -> None:
     questions = verifier.draw(4, 10, 12)
     assert len(questions) == 12
     assert verifier.draw(4, 15, 3) == questions[5:8]
@@ -52,14 +52,23 @@ def test_draws_are_a_pure_function_of_stream_and_index(verifier: Verifier) -> No
     assert verifier.draw(4, 10, 0) == []
 
 
-def test_a_group_begun_gets_the_grade_it_would_get_with_others(verifier: Verifier) -> None:
+def test_one_task_may_be_asked_alone_and_generated_tasks_never_end(verifier: TaskVerifier) -> None:
+    questions = verifier.draw(4, 0, 9, "lcm")
+    assert {question.ref.task for question in questions} == {"lcm"}
+    assert verifier.draw(4, 6, 3, "lcm") == questions[6:]
+    mixed = [question for question in verifier.draw(4, 0, 30) if question.ref.task == "lcm"]
+    assert mixed and all(question == verifier.draw(4, question.ref.index, 1, "lcm")[0] for question in mixed)
+    assert verifier.num_held_out("lcm") is None
+
+
+def test_a_group_begun_gets_the_grade_it_would_get_with_others(verifier: TaskVerifier) -> None:
     questions = verifier.draw(1, 0, 6)
     begun = [verifier.begin(question.ref, GUESSES) for question in questions]
     waited = verifier.grade([(question.ref, GUESSES) for question in questions])
     assert [replace(verdict.result(), seconds=0.0) for verdict in begun] == [replace(v, seconds=0.0) for v in waited]
 
 
-def test_grades_come_in_order_one_a_job_with_one_reward_a_completion(verifier: Verifier) -> None:
+def test_grades_come_in_order_one_a_job_with_one_reward_a_completion(verifier: TaskVerifier) -> None:
     questions = [q for q in verifier.draw(1, 0, 40) if q.ref.task in ("gcd", "lcm", "count_bits", "products")]
     grades = verifier.grade([(question.ref, GUESSES) for question in questions])
     assert len(questions) > 5
@@ -70,7 +79,7 @@ def test_grades_come_in_order_one_a_job_with_one_reward_a_completion(verifier: V
         assert sum(grade.rewards) == 1.0, "exactly one of these numbers is right"
 
 
-def test_refused_references_are_results_among_others(verifier: Verifier) -> None:
+def test_refused_references_are_results_among_others(verifier: TaskVerifier) -> None:
     question = verifier.draw(1, 0, 1)[0]
     changed = [
         question.ref,
@@ -84,7 +93,7 @@ def test_refused_references_are_results_among_others(verifier: Verifier) -> None
     assert reasons == ["unknown_task", "options_differ", "question_mismatch"]
 
 
-def test_submitted_groups_are_collected_once_under_their_keys(verifier: Verifier) -> None:
+def test_submitted_groups_are_collected_once_under_their_keys(verifier: TaskVerifier) -> None:
     questions = verifier.draw(2, 0, 20)
     expected = verifier.grade([(question.ref, GUESSES[:40]) for question in questions])
     for number, question in enumerate(questions):
@@ -96,7 +105,7 @@ def test_submitted_groups_are_collected_once_under_their_keys(verifier: Verifier
     assert verifier.collect() == []
 
 
-def test_text_that_is_no_unicode_is_the_callers_error_and_breaks_nothing(verifier: Verifier) -> None:
+def test_text_that_is_no_unicode_is_the_callers_error_and_breaks_nothing(verifier: TaskVerifier) -> None:
     if isinstance(verifier, InlineVerifier):
         pytest.skip("nothing is encoded without processes")
     question = verifier.draw(1, 0, 1)[0]
@@ -105,7 +114,7 @@ def test_text_that_is_no_unicode_is_the_callers_error_and_breaks_nothing(verifie
     assert verifier.draw(1, 0, 1) == [question]
 
 
-def test_any_text_can_be_graded(verifier: Verifier) -> None:
+def test_any_text_can_be_graded(verifier: TaskVerifier) -> None:
     question = verifier.draw(1, 0, 1)[0]
     texts = ["", "\x00", "<answer></answer>", "<answer>" * 1000, "𝟙" * 50_000, "<answer>\ud7ff</answer>"]
     for some in (texts, []):

@@ -86,6 +86,11 @@ class DatasetSource:
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
         self._options_digest = digest(config.subset, config.split, config.prompt, *config.finds_as)
 
+    @property
+    def num_held_out(self) -> int:
+        """Rows for evaluation."""
+        return _num_held_out(len(self._rows), self._is_for_evaluation)
+
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` after 64 consecutive malformed rows."""
         for attempt in range(_MAX_ATTEMPTS):
@@ -159,15 +164,20 @@ def _row(num_rows: int, seed: int, task: str, index: int, attempt: int = 0, *, w
 
     Both draw from all rows when there are too few, and when the `whole` split is for evaluation.
     """
-    num_held_out = num_rows // HELD_OUT_EVERY
-    everything = whole or num_held_out == 0
+    num_held_out = _num_held_out(num_rows, whole)
+    everything = num_held_out == num_rows
     if seed >= HELD_OUT_STREAMS:
-        chosen = _in_turn(num_rows if everything else num_held_out, seed, task, index, attempt)
+        chosen = _in_turn(num_held_out, seed, task, index, attempt)
         return chosen if everything else HELD_OUT_EVERY * chosen + HELD_OUT_EVERY - 1
     if everything:
         return draw(num_rows, "row", seed, task, index, attempt)
     chosen = draw(num_rows - num_held_out, "row", seed, task, index, attempt)
     return chosen + chosen // (HELD_OUT_EVERY - 1)
+
+
+def _num_held_out(num_rows: int, whole: bool) -> int:
+    """Rows for evaluation; all of them where none are reserved."""
+    return num_rows if whole else num_rows // HELD_OUT_EVERY or num_rows
 
 
 def _in_turn(count: int, seed: int, task: str, index: int, attempt: int) -> int:

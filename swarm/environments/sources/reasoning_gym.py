@@ -115,6 +115,11 @@ class ReasoningGymSource:
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
         self._scorer = self._checked()
 
+    @property
+    def num_held_out(self) -> int | None:
+        """None: questions are made without end."""
+        return None
+
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when the library fails to make it."""
         prompt = self._prompt(seed, index)

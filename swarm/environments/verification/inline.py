@@ -11,7 +11,7 @@ from swarm.types import Grade, Question, Rejection, TaskRef
 
 
 class InlineVerifier:
-    """Implements `Verifier` without a time limit, so not for foreign groups: a scorer that hangs blocks the caller.
+    """Implements `TaskVerifier` without a time limit, so not for foreign groups: a scorer that hangs blocks the caller.
 
     A few data sets iterate over a set of strings, so that their questions depend on PYTHONHASHSEED; the pool's workers
     set it to 0.
@@ -22,9 +22,13 @@ class InlineVerifier:
         self._mixture = TaskMixture(configs)
         self._done: list[tuple[str, Grade | Rejection]] = []
 
-    def draw(self, seed: int, start: int, count: int) -> list[Question]:
-        """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`."""
-        return [self._mixture.question(seed, index) for index in range(start, start + count)]
+    def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:
+        """Questions `start .. start + count - 1` of stream `seed`: of one task, or of the weighted mixture of all."""
+        return [self._mixture.question(seed, index, task=task) for index in range(start, start + count)]
+
+    def num_held_out(self, task: str) -> int | None:
+        """Questions of a task's held-out streams before one repeats; None when there is no end."""
+        return self._mixture.num_held_out(task)
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
         """Grade groups: one result per job, in order."""

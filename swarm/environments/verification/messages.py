@@ -50,12 +50,13 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
-    """Ask for one question of the mixture."""
+    """Ask for one question of the mixture, or of one task."""
 
     seed: int
     index: int
     skip: int = 0
     """Number of tasks to skip, because they timed out or crashed on this question."""
+    task: str = ""
 
 
 class GradeGroup(msgspec.Struct, frozen=True, tag="grade"):
@@ -82,6 +83,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """As in `TaskMixture`."""
     unprotected: dict[str, str] = {}
     """Protections that do not hold, as in `Confinement.probe`."""
+    held_out: dict[str, int] = {}
+    """Questions of each task's held-out streams before one repeats, where there is an end."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -127,10 +130,12 @@ def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
     match request, reply:
         case Prepare(), Prepared(stored, unprepared):
             return stored.keys() | unprepared.keys() <= set(tasks)
-        case Setup(), Ready(skipped, unprotected):
-            return skipped.keys() <= set(tasks) and unprotected.keys() <= PROTECTIONS.keys()
-        case Draw(), Drawn(question, counts):
-            return question.ref.task in tasks and len(question.prompt) <= MAX_PROMPT_CHARS and _plausible(counts)
+        case Setup(), Ready(skipped, unprotected, held_out):
+            known = skipped.keys() | held_out.keys() <= set(tasks) and unprotected.keys() <= PROTECTIONS.keys()
+            return known and all(0 <= count <= _MOST for count in held_out.values())
+        case Draw(task=task), Drawn(question, counts):
+            asked = question.ref.task in ([task] if task else tasks)
+            return asked and len(question.prompt) <= MAX_PROMPT_CHARS and _plausible(counts)
         case GradeGroup(_, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0

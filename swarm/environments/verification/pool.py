@@ -157,7 +157,7 @@ class _Worker:
 
 
 class VerificationPool:
-    """Implements `Verifier` with worker processes.
+    """Implements `TaskVerifier` with worker processes.
 
     Workers start in the background; the first call that needs the tasks raises a `TaskError` if they are unusable, and
     so does every later call.
@@ -212,21 +212,28 @@ class VerificationPool:
 
     def wait_until_ready(self) -> dict[str, str]:
         """The tasks that a lenient pool omitted, with reasons. Raises `TaskError` when none can be set up."""
-        self._question(0, 0, self._ask(Draw(0, 0)))
+        first = Draw(0, 0)
+        self._question(self._ask(first), first)
         return dict(self._ready.skipped)
+
+    def num_held_out(self, task: str) -> int | None:
+        """Questions of a task's held-out streams before one repeats; None when there is no end. Waits until ready."""
+        self.wait_until_ready()
+        return self._ready.held_out.get(task)
 
     def unprotected(self) -> dict[str, str]:
         """Protections that a worker found missing, as in `Confinement.probe`; known once ready."""
         return dict(self._ready.unprotected)
 
-    def draw(self, seed: int, start: int, count: int) -> list[Question]:
-        """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`.
+    def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:
+        """Questions `start .. start + count - 1` of stream `seed`: of one task, or of the weighted mixture of all.
 
-        If a task fails, hangs or crashes on a question, the next in the list takes over. Raises `TaskError` when none
-        is left, or when the tasks cannot be set up.
+        If a task of the mixture fails, hangs or crashes on a question, the next in the list takes over. Raises
+        `TaskError` when none is left, or when the tasks cannot be set up.
         """
-        pending = [(index, self._ask(Draw(seed, index))) for index in range(start, start + count)]
-        return [self._question(seed, index, reply) for index, reply in pending]
+        draws = [Draw(seed, index, task=task) for index in range(start, start + count)]
+        pending = [(self._ask(each), each) for each in draws]
+        return [self._question(reply, each) for reply, each in pending]
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
         """Grade groups and wait: one result per job, in order. Raises `TaskError` when the tasks cannot be set up."""
@@ -304,8 +311,9 @@ class VerificationPool:
         self._wake()
         return reply
 
-    def _question(self, seed: int, index: int, reply: Future[Reply]) -> Question:
-        skip, forgiven = 0, False
+    def _question(self, reply: Future[Reply], draw: Draw) -> Question:
+        """The question that `draw` asked for, asked again where a worker was lost."""
+        forgiven = False
         while True:  # ends, because a worker fails when it has to skip every task
             answer = reply.result()
             match answer:
@@ -317,8 +325,8 @@ class VerificationPool:
             if isinstance(outcome, Rejection) and outcome.reason == Reason.VERIFIER_CRASH and not forgiven:
                 forgiven = True  # the worker may have been killed from outside: blame the task only the second time
             else:
-                skip += 1
-            reply = self._ask(Draw(seed, index, skip))
+                draw = msgspec.structs.replace(draw, skip=draw.skip + 1)
+            reply = self._ask(draw)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

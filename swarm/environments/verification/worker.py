@@ -89,7 +89,8 @@ def _serve(descriptor: int, setup: Setup) -> None:
         return
     unprotected = confinement.probe(Path(setup.elsewhere), setup.memory_limit_bytes)
     skipped = {name: reason[:MAX_DETAIL_CHARS] for name, reason in mixture.skipped.items()}
-    write_message(descriptor, encode(Ready(skipped, unprotected)))
+    held_out = {name: count for name in mixture.sources if (count := mixture.num_held_out(name)) is not None}
+    write_message(descriptor, encode(Ready(skipped, unprotected, held_out)))
     while True:
         request = decode_request(read_message(descriptor))
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + ALARM_GRACE_S)
@@ -116,9 +117,9 @@ def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> TaskSourc
 
 def _answer(mixture: TaskMixture, request: Request) -> Reply:
     match request:
-        case Draw(seed, index, skip):
+        case Draw(seed, index, skip, task):
             try:
-                question = mixture.question(seed, index, skip)
+                question = mixture.question(seed, index, skip, task)
             except TaskError as error:
                 return Failed(_cut(error))
             if len(question.prompt) > MAX_PROMPT_CHARS:
