@@ -404,6 +404,24 @@ def evaluate(
 
 
 @app.command()
+def samples(
+    run: Annotated[Path, typer.Argument(help="A node's directory.")] = DEFAULT_HOME,
+    task: Annotated[str | None, typer.Option(help="Only groups of this task.")] = None,
+    sender: Annotated[str | None, typer.Option(help="Only of this peer: beginning or end of its id.")] = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(help="Only with this: used_local, used_external, no_signal, unused, refused, or a reason."),
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Most groups to show, the latest.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show questions and answers of a node and its peers, with rewards and what became of them."""
+    from nodes.commands.samples import SampleFilter, show_samples
+
+    show_samples(run, SampleFilter(task, sender, outcome, last), as_json, _console())
+
+
+@app.command()
 def health(
     out: Annotated[
         Path | None, typer.Argument(help="A node's directory; default: every node running on this machine.")

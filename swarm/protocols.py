@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
-from swarm.reasons import Outcome, Reason
+from swarm.reasons import Fate, Outcome, Reason
 from swarm.types import (
     Answers,
     Arrival,
@@ -359,6 +359,9 @@ class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
         """Leave the swarm and stop every thread and process that this transport started."""
         ...
 
+
+KeepSample = Callable[[Fate, GradedGroup | RolloutGroup], None]
+"""Keeps a sample of a group for people, with what became of it; graded if it was. May be called for every group."""
 
 NEWCOMERS = ""
 """The account and author that all peers without standing share."""

@@ -185,6 +185,9 @@ class Reason(StrEnum):
 Outcome = Reason | Literal["informative", "used"]
 """The outcome of a received group: it had signal, an update used it, or the reason it was dropped."""
 
+Fate = Reason | Literal["used_local", "used_external"]
+"""What became of a group: an update trained on it, as the node's own or another's, or the reason why none did."""
+
 
 _SENTENCES = {str(reason): reason.sentence for reason in Reason}
 

@@ -99,6 +99,7 @@ class LearnerNode:
         """One update, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
         report = self._learner.run_step()
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
+        self._shell.samples.begin(self._learner.round + 1)
         self._record(report)
         self._shell.do_what_is_due(self._engine, report.round, self.save)
 
@@ -162,6 +163,7 @@ class LearnerNode:
             delivered=self._workforce.delivered,
             cancelled=cancelled,
         )
+            keep=self._shell.samples.keep,
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         learner = self._learner

@@ -97,6 +97,7 @@ class PeerNode:
         """One round, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
         report = self._node.run_round()
         self._record(report)
+        self._shell.samples.begin(self._node.round + 1)
         if report.alarm is not None:
             self._go_back(report.alarm)
         self.write_roster()
@@ -184,7 +185,7 @@ class PeerNode:
             verifier=self._verifier,
             updater=self._coordinator,
             exchange=self._shell.exchange,
-            pool=Pool(config.pool),
+            pool=Pool(config.pool, self._shell.samples.keep),
             ledger=Ledger(),
             max_staleness=config.generation.max_staleness,
             plausibility=config.plausibility,
@@ -192,6 +193,7 @@ class PeerNode:
             worth=self._worth,
             clock=self._clock,
         )
+            keep=self._shell.samples.keep,
 
     def _make_worth(self) -> WorthEstimator | None:
         """None for a node that is not to measure, or learns from nobody else."""

@@ -32,6 +32,7 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
+from swarm.telemetry.samples.log import SampleLog
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -67,6 +68,7 @@ class Shell:
         self.peer_id = identity.peer_id
         self._config = config
         self._transport = transport
+        self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self._verifier = verifier
         self._sampling = config.generation.sampling()
         self._metrics = MetricsWriter(config.out, config.telemetry)
@@ -205,3 +207,4 @@ def stream_seed(peer_id: str) -> int:
 def versions() -> dict[str, str]:
     """Versions of the packages that results depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}}
+        self.samples.close()

@@ -22,6 +22,7 @@ from swarm.net.in_memory import MemoryHub
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.outcome import SwarmOutcome, node_outcome
 from swarm.telemetry.records import METRICS_FILE
+from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE
 
 Invite = Callable[[MemoryHub, Clock, int], Guest]
 """Brings a guest into a run; the number is a seed."""
@@ -49,6 +50,8 @@ def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> Non
     cpu_s = sum(each.ru_utime + each.ru_stime for each in used)
     for member in members:
         shutil.rmtree(member.config.out / CHECKPOINTS, ignore_errors=True)
+        for name in (SAMPLES_FILE, OLDER_FILE):
+            (member.config.out / name).unlink(missing_ok=True)
     write(folder / RESULT_FILE, SwarmOutcome(cell.row, cell.seed, nodes, cpu_s))
 
 

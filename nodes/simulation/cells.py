@@ -1,7 +1,7 @@
 """The cells of a sweep or a benchmark: what each simulates, and its result in a folder of its own.
 
 FOLDER/4-4-seed0/cell.json      the swarm: complete configuration, nodes, seeds
-                 NODE/...       what each node writes, checkpoints removed at the end
+                 NODE/...       what each node writes, checkpoints and samples removed at the end
                  result.json    written atomically at the end: a cell without it is run again from its start
 """
 

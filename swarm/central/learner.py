@@ -28,7 +28,7 @@ from swarm.figures import values
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.versions import newest_version, oldest_version
-from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
+from swarm.protocols import Auditor, GroupExchange, KeepSample, SnapshotPublisher, StreamingUpdater, Verifier
 from swarm.reasons import Reason
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
@@ -107,13 +107,14 @@ class Learner:
         auditor: Auditor,
         ledger: Ledger,
         delivered: Callable[[str, int], None] = lambda peer_id, rollouts: None,
+        keep: KeepSample = lambda fate, group: None,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A learner before its first snapshot.
 
-        `delivered` is called with a worker's peer id and its number of admissible rollouts; `cancelled` is polled while
-        waiting.
+        `delivered` is called with a worker's peer id and its number of admissible rollouts; `keep` is told what became
+        of groups; `cancelled` is polled while waiting.
         """
         self.round = 0
         """Steps made."""
@@ -124,7 +125,7 @@ class Learner:
         self._exchange = exchange
         self._publisher = publisher
         self._auditor = auditor
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._hopeless, self._unfit)
+        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._hopeless, self._unfit, keep=keep)
         self._delivered = delivered
         self._cancelled = cancelled
         self._clock = clock

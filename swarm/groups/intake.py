@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from msgspec import Struct
 
 from swarm.groups.signal import has_signal
-from swarm.protocols import GroupExchange, Verifier
+from swarm.protocols import GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
@@ -48,9 +48,11 @@ class Intake:
         needless: Callable[[RolloutGroup], Reason | None] = lambda group: None,
         unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
         teaches: Callable[[Sequence[float]], bool] = has_signal,
+        keep: KeepSample = lambda fate, group: None,
     ) -> None:
         """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group that teaches does
-        not suit this policy; None to keep it. `teaches` says whether a group with these rewards is wanted.
+        not suit this policy; None to keep it. `teaches` says whether a group with these rewards is wanted. `keep` is
+        told what became of each group that was opened.
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -59,6 +61,7 @@ class Intake:
         self._needless = needless
         self._unfit = unfit
         self._teaches = teaches
+        self._keep = keep
         self._pending: dict[str, _Pending] = {}
 
     def __len__(self) -> int:
@@ -83,6 +86,7 @@ class Intake:
         """Record the groups of an update that was made, or `skipped`; `first` of them are used for the first time."""
         for graded in groups:
             self._exchange.report(graded.group.peer_id, "used")
+            self._keep(Reason.UPDATE_SKIPPED if skipped else "used_external", graded)
         if skipped:
             self._ledger.dropped(Reason.UPDATE_SKIPPED, first)
         else:
@@ -91,11 +95,11 @@ class Intake:
     def _begin(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
         # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
         if content_id in self._pending or content_id in held:
-            self._ledger.dropped(Reason.DUPLICATE)
+            self._drop(Reason.DUPLICATE, group)
         elif not self._has_room_for(new := self._weighed(group)):
-            self._ledger.dropped(Reason.PEER_QUOTA)
+            self._drop(Reason.PEER_QUOTA, group)
         elif reason := self._needless(group):
-            self._ledger.dropped(reason)
+            self._drop(reason, group)
             self._exchange.report(group.peer_id, reason)
         else:
             self._pending[content_id] = new
@@ -111,12 +115,16 @@ class Intake:
         spent_s = verdict.seconds + time.perf_counter() - began
         if not isinstance(graded, GradedGroup):
             self._exchange.report(group.peer_id, graded, spent_s)
-            self._ledger.dropped(graded)
+            self._drop(graded, _with_grade(group, verdict))
             return None
         # A sender earns nothing with groups without signal, even where they are kept.
         outcome: Outcome = "informative" if has_signal(graded.rewards) else Reason.ZERO_ADVANTAGE
         self._exchange.report(group.peer_id, outcome, spent_s)
         return content_id, graded
+
+    def _drop(self, reason: Reason, group: GradedGroup | RolloutGroup) -> None:
+        self._ledger.dropped(reason)
+        self._keep(reason, group)
 
     def _judged(self, group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | Reason:
         """The group with this node's rewards, or why it cannot teach."""
@@ -139,3 +147,7 @@ class Intake:
         return (not every or every + new.num_bytes <= MAX_PENDING_BYTES) and (
             not same or same + new.num_bytes <= MAX_PENDING_BYTES // MAX_PART
         )
+
+
+def _with_grade(group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | RolloutGroup:
+    return group if isinstance(verdict, Rejection) else GradedGroup(group, verdict.prompt, verdict.rewards)

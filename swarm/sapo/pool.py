@@ -10,6 +10,7 @@ from statistics import pstdev
 from msgspec import Struct
 from pydantic import Field
 
+from swarm.protocols import KeepSample
 from swarm.reasons import Reason
 from swarm.settings import Settings
 from swarm.types import GradedGroup
@@ -44,9 +45,10 @@ class PooledGroup(Struct):
 class Pool:
     """Ordered from the oldest; methods return the reason of every departure other than use, for the ledger."""
 
-    def __init__(self, settings: PoolSettings) -> None:
-        """An empty pool."""
+    def __init__(self, settings: PoolSettings, keep: KeepSample = lambda fate, group: None) -> None:
+        """An empty pool; `keep` is told which unused groups leave, and why."""
         self._settings = settings
+        self._keep = keep
         self._groups: dict[str, PooledGroup] = {}
 
     def __len__(self) -> int:
@@ -116,9 +118,12 @@ class Pool:
                 del self._groups[content_id]
         return first
 
-    def refuse(self, content_ids: Iterable[str]) -> int:
+    def refuse(self, content_ids: Iterable[str], reason: Reason) -> int:
         """Drop groups that proved unusable. Returns how many had never been used."""
-        return sum(self._groups.pop(content_id).uses == 0 for content_id in content_ids)
+        left: Counter[Reason] = Counter()
+        for content_id in content_ids:
+            self._drop(self._groups[content_id], _fate(self._groups[content_id], reason), left)
+        return left[reason]
 
     def num_unused(self) -> int:
         """Groups that have not taken part in any update."""
@@ -136,6 +141,7 @@ class Pool:
         del self._groups[pooled.content_id]
         if reason is not None:
             left[reason] += 1
+            self._keep(reason, pooled.graded)
 
 
 def _fate(pooled: PooledGroup, reason: Reason) -> Reason | None:

@@ -37,7 +37,7 @@ from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.groups.signal import has_signal
-from swarm.protocols import NEWCOMERS, GroupExchange, RolloutEngine, Updater, Verifier
+from swarm.protocols import NEWCOMERS, GroupExchange, KeepSample, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.appraisal import Appraisal
 from swarm.sapo.mixing import AuthorOf, Candidate, Mix, Mixer, MixRound, MixSettings, mix_figures
@@ -110,9 +110,13 @@ class SapoNode:
         plausibility: PlausibilitySettings | None = None,
         watch: WatchSettings | None = None,
         worth: WorthEstimator | None = None,
+        keep: KeepSample = lambda fate, group: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node before its first round. The version in `policy_id` is ignored: each group names its own."""
+        """A node before its first round. The version in `policy_id` is ignored: each group names its own.
+
+        `keep` is told what became of own and received groups; `pool` tells it of those that leave unused.
+        """
         self.peer_id = peer_id
         self.round = 0
         """Rounds finished."""
@@ -139,7 +143,10 @@ class SapoNode:
         self._worth = worth
         self._updater = updater
         self._exchange = exchange
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants)
+        self._keep = keep
+        self._intake = Intake(
+            exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants, keep
+        )
         self._clock = clock
         self._rollouts = Rollouts(
             engine=engine,
@@ -170,6 +177,7 @@ class SapoNode:
         with stages("update"):
             update = self._update(mixed, len(informative))
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
+        self._keep_own(local, mixed, update.skipped)
         self.mixer.record(this, mixed)
         self.position += self._questions_per_round
         self.round += 1
@@ -286,7 +294,8 @@ class SapoNode:
             for peer_id in alarm.senders:
                 self._exchange.report(peer_id, Reason.HARMFUL)
             self.ledger.dropped(
-                Reason.HARMFUL, self.pool.refuse([content_id for content_id, _ in self.pool.candidates()])
+                Reason.HARMFUL,
+                self.pool.refuse([content_id for content_id, _ in self.pool.candidates()], Reason.HARMFUL),
             )
         return alarm
 
@@ -309,6 +318,16 @@ class SapoNode:
                 self._copies.judge(shared, self._clock())  # registers this node as their author
                 self.ledger.shared(1)
 
+    def _keep_own(self, local: Sequence[GradedGroup], mixed: Mix, skipped: bool) -> None:
+        drawn = {id(graded) for graded in mixed.local}
+        for graded in local:
+            if not has_signal(graded.rewards):
+                self._keep(Reason.ZERO_ADVANTAGE, graded)
+            elif id(graded) not in drawn:
+                self._keep(Reason.NOT_SAMPLED, graded)
+            else:
+                self._keep(Reason.UPDATE_SKIPPED if skipped else "used_local", graded)
+
     def _settle(
         self, num_zero_advantage: int, num_informative: int, failed: Counter[Reason], mixed: Mix, skipped: bool
     ) -> None:
@@ -318,7 +337,7 @@ class SapoNode:
             self.ledger.local(reason, count)
         self.ledger.local(Reason.ZERO_ADVANTAGE, num_zero_advantage)
         self.ledger.local(Reason.NOT_SAMPLED, num_informative - len(mixed.local))
-        self.ledger.dropped(Reason.IMPROBABLE, self.pool.refuse(mixed.refused_ids))
+        self.ledger.dropped(Reason.IMPROBABLE, self.pool.refuse(mixed.refused_ids, Reason.IMPROBABLE))
         self._intake.settle(mixed.external, self.pool.use(mixed.external_ids), skipped)
         if skipped:
             self.ledger.local(Reason.UPDATE_SKIPPED, len(mixed.local))

@@ -21,6 +21,11 @@ class TelemetrySettings(Settings):
     wandb_project: str | None = None
     """Log to this Weights & Biases project (extra `wandb`)."""
     wandb_mode: Literal["online", "offline"] = "offline"
+    samples_bytes: int = Field(16 * 2**20, ge=0)
+    """Keep samples of the groups and of what became of them in `samples.jsonl`; beyond this size the older half is
+    deleted. 0: keep none. See docs/operate.md."""
+    samples_per_outcome: int = Field(4, ge=1)
+    """Most groups kept of a round for each outcome: trained on, no signal, or a reason of refusal."""
     worth_every_rounds: int = Field(2, ge=0)
     """A peer measures in every Nth round what others' groups do for it; 0: never. See docs/operate.md."""
     log_every_rounds: int = Field(5, ge=1)

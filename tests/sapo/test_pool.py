@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.reasons import Reason
 from swarm.sapo.pool import Pool, PoolSettings
 from tests.example_groups import graded
 
@@ -98,5 +99,18 @@ def test_what_cannot_teach_after_all_leaves() -> None:
     for name in ("new", "used", "stays"):
         pool.add(name, graded(name), now=0)
     pool.use(["used"])
-    assert pool.refuse(["new", "used"]) == 1, "a used one has taught"
+    assert pool.refuse(["new", "used"], Reason.IMPROBABLE) == 1, "a used one has taught"
     assert [content_id for content_id, _ in pool.candidates()] == ["stays"]
+
+
+def test_who_leaves_unused_is_told() -> None:
+    left: list[tuple[str, str]] = []
+    pool = Pool(
+        PoolSettings(max_groups=2, max_age_s=10, max_uses=2), lambda fate, group: left.append((fate, group.prompt))
+    )
+    for index in range(3):
+        pool.add(str(index), graded(f"peer-{index}", index), now=index)
+    pool.use(["1"])
+    pool.refuse(["2"], Reason.HARMFUL)
+    pool.expire(now=100)
+    assert left == [("pool_full", "question 0"), ("harmful", "question 2")], "1 has been used"

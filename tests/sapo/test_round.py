@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
@@ -16,7 +17,7 @@ from swarm.net.records import envelope
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
-from swarm.reasons import Reason
+from swarm.reasons import Fate, Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
@@ -442,3 +443,28 @@ def test_a_peer_whose_groups_hang_the_verifier_is_quarantined_and_the_others_are
     assert victim._exchange.book.quarantined() == {hostile.peer_id}
     assert victim._exchange.book.stats()[honest.peer_id].used > 0
     assert _balanced(victim)
+
+
+def test_every_group_is_told_with_what_became_of_it() -> None:
+    swarm = Swarm()
+    kept: list[tuple[Fate, GradedGroup | RolloutGroup]] = []
+
+    def keep(fate: Fate, group: GradedGroup | RolloutGroup) -> None:
+        kept.append((fate, group))
+
+    pool = Pool(PoolSettings(max_groups=4, max_share_per_peer=1.0), keep)
+    refused = FakeVerifier(refused=frozenset({1001}))
+    sender, node = swarm.node(1), swarm.node(2, keep=keep, pool=pool, verifier=refused)
+    for _ in range(3):
+        sender.run_round()
+        node.run_round()
+    counts = node.ledger.snapshot()
+    own = Counter(
+        fate for fate, group in kept if isinstance(group, GradedGroup) and group.group.peer_id == node.peer_id
+    )
+    assert own == {"used_local": counts["used_local"], **counts["local"]}
+    others = Counter(fate for fate, _ in kept) - own
+    assert others == {"used_external": counts["used_external"], **counts["dropped"]}
+    assert counts["dropped"]["verifier_timeout"] == 1
+    ungraded = {fate for fate, group in kept if isinstance(group, RolloutGroup)}
+    assert ungraded == {"verifier_timeout"}, "the others come with this node's rewards"

@@ -1,0 +1,100 @@
+"""`swarm samples`: what a node and its peers have answered, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
+
+from swarm.errors import ConfigError
+from swarm.foreign import clean, clean_lines
+from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, SampleRecord, read
+
+STYLES = {"used_local": "green", "used_external": "green", "refused": "yellow"}
+INDENT = "    "
+
+
+class SampleFilter(Struct, frozen=True):
+    """Which samples to show; None: any."""
+
+    task: str | None = None
+    sender: str | None = None
+    """The beginning or the end of a peer id."""
+    outcome: str | None = None
+    """An outcome or a reason."""
+    last: int = 10
+    """Of those that match."""
+
+    def __call__(self, record: SampleRecord) -> bool:
+        """Whether a sample matches."""
+        return (
+            self.task in (None, record.task)
+            and (self.sender is None or record.sender.startswith(self.sender) or record.sender.endswith(self.sender))
+            and self.outcome in (None, record.outcome, record.reason)
+        )
+
+
+def show_samples(folder: Path, wanted: SampleFilter, as_json: bool, console: Console) -> None:
+    """Print the last samples of a node that match, oldest first. Raises `ConfigError` for a directory without any."""
+    records = read(folder)
+    if not records:
+        raise ConfigError(f"{folder} has no {SAMPLES_FILE}{_elsewhere(folder)}")
+    chosen = [record for record in records if wanted(record)][-wanted.last :]
+    if as_json:
+        # In ASCII, every control character but the last one is escaped.
+        print(json.dumps(msgspec.to_builtins(chosen), indent=1).replace("\x7f", "\\u007f"))
+        return
+    for record in chosen:
+        console.print(_in_words(record), soft_wrap=True)
+    if not chosen:
+        console.print(f"none of the {len(records)} samples kept matches")
+
+
+def _elsewhere(folder: Path) -> str:
+    """Where else the user may have meant, for a directory with several nodes."""
+    found = sorted(str(path.parent) for path in folder.glob(f"*/{SAMPLES_FILE}"))
+    return f"; choose one of {', '.join(found)}" if found else ": name a node's directory, its --out"
+
+
+def _in_words(record: SampleRecord) -> Text:
+    """A sample as a few lines; everything in it may come from strangers."""
+    text = Text()
+    outcome = f"{record.outcome}: {record.reason}" if record.outcome in ("unused", "refused") else record.outcome
+    sender = "this node" if record.own else record.sender
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.time))
+    text.append(f"round {record.round}  {clean(record.task)}  ", "bold")
+    text.append(clean(outcome), STYLES.get(record.outcome, ""))
+    text.append(clean(f"  from {sender}  {record.policy} version {record.version}  {when}"), "dim").append("\n")
+    text.append(_indented(record.question if record.question is not None else "(question not made here)"))
+    for number, completion in enumerate(record.completions, start=1):
+        text.append(f"  completion {number}: ").append(_rewards(completion), "cyan")
+        for line in _turns(completion):
+            text.append(line)
+    if record.num_completions > len(record.completions):
+        text.append(f"  and {record.num_completions - len(record.completions)} more completions\n", "dim")
+    return text
+
+
+def _rewards(completion: SampledCompletion) -> str:
+    own = "not graded" if completion.reward is None else f"reward {completion.reward:g}"
+    claimed = completion.claimed
+    says = "" if claimed is None or claimed == completion.reward else f", its sender says {claimed:g}"
+    return f"{own}{says}, ended by {clean(completion.finish_reason)}\n"
+
+
+def _turns(completion: SampledCompletion) -> Iterator[str]:
+    several = len(completion.turns) > 1
+    for turn in completion.turns:
+        cut = turn.num_chars - len(turn.text)
+        more = f"... ({cut:,} more characters)" if cut > 0 else ""
+        yield _indented(f"{f'{turn.role}: ' if several else ''}{turn.text}{more}")
+
+
+def _indented(text: str) -> str:
+    return "".join(f"{INDENT}{line}\n" for line in clean_lines(text).split("\n"))
