@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 FIELD_COMMANDS = frozenset({"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep"})
 
+SEVERAL = {"sweep": "--mix", "evaluate": "--suite"}
+"""By command: its option that takes several values."""
+
 DEFAULT_HOME = Path("runs/peer")
 DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
 """Those of SAPO's paper, and the policy that combines the others."""
@@ -388,19 +391,33 @@ def doctor(
 @app.command()
 def evaluate(
     context: typer.Context,
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a peer's directory, or a model directory.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_RUN", help="A checkpoint, a node's directory, a model directory, tiny, or a hub id."
+        ),
+    ],
     config: Annotated[
-        Path | None, typer.Option(help="Configuration with tasks and sampling; default: its own.")
+        Path | None, typer.Option(help="Configuration with tasks, suites and sampling; default: its own.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 900,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Suite of evaluation.suites, or all: avg@k and pass@k. Takes several. Default: accuracy on the tasks."
+        ),
+    ] = None,
+    questions: Annotated[
+        int | None, typer.Option(min=1, help="Held-out questions, or at most of each task of a suite. Default: 900.")
+    ] = None,
     engine: EngineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure a checkpoint's accuracy on held-out questions, per task, with 95% intervals."""
-    from nodes.commands.checkpoints import evaluate_checkpoint
+    """Measure accuracy, or suites' avg@k and pass@k, on held-out questions, per task, with 95% intervals."""
+    from nodes.commands.evaluate import Asked
+    from nodes.commands.evaluate import evaluate as run
 
     pairs = [*_given({"generation.engine": engine}), *_fields(context)]
-    evaluate_checkpoint(checkpoint, config, pairs, questions, as_json, _console())
+    raise typer.Exit(run(Asked(model, config, pairs, tuple(suite or ()), questions), as_json, _console()))
 
 
 @app.command()
@@ -542,8 +559,8 @@ def main() -> None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
         arguments, fields = split_fields(sys.argv[1:])
-        if arguments[:1] == ["sweep"]:
-            arguments = repeat_option(arguments, "--mix")
+        if several := SEVERAL.get(arguments[0] if arguments else ""):
+            arguments = repeat_option(arguments, several)
         if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
             raise ConfigError(f"--{fields[0][0]} is a configuration field, which this command does not accept")
         app(args=arguments, obj=fields)

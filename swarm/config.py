@@ -36,6 +36,7 @@ from swarm.sapo.pool import PoolSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.settings import Settings
+from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings
 from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS
@@ -54,7 +55,8 @@ class CheckpointSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Accuracy on held-out questions, sampled as in training, with its own random stream."""
+    """Accuracy on held-out questions of the run's tasks, sampled as in training, with its own random stream; and
+    evaluation suites."""
 
     num_questions: int = Field(256, ge=0)
     """0 disables evaluation."""
@@ -62,6 +64,11 @@ class EvaluationSettings(Settings):
     """Rounds between evaluations; by default a node evaluates only before the first round and after the last."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Selects one of the streams of held-out questions; no node trains on any of them."""
+    suites: dict[SuiteName, SuiteSettings] = {}
+    """Named evaluations; `swarm evaluate --suite NAME` asks them as well."""
+    beside: bool = False
+    """Ask suites in a separate process with a copy of the model, while training goes on. Otherwise training waits for
+    them. Not with several processes (torchrun)."""
 
     @property
     def stream(self) -> int:

@@ -13,7 +13,9 @@ from pydantic_core import PydanticUndefined
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig
 from swarm.environments.config import DatasetTask, ReasoningGymTask
+from swarm.environments.tiny import TINY_TASKS
 from swarm.sapo.mixing.policies import POLICIES
+from swarm.suites.config import SuiteSettings
 
 HEADER = """# Configuration reference
 
@@ -32,6 +34,8 @@ def reference() -> str:
     for task in (ReasoningGymTask, DatasetTask):
         kind = get_args(task.model_fields["kind"].annotation)[0]
         sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task)}")
+    for title, model in _groups(SuiteSettings, "`evaluation.suites.NAME`", "evaluation.suites.NAME."):
+        sections.append(f"## {title}\n\n{_summary(model)}\n\n{_table(model)}")
     for name, loss in LOSSES.items():
         sections.append(f"## `update.loss` with `objective: {name}`\n\n{_table(loss)}")
     for name, policy in POLICIES.items():
@@ -59,14 +63,14 @@ def _table(model: type[BaseModel]) -> str:
     for name, field in model.model_fields.items():
         if not _is_model(field):
             about = (field.description or "").replace("\n", " ").replace("|", "\\|")
-            rows.append(f"| `{name}` | {_default(name, field)} | {_values(schema[name])} | {about} |")
+            rows.append(f"| `{name}` | {_default(field)} | {_values(schema[name])} | {about} |")
     return "\n".join(rows) + "\n"
 
 
-def _default(name: str, field: FieldInfo) -> str:
+def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required"
-    if name == "tasks":
+    if field.default == TINY_TASKS:
         return "the nine tasks of the embedded policy"
     value = field.default
     return f"`{list(value) if isinstance(value, tuple) else 'null' if value is None else value}`"

@@ -41,6 +41,7 @@ ALLOWED = {
     "swarm/machine.py": set(),
     "swarm/protocols.py": {"swarm.reasons", "swarm.types"},
     "swarm/evaluation.py": PURE,
+    "swarm/suites": PURE | {"swarm.suites", "swarm.environments.config", "swarm.evaluation", "swarm.telemetry.records"},
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/environments": PURE | {"swarm.environments"},

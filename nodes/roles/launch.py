@@ -46,9 +46,9 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.packaged.smollm import check_smollm2
 from swarm.protocols import Transport, Verifier
-from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.history import PeerHistory, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line, summary_table
-from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent
+from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
 from swarm.types import NetworkStatus, RunManifest
@@ -299,6 +299,9 @@ def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
         elif isinstance(event, EvaluationEvent) and event.accuracy is not None:
             text = f"{history.name} | round {event.round} | accuracy {event.accuracy:.3f} on held-out questions"
             console.print(text, markup=False, highlight=False)
+        elif isinstance(event, SuiteEvent):
+            text = f"{history.name} | {suite_in_words(event)}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif isinstance(event, RoundEvent) and event.round % every == 0:
             console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
 

@@ -81,6 +81,8 @@ class LearnerNode:
         self._resumed_from = self._resume(found, restore(found, self._updater)) if found else None
         self._rise()
         self._saved_round = self._resumed_from
+        suites = self._shell.prepare_suites(self._policy, cancelled, self._learner.receive)
+        self._open.callback(suites.close)
 
     @property
     def done(self) -> bool:
@@ -92,14 +94,14 @@ class LearnerNode:
         self._shell.begin(self._resumed_from)
         self._learner.publish()
         if self._learner.round == 0:
-            self._shell.evaluate(self._engine, 0)
+            self._shell.evaluate_before(self._engine)
         self._shell.start_clock()
 
     def step(self) -> None:
         """One update, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
+        self._shell.samples.begin(self._learner.round + 1)
         report = self._learner.run_step()
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
-        self._shell.samples.begin(self._learner.round + 1)
         self._record(report)
         self._shell.do_what_is_due(self._engine, report.round, self.save)
 
@@ -161,9 +163,9 @@ class LearnerNode:
             auditor=auditor,
             ledger=Ledger(),
             delivered=self._workforce.delivered,
+            keep=self._shell.samples.keep,
             cancelled=cancelled,
         )
-            keep=self._shell.samples.keep,
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         learner = self._learner

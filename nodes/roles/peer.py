@@ -77,6 +77,8 @@ class PeerNode:
             self._resume(found, self._coordinator.resumed) if found and self._coordinator.resumed else None
         )
         self._saved_round = self._resumed_from
+        suites = self._shell.prepare_suites(self._policy, cancelled, self._node.receive)
+        self._open.callback(suites.close)
 
     @property
     def done(self) -> bool:
@@ -90,14 +92,14 @@ class PeerNode:
         if self._worth is not None and self._worth.refusal is not None:
             self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         if self._node.round == 0:
-            self._shell.evaluate(self._coordinator, 0)
+            self._shell.evaluate_before(self._coordinator)
         self._shell.start_clock()
 
     def step(self) -> None:
         """One round, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
+        self._shell.samples.begin(self._node.round + 1)
         report = self._node.run_round()
         self._record(report)
-        self._shell.samples.begin(self._node.round + 1)
         if report.alarm is not None:
             self._go_back(report.alarm)
         self.write_roster()
@@ -191,9 +193,9 @@ class PeerNode:
             plausibility=config.plausibility,
             watch=config.watch,
             worth=self._worth,
+            keep=self._shell.samples.keep,
             clock=self._clock,
         )
-            keep=self._shell.samples.keep,
 
     def _make_worth(self) -> WorthEstimator | None:
         """None for a node that is not to measure, or learns from nobody else."""

@@ -12,12 +12,14 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange
+from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.pool import PooledGroup
@@ -30,9 +32,9 @@ from swarm.telemetry.records import (
     RoundEvent,
     StartEvent,
 )
+from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
-from swarm.telemetry.samples.log import SampleLog
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -66,12 +68,13 @@ class Shell:
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         self.exchange = Exchange(transport, identity, limits, config.network.safety, clock=clock)
         self.peer_id = identity.peer_id
+        self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self._config = config
         self._transport = transport
-        self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self._verifier = verifier
         self._sampling = config.generation.sampling()
         self._metrics = MetricsWriter(config.out, config.telemetry)
+        self._suites: NodeSuites | None = None
         self._began = time.monotonic()
 
     @property
@@ -123,7 +126,21 @@ class Shell:
         """Write the event of a complete checkpoint."""
         self._metrics.write(CheckpointEvent(time=time.time(), round=round, path=str(path)))
 
-    def evaluate(self, engine: RolloutEngine, round: int) -> None:
+    def prepare_suites(self, policy: Policy, cancelled: Callable[[], bool], between: Callable[[], None]) -> NodeSuites:
+        """Set up the evaluation suites of a role that trains `policy`, which closes what this returns.
+
+        `between` is called now and then while training waits for a suite. Raises `ConfigError`.
+        """
+        self._suites = NodeSuites(self._config, policy, self._metrics.write, cancelled, between)
+        return self._suites
+
+    def evaluate_before(self, engine: RolloutEngine) -> None:
+        """Evaluate before the first round, suites included."""
+        self._evaluate(engine, 0)
+        if self._suites is not None:
+            self._suites.before_the_first_round(engine)
+
+    def _evaluate(self, engine: RolloutEngine, round: int) -> None:
         """Evaluate on held-out questions after `round` rounds, unless disabled."""
         settings = self._config.evaluation
         if settings.num_questions == 0:
@@ -147,10 +164,13 @@ class Shell:
     def do_what_is_due(self, engine: RolloutEngine, round: int, save: Callable[[], None]) -> None:
         """After a step: evaluate if due, unless the final evaluation follows, and `save` a checkpoint if due."""
         every = self._config.evaluation.every_rounds
-        if every and round % every == 0 and not self.has_enough(round):
-            self.evaluate(engine, round)
+        last = self.has_enough(round)
+        if every and round % every == 0 and not last:
+            self._evaluate(engine, round)
         if round % self._config.checkpoint.every_rounds == 0:
             save()
+        if self._suites is not None:  # after the checkpoint, because they may take long
+            self._suites.after_round(engine, round, last)
 
     def resume(self, checkpoint: Path, state: TrainingState, model: str, held: Held, ledger: Ledger) -> None:
         """Resume with a checkpoint's received groups. Raises `CheckpointError` for another model."""
@@ -177,7 +197,9 @@ class Shell:
         failure: SwarmError | None = None
         try:
             if reason == "done" and engine is not None:
-                self.evaluate(engine, round)
+                self._evaluate(engine, round)
+                if self._suites is not None:
+                    self._suites.after_the_last(engine, round)
         except Interrupted:
             reason = "interrupted"
         except SwarmError as error:
@@ -186,6 +208,7 @@ class Shell:
         close()
         self._metrics.write(EndEvent(time=time.time(), round=round, reason=reason))
         self._metrics.close()
+        self.samples.close()
         if failure is not None:
             raise failure
 
@@ -207,4 +230,3 @@ def stream_seed(peer_id: str) -> int:
 def versions() -> dict[str, str]:
     """Versions of the packages that results depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}}
-        self.samples.close()

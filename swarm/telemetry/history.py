@@ -18,9 +18,10 @@ from swarm.telemetry.records import (
     NoteEvent,
     RoundEvent,
     StartEvent,
+    SuiteEvent,
     decode,
 )
-from swarm.types import SwarmWorth
+from swarm.types import Estimate, SwarmWorth
 
 Phase = Literal["waiting", "running", "done", "interrupted", "error"]
 Role = Literal["peer", "learner", "worker"]
@@ -41,6 +42,8 @@ class PeerSummary(TypedDict):
     reward_last: float | None
     eval_before: float | None
     eval_after: float | None
+    suites: dict[str, dict[str, Estimate]]
+    """The last figures of each evaluation suite."""
     groups: GroupCounts
     pool: int
     """Unused received groups held at the end."""
@@ -178,6 +181,14 @@ class PeerHistory:
         last = max(self.evaluations, default=0)
         return self.evaluations[last] if last > 0 else None
 
+    def suite_before(self, name: str) -> SuiteEvent | None:
+        """A suite's result before the first round."""
+        return self.suites[name].get(0)
+
+    def suite_after(self, name: str) -> SuiteEvent:
+        """A suite's result of the latest policy that it evaluated."""
+        return self.suites[name][max(self.suites[name])]
+
     def seconds_per_round(self, num_rounds: int = 20) -> float | None:
         """Seconds per round over this process's last rounds; None before its first."""
         resumed_from = (self.start.resumed_from or 0) if self.start else 0
@@ -226,6 +237,7 @@ class PeerHistory:
             reward_last=self.reward_last(),
             eval_before=before.accuracy if before else None,
             eval_after=after.accuracy if after else None,
+            suites={name: self.suite_after(name).scores.figures for name in self.suites},
             groups=self.groups,
             pool=self.latest.pool if self.latest else 0,
             pending=self.latest.pending if self.latest else 0,
@@ -247,6 +259,8 @@ class PeerHistory:
         """The round that describes the node's current state."""
         self.rounds: dict[int, RoundEvent] = {}
         self.evaluations: dict[int, EvaluationEvent] = {}
+        self.suites: dict[str, dict[int, SuiteEvent]] = {}
+        """Results by suite and by the rounds trained before."""
         self.moments: deque[Moment] = deque(maxlen=50)
         self.restarts = 0
         """Starts after a process that did not shut down cleanly."""
@@ -263,6 +277,9 @@ class PeerHistory:
                 self._wall_here_s = event.wall_s
             case EvaluationEvent():
                 self.evaluations[event.round] = event
+            case SuiteEvent():
+                self.suites.setdefault(event.suite, {})[event.round] = event
+                self.moments.append(Moment(event.time, suite_in_words(event), "info"))
             case NoteEvent():
                 self.moments.append(Moment(event.time, event.text, event.level))
             case CheckpointEvent():
@@ -284,6 +301,8 @@ class PeerHistory:
             kept = event.resumed_from or 0
             self.rounds = {number: line for number, line in self.rounds.items() if number <= kept}
             self.evaluations = {number: line for number, line in self.evaluations.items() if number <= kept}
+            found = {name: {n: line for n, line in lines.items() if n <= kept} for name, lines in self.suites.items()}
+            self.suites = {name: lines for name, lines in found.items() if lines}
             self.latest = self.rounds[max(self.rounds)] if self.rounds else None
             how = "restarted" if crashed else "resumed"
             where = f"from round {kept}" if event.resumed_from is not None else "from the beginning"
@@ -295,6 +314,15 @@ class PeerHistory:
 
     def _share(self) -> int:
         return max(1, int(len(self.rounds) * REWARD_SHARE))
+
+
+def suite_in_words(event: SuiteEvent) -> str:
+    """A suite's result in one line: avg@k and pass@k with their intervals."""
+    figures = event.scores.figures
+    shown = dict.fromkeys((f"avg@{event.k}", f"pass@{event.k}"))
+    known = [(name, figures[name]) for name in shown if name in figures]
+    words = [f"{name} {found.value:.3f} ({found.low:.3f} to {found.high:.3f})" for name, found in known]
+    return f"{event.suite} after round {event.round}: {', '.join(words) or 'nothing could be graded'}"
 
 
 def mix_in_words(event: RoundEvent) -> str:

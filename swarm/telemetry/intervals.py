@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
+MAX_DRAWN = 2**22
+"""Rows drawn at a time, which bounds the memory."""
 
 
 def percentile_interval(draws: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -50,6 +52,7 @@ def bootstrap_ratio(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> tuple[float, 
 
 def _resampled_means(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Means [resamples, k] of rows [n, k] drawn with replacement; always the same draws."""
-    drawn = np.random.default_rng(0).integers(len(rows), size=(NUM_RESAMPLES, len(rows)))
-    means: npt.NDArray[np.float64] = rows[drawn].mean(axis=1)
-    return means
+    rng = np.random.default_rng(0)
+    part = max(1, MAX_DRAWN // len(rows))
+    sizes = [min(part, NUM_RESAMPLES - first) for first in range(0, NUM_RESAMPLES, part)]
+    return np.concatenate([rows[rng.integers(len(rows), size=(size, len(rows)))].mean(axis=1) for size in sizes])

@@ -10,7 +10,7 @@ from typing import Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Struct
 
-from swarm.types import Sample, SwarmWorth
+from swarm.types import Estimate, Sample, SwarmWorth
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -117,6 +117,38 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
     """The first questions with their answers, the same questions at every evaluation."""
 
 
+class SuiteScores(Struct, frozen=True):
+    """What an evaluation suite found, over all its tasks or for one of them."""
+
+    num_questions: int
+    """Questions graded."""
+    figures: dict[str, Estimate]
+    """`avg@k`, `pass@1`, ..., `pass@k` with 95% intervals over the questions; empty without questions."""
+    num_ungraded: int = 0
+    """Questions whose answers could not be graded; in no figure."""
+    num_unanswered: int = 0
+    """Questions whose prompt left no room for a completion; they count as wrong."""
+    num_cut_off: int = 0
+    """Completions that reached `max_new_tokens`."""
+    num_tokens: int = 0
+    """Tokens of all completions."""
+
+
+class SuiteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="suite"):
+    """The result of an evaluation suite."""
+
+    time: float
+    round: int
+    """Rounds that the evaluated policy has trained; later events may come first if the suite ran beside training."""
+    suite: str
+    k: int
+    """Completions per question."""
+    scores: SuiteScores
+    tasks: dict[str, SuiteScores] = {}
+    seconds: float = 0.0
+    """From the first question to the last grade."""
+
+
 class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="round"):
     """One round, step or batch as every reader of the file knows it, whichever role and version wrote it."""
 
@@ -186,7 +218,7 @@ class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
     reason: Literal["done", "interrupted", "error"]
 
 
-Event = StartEvent | EvaluationEvent | RoundEvent | CheckpointEvent | NoteEvent | EndEvent
+Event = StartEvent | EvaluationEvent | SuiteEvent | RoundEvent | CheckpointEvent | NoteEvent | EndEvent
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -28,7 +28,7 @@ from swarm.telemetry.history import (
     num_dropped,
 )
 from swarm.telemetry.intervals import wilson_interval
-from swarm.telemetry.records import EvaluationEvent
+from swarm.telemetry.records import EvaluationEvent, SuiteEvent
 from swarm.telemetry.summary import SwarmSummary
 from swarm.types import Sample, SwarmWorth
 
@@ -63,6 +63,7 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerH
         _section("Peers", _peer_table(everyone)),
         _section("What others' groups do for a peer", _worth_table(histories)),
         _section("Held-out questions by task", _task_table(histories)),
+        _section("Evaluation suites", _suite_table(histories)),
         _section("Answers before and after", _samples(histories)),
         _section(
             "Composition of updates",
@@ -227,6 +228,37 @@ def _task_table(histories: Sequence[PeerHistory]) -> str:
     ]
     note = f"Answers of {_plural(len(both), 'peer')} together, with 95% intervals (Wilson)."
     return _table(("task", "before", "after"), rows, text_columns=1) + f'<p class="note">{note}</p>'
+
+
+def _suite_table(histories: Sequence[PeerHistory]) -> str:
+    """Every figure of every suite, of each peer, before the first round and of the latest policy evaluated."""
+    rows = [
+        (
+            escape(history.name),
+            escape(clean(f"eval/{name}/{figure}")),
+            _estimate(history.suite_before(name), figure),
+            _estimate(latest, figure),
+            f"{latest.round:,}",
+            f"{latest.scores.num_questions:,}",
+        )
+        for history in histories
+        for name in history.suites
+        for latest in [history.suite_after(name)]
+        for figure in latest.scores.figures
+    ]
+    if not rows:
+        return ""
+    note = (
+        "avg@k: mean reward of k completions; pass@j: at least one of j is right, estimated without bias from all k "
+        "(arXiv:2107.03374); with 95% intervals over the questions (bootstrap; Wilson where each is right or wrong)."
+    )
+    head = ("peer", "figure", "before", "latest", "after round", "questions")
+    return _table(head, rows, text_columns=2) + f'<p class="note">{note}</p>'
+
+
+def _estimate(event: SuiteEvent | None, figure: str) -> str:
+    found = event.scores.figures.get(figure) if event is not None else None
+    return f"{found.value:.3f} <small>({found.low:.3f}–{found.high:.3f})</small>" if found else "–"
 
 
 def _samples(histories: Sequence[PeerHistory]) -> str:

@@ -20,7 +20,15 @@ from msgspec import structs
 from swarm.errors import ConfigError
 from swarm.figures import REWARD_MEAN
 from swarm.telemetry.config import TelemetrySettings
-from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, Event, RoundEvent, StartEvent, encode
+from swarm.telemetry.records import (
+    METRICS_FILE,
+    EvaluationEvent,
+    Event,
+    RoundEvent,
+    StartEvent,
+    SuiteEvent,
+    encode,
+)
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -137,6 +145,7 @@ class PrometheusSink:
         self._start: StartEvent | None = None
         self._round: RoundEvent | None = None
         self._evaluation: EvaluationEvent | None = None
+        self._suites: dict[str, SuiteEvent] = {}
         registry = CollectorRegistry()
         registry.register(self)
         try:
@@ -157,6 +166,8 @@ class PrometheusSink:
             self._round = event
         elif isinstance(event, EvaluationEvent):
             self._evaluation = event
+        elif isinstance(event, SuiteEvent):
+            self._suites = {**self._suites, event.suite: event}  # the server's thread may be reading the old one
 
     def close(self) -> None:
         """Stop serving."""
@@ -177,6 +188,12 @@ class PrometheusSink:
             )
         if evaluation is not None and evaluation.accuracy is not None:
             yield GaugeMetricFamily("swarm_accuracy", "Accuracy on held-out questions.", value=evaluation.accuracy)
+        if self._suites:
+            suites = GaugeMetricFamily("swarm_eval", "Figures of evaluation suites.", labels=["suite", "figure"])
+            for suite, found in self._suites.items():
+                for name, estimate in found.scores.figures.items():
+                    suites.add_metric([suite, name], estimate.value)
+            yield suites
         if event is None:
             return
         gauges: list[tuple[str, str, float | None]] = [
@@ -247,7 +264,7 @@ class TensorBoardSink:
                     session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START),
                 )
             )
-        elif isinstance(event, RoundEvent | EvaluationEvent):
+        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent):
             values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(event).items()]
             self._writer.add_event(
                 event_pb2.Event(wall_time=event.time, step=event.round, summary=summary_pb2.Summary(value=values))
@@ -288,7 +305,7 @@ class WandbSink:
         if isinstance(event, StartEvent):
             self.close()
             self._open(event)
-        elif isinstance(event, RoundEvent | EvaluationEvent) and self._log is not None:
+        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent) and self._log is not None:
             self._log({"round": event.round, **scalars(event)})
 
     def close(self) -> None:
@@ -317,13 +334,20 @@ class WandbSink:
         self._finish = run.finish
 
 
-def scalars(event: RoundEvent | EvaluationEvent) -> dict[str, float]:
+def scalars(event: RoundEvent | EvaluationEvent | SuiteEvent) -> dict[str, float]:
     """All numbers of an event by name, without unknown ones."""
     figures: dict[str, float | None]
     if isinstance(event, EvaluationEvent):
         figures = {"evaluate/accuracy": event.accuracy}
         for task, (correct, asked) in event.tasks.items():
             figures[f"evaluate/{task}"] = correct / asked if asked else None
+    elif isinstance(event, SuiteEvent):
+        parts = {event.suite: event.scores, **{f"{event.suite}/{task}": part for task, part in event.tasks.items()}}
+        figures = {
+            f"eval/{part}/{name}": estimate.value
+            for part, scores in parts.items()
+            for name, estimate in scores.figures.items()
+        }
     else:
         groups = event.groups
         figures = {

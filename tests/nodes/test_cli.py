@@ -83,6 +83,9 @@ def test_wrong_use_is_one_clear_line_and_starts_nothing(
         (("demo", "--local", "0", "--external", "0"), "nothing would ever be trained on", 2),
         (("join", "/ip4/127.0.0.1/tcp/1"), "/p2p/", 2),
         (("export", "nowhere", "there"), "nowhere is not a checkpoint and contains none", 1),
+        (("evaluate", "nowhere"), "nowhere is not a checkpoint and contains none", 1),
+        (("evaluate", "tiny", "--suite", "maths", "more"), "--suite maths: the configuration has no such suite", 2),
+        (("samples", "nowhere"), "nowhere has no samples.jsonl: name a node's directory", 2),
     ],
 )
 def test_wrong_use_that_a_command_itself_finds_is_one_clear_line_too(

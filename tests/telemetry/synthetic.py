@@ -17,8 +17,11 @@ from swarm.telemetry.records import (
     NoteEvent,
     RoundEvent,
     StartEvent,
+    SuiteEvent,
+    SuiteScores,
     encode,
 )
+from swarm.types import Estimate
 
 EPOCH = 1_780_000_000.0
 LOCAL = EXTERNAL = 4
@@ -104,6 +107,13 @@ def peer_events(
             events.append(evaluation(time + 1, num_rounds, 0.25 + 0.01 * index))
         events.append(EndEvent(time=time + 1, round=num_rounds, reason=end))  # type: ignore[arg-type]
     return events
+
+
+def suite(time: float, number: int, value: float, name: str = "arithmetic") -> SuiteEvent:
+    """A suite of two tasks, with k = 4."""
+    figures = {name: Estimate(value, value - 0.05, value + 0.05) for name in ("avg@4", "pass@1", "pass@4")}
+    whole, part = SuiteScores(60, figures), SuiteScores(30, figures)
+    return SuiteEvent(time=time, round=number, suite=name, k=4, scores=whole, tasks={"gcd": part, "lcm": part})
 
 
 def evaluation(time: float, number: int, accuracy: float) -> EvaluationEvent:

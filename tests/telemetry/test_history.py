@@ -180,6 +180,21 @@ def test_evaluations(tmp_path: Path) -> None:
     assert (lost["eval_before"], lost["eval_after"]) == (before.accuracy, None)
 
 
+def test_suites(tmp_path: Path) -> None:
+    before, after = synthetic.suite(0, 0, 0.1), synthetic.suite(0, 2, 0.3)
+    # The one of round 0 ran beside training, and took until then.
+    events = [start(), round_event(1), before, round_event(2), after]
+    history = history_of(tmp_path, *events)
+    assert history.suite_before("arithmetic") == before and history.suite_after("arithmetic") == after
+    assert history.peer_summary()["suites"] == {"arithmetic": after.scores.figures}
+    said = "arithmetic after round 2: avg@4 0.300 (0.250 to 0.350), pass@4 0.300 (0.250 to 0.350)"
+    assert history.moments[-1].text == said
+    lost = history_of(tmp_path, *events, start(resumed_from=1))
+    assert lost.suite_after("arithmetic") == before, "the policy after round 2 was lost"
+    late = history_of(tmp_path, start(), round_event(1), after, start(resumed_from=1))
+    assert late.peer_summary()["suites"] == {}
+
+
 def test_phases(tmp_path: Path) -> None:
     assert PeerHistory.read(tmp_path / "peer-9" / "metrics.jsonl").phase == "waiting"
     assert history_of(tmp_path, start()).phase == "running"

@@ -273,3 +273,17 @@ def follower_events(name: str, index: int) -> list[Event]:
             )
         )
     return events
+
+
+def test_suites_are_shown_before_and_at_the_end_with_their_intervals(tmp_path: Path) -> None:
+    events = synthetic.peer_events(num_rounds=20)
+    events[1:1] = [synthetic.suite(synthetic.EPOCH, 0, 0.125), synthetic.suite(synthetic.EPOCH, 20, 0.5)]
+    history = PeerHistory.read(synthetic.write(tmp_path / "run", events))
+    parsed, summary = made(tmp_path / "report", [history])
+    table = next(table for table in parsed.tables if "after round" in table[0])
+    assert table[1:] == [
+        ["peer-1", f"eval/arithmetic/{figure}", "0.125 (0.075–0.175)", "0.500 (0.450–0.550)", "20", "60"]
+        for figure in ("avg@4", "pass@1", "pass@4")
+    ]
+    written = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert written["peers"][0]["suites"]["arithmetic"]["pass@4"] == {"value": 0.5, "low": 0.45, "high": 0.55}

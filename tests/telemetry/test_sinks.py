@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import RoundEvent, encode
-from swarm.telemetry.sinks import MetricsWriter
+from swarm.telemetry.sinks import MetricsWriter, scalars
 
 from . import synthetic
 
@@ -181,3 +181,25 @@ def test_importing_telemetry_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_figures_of_suites_have_conventional_names() -> None:
+    found = scalars(synthetic.suite(0.0, 20, 0.25))
+    assert found.keys() == {
+        f"eval/{part}/{figure}"
+        for part in ("arithmetic", "arithmetic/gcd", "arithmetic/lcm")
+        for figure in ("avg@4", "pass@1", "pass@4")
+    }
+    assert set(found.values()) == {0.25}
+
+
+def test_prometheus_serves_the_last_figures_of_each_suite(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0)) as writer:
+        assert writer.prometheus_port
+        for event in (synthetic.suite(0, 0, 0.1), synthetic.suite(0, 5, 0.3), synthetic.suite(0, 0, 0.7, "other")):
+            writer.write(event)
+        url = f"http://127.0.0.1:{writer.prometheus_port}/metrics"
+        with urllib.request.urlopen(url, timeout=120) as reply:
+            lines = reply.read().decode().splitlines()
+    assert 'swarm_eval{figure="pass@4",suite="arithmetic"} 0.3' in lines
+    assert 'swarm_eval{figure="avg@4",suite="other"} 0.7' in lines

@@ -1,0 +1,132 @@
+"""Asks the questions of a suite, slice by slice, so that the caller can do other things in between, or stop.
+
+draw ──▶ generate k each ──▶ grade ──▶ rewards by question     a slice is as many completions as decode together
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from swarm.protocols import RolloutEngine, TaskVerifier
+from swarm.suites.config import Suite
+from swarm.suites.estimators import suite_figures
+from swarm.telemetry.records import SuiteScores
+from swarm.types import Answers, Question, Rejection, TaskRef
+
+
+class _Answered(Struct, frozen=True):
+    """A graded question."""
+
+    rewards: tuple[float, ...]
+    """[k]"""
+    unanswered: bool = False
+    num_cut_off: int = 0
+    num_tokens: int = 0
+
+
+class _Part(Struct):
+    """One task of a suite, as far as it has been asked."""
+
+    task: str
+    num_planned: int
+    num_drawn: int = 0
+    asked: set[TaskRef] = set()
+    answered: list[_Answered] = []
+    num_ungraded: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.num_drawn == self.num_planned
+
+
+class SuiteRun:
+    """One evaluation of a suite. A verifier of the suite's tasks asks nothing else."""
+
+    def __init__(
+        self, suite: Suite, engine: RolloutEngine, verifier: TaskVerifier, stream: int, slice_sequences: int
+    ) -> None:
+        """`stream`: the seed of held-out questions; `slice_sequences`: completions of a slice, at least one question's.
+
+        Raises `TaskError` when the tasks cannot be set up.
+        """
+        self._suite = suite
+        self._engine = engine
+        self._verifier = verifier
+        self._stream = stream
+        self._slice_questions = max(1, slice_sequences // suite.k)
+        self._parts = [_Part(task.name, self._num_questions(task.name)) for task in suite.tasks]
+
+    @property
+    def num_questions(self) -> int:
+        """Questions to ask."""
+        return sum(part.num_planned for part in self._parts)
+
+    @property
+    def num_drawn(self) -> int:
+        """Questions drawn so far."""
+        return sum(part.num_drawn for part in self._parts)
+
+    @property
+    def done(self) -> bool:
+        """Whether all questions have been asked."""
+        return all(part.done for part in self._parts)
+
+    def step(self) -> None:
+        """Ask the next slice; nothing of a slice that fails is counted. Raises what engine and verifier raise."""
+        part = next(part for part in self._parts if not part.done)
+        start, count = part.num_drawn, min(self._slice_questions, part.num_planned - part.num_drawn)
+        # A malformed row is replaced by another one, which has its own turn as well: every row counts once.
+        drawn = {question.ref: question for question in self._verifier.draw(self._stream, start, count, part.task)}
+        questions = [question for ref, question in drawn.items() if ref not in part.asked]
+        if questions:
+            prompts, seed = [question.prompt for question in questions], self._seed(part.task, start)
+            answers = self._engine.generate(prompts, self._suite.k, self._suite.sampling, seed)
+            self._grade(part, questions, answers)
+        part.asked.update(drawn)
+        part.num_drawn += count
+
+    def scores(self) -> SuiteScores:
+        """The suite's figures over all questions graded so far, whatever their task."""
+        return self._scores(self._parts)
+
+    def scores_by_task(self) -> dict[str, SuiteScores]:
+        """The same for each task."""
+        return {part.task: self._scores([part]) for part in self._parts}
+
+    def _num_questions(self, task: str) -> int:
+        limits = (self._suite.questions, self._verifier.num_held_out(task))
+        return min(limit for limit in limits if limit is not None)
+
+    def _seed(self, task: str, start: int) -> int:
+        name = int.from_bytes(hashlib.blake2b(task.encode(), digest_size=8).digest(), "big")
+        return int(np.random.SeedSequence([self._stream, name, start]).generate_state(1)[0])
+
+    def _grade(self, part: _Part, questions: Sequence[Question], answers: Sequence[Answers]) -> None:
+        jobs = [
+            (question.ref, [] if isinstance(answer, Rejection) else [completion.text for completion in answer])
+            for question, answer in zip(questions, answers, strict=True)
+        ]
+        for answer, verdict in zip(answers, self._verifier.grade(jobs), strict=True):
+            if isinstance(verdict, Rejection):
+                part.num_ungraded += 1
+            elif isinstance(answer, Rejection):  # no room for a completion counts as wrong
+                part.answered.append(_Answered((0.0,) * self._suite.k, unanswered=True))
+            else:
+                cut_off = sum(completion.finish_reason == "length" for completion in answer)
+                num_tokens = sum(len(completion.token_ids) for completion in answer)
+                part.answered.append(_Answered(verdict.rewards, False, cut_off, num_tokens))
+
+    def _scores(self, parts: Sequence[_Part]) -> SuiteScores:
+        answered = [each for part in parts for each in part.answered]
+        return SuiteScores(
+            num_questions=len(answered),
+            num_ungraded=sum(part.num_ungraded for part in parts),
+            num_unanswered=sum(each.unanswered for each in answered),
+            num_cut_off=sum(each.num_cut_off for each in answered),
+            num_tokens=sum(each.num_tokens for each in answered),
+            figures=suite_figures([each.rewards for each in answered], self._suite.k),
+        )
