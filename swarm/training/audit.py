@@ -13,6 +13,7 @@ from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
+from swarm.training.rows import sampled_row
 from swarm.types import GradedGroup, RolloutGroup, VersionSpan
 
 MAX_REMEMBERED = 1_024
@@ -83,9 +84,10 @@ class SnapshotAuditor:
         off = [0.0] * len(completions)
         for version in sorted({span.version for parts in spans for span in parts}):
             policy = self._at(version)
-            prompts = [policy.encode_prompt(graded.prompt)] * len(completions)
-            ids = [completion.token_ids for completion in completions]
-            own = completion_logprobs(policy, prompts, ids, self._temperature).tolist()
+            prompt = policy.encode_prompt(graded.prompt)
+            rows = [sampled_row(policy, prompt, graded, index) for index in range(len(completions))]
+            ids, inserts = [row.completion for row in rows], [row.inserts for row in rows]
+            own = completion_logprobs(policy, [prompt] * len(rows), ids, self._temperature, inserts).tolist()
             for i, completion in enumerate(completions):
                 start = 0
                 for span in spans[i]:
