@@ -190,10 +190,15 @@ def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
     policy, tasks = merged.setdefault("policy", {}), merged.get("tasks")
     if not isinstance(policy, dict) or not isinstance(tasks, list) or policy.get("system_prompt") is not None:
         return
-    forms = {str(task.get("find") or "tags") for task in tasks if isinstance(task, dict)}
+    forms = {str(task.get("find") or _usual_form(task)) for task in tasks if isinstance(task, dict)}
     if forms - {"tags"} and policy.get("model", TINY) not in EMBEDDED:
         policy["system_prompt"] = SYSTEM_PROMPT_OF_FORMS if "tags" not in forms else SYSTEM_PROMPT_WITH_FORMS
         origins["policy.system_prompt"] = "default for the tasks' `find`"
+
+
+def _usual_form(task: Values) -> str:
+    """Where the answer is without a setting; an environment reads whole turns."""
+    return "tags" if task.get("kind", "reasoning_gym") in ("reasoning_gym", "dataset") else "whole"
 
 
 def _chosen_model(layers: Iterable[Values]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from swarm.groups.episodes import Played, by_generate, play
 from swarm.protocols import RolloutEngine, Verifier
-from swarm.types import Answers, Question, Rejection, Sample, Sampling
+from swarm.types import Rejection, Sample, Sampling
 
 CORRECT = 0.99
 """Least reward that counts as a correct answer, also for tasks with partial credit."""
@@ -42,30 +43,26 @@ class Evaluation(Struct, frozen=True):
 def evaluate(
     engine: RolloutEngine, verifier: Verifier, sampling: Sampling, num_questions: int, seed: int
 ) -> Evaluation:
-    """Ask the first `num_questions` of the held-out stream `seed` once each.
+    """Ask the first `num_questions` of the held-out stream `seed` once each; an episode counts as a question.
 
     Questions and samples depend on `seed` alone, so that evaluations do not change training.
     """
     questions = verifier.draw(seed, 0, num_questions)
-    answers = engine.generate([question.prompt for question in questions], 1, sampling, seed)
-    jobs = [
-        (question.ref, [] if isinstance(answer, Rejection) else [completion.text for completion in answer])
-        for question, answer in zip(questions, answers, strict=True)
-    ]
+    games = dict(play(by_generate(engine), verifier, questions, 1, sampling, seed))
     counts: dict[str, tuple[int, int]] = {}
     samples: list[Sample] = []
-    for question, answer, verdict in zip(questions, answers, verifier.grade(jobs), strict=True):
-        if isinstance(verdict, Rejection):
-            continue
-        correct, asked = counts.get(question.ref.task, (0, 0))
+    for index, question in enumerate(questions):
+        played = games[index]
         # A prompt that leaves no room for a completion counts as a wrong answer.
-        right = any(reward >= CORRECT for reward in verdict.rewards)
+        right, text = False, ""
+        if isinstance(played, Played):
+            verdict = played.grading.result()
+            if isinstance(verdict, Rejection):
+                continue
+            right = verdict.rewards[0] >= CORRECT
+            text = " / ".join(turn.text for turn in played.completions[0].by_turn())
+        correct, asked = counts.get(question.ref.task, (0, 0))
         counts[question.ref.task] = (correct + right, asked + 1)
         if len(samples) < NUM_SAMPLES:
-            samples.append(_sample(question, answer, right))
+            samples.append(Sample(question.prompt[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], right))
     return Evaluation(dict(sorted(counts.items())), tuple(samples))
-
-
-def _sample(question: Question, answer: Answers, correct: bool) -> Sample:
-    text = "" if isinstance(answer, Rejection) else answer[0].text
-    return Sample(question.prompt[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], correct)

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from swarm.reasons import Fate, Outcome, Reason
 from swarm.types import (
+    Actions,
     Answers,
     Arrival,
+    Context,
+    End,
     Grade,
     GradedGroup,
     NetworkStatus,
+    Observation,
     PeerRecord,
     Question,
     Rejection,
@@ -37,8 +41,28 @@ while the next chunk is not ready; the caller tries again a little later.
 """
 
 
+class Episode(Protocol):
+    """An episode after its first observation."""
+
+    def step(self, action: str) -> Observation | End:
+        """What follows the policy's next turn; never called after the end."""
+        ...
+
+
+class Environment(Episode, Protocol):
+    """Episodes, one at a time, each a pure function of its start and of the policy's turns, in every process.
+
+    It knows no limits: whoever runs it bounds turns, tokens and time. An action may be a stranger's text: it must never
+    be evaluated.
+    """
+
+    def reset(self, seed: int, index: int) -> Observation:
+        """Begin episode `index` of the stream `seed`."""
+        ...
+
+
 class TaskSource(Protocol):
-    """Questions of one task, made and graded locally."""
+    """Questions of one task, made and graded locally: episodes of a single turn."""
 
     name: str
 
@@ -67,15 +91,18 @@ class Verifier(Protocol):
         """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`."""
         ...
 
-    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
-        """Grade groups and wait: one result per job, in order."""
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
+        """Grade groups and wait: one result per job, in order.
+
+        Each episode is replayed from its start. One that is not over is no error: its next turn can follow.
+        """
         ...
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade one of this node's own groups without waiting; it takes precedence over what `submit` queued."""
         ...
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Queue a group for grading, on the account of `sender`; never blocks."""
         ...
 
@@ -107,7 +134,9 @@ class TaskVerifier(Verifier, Protocol):
 class RolloutEngine(Protocol):
     """Generates completions with the node's policy."""
 
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+    def generate(
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+    ) -> list[Answers]:
         """G completions for each of P prompts, [P][G]; a failed prompt gets a `Rejection`, the others go on.
 
         A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
@@ -116,7 +145,7 @@ class RolloutEngine(Protocol):
         ...
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """As `generate`, but yields each prompt's index and answers as soon as they are complete; closing it drops the
         rest."""

@@ -118,6 +118,11 @@ class Reason(StrEnum):
         Subject.GROUP,
         "For its reference this node gets a different question, none, or one that is too long.",
     )
+    EPISODE_MISMATCH = (
+        "episode_mismatch",
+        Subject.GROUP,
+        "Replayed here, an episode does not end with its last turn, or the environment answers in another way.",
+    )
     VERIFIER_TIMEOUT = "verifier_timeout", Subject.GROUP, "Grading it took longer than `verification.time_limit_s`."
     VERIFIER_CRASH = "verifier_crash", Subject.GROUP, "The process that was grading it ended."
     ZERO_ADVANTAGE = (

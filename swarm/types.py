@@ -22,6 +22,8 @@ MAX_INTEGER = 2**63 - 1
 MAX_NAME_CHARS = 256
 MAX_STOPS = 64
 MAX_COMPLETIONS = 256
+MAX_TURNS = 64
+"""The policy's turns in one completion."""
 ELEMENT_BYTES = 40
 """Memory of one list item and its slot."""
 
@@ -68,7 +70,47 @@ class DatasetRef(Struct, frozen=True, tag="dataset"):
     question_hash: Name
 
 
-TaskRef = ProceduralRef | DatasetRef
+class EpisodeRef(Struct, frozen=True, tag="episode"):
+    """The start of an episode: the same environment, reset from it, answers the same turns in the same way."""
+
+    task: Name
+    environment: Name
+    """Kind of the environment."""
+    options_digest: Name
+    """Digest of the environment's canonical options, its limit of turns included."""
+    seed: Count
+    index: Count
+    question_hash: Name
+    """Digest of the first observation's text."""
+
+
+TaskRef = ProceduralRef | DatasetRef | EpisodeRef
+
+
+class Text(Struct, frozen=True, tag="text"):
+    """A part of an observation that is text."""
+
+    text: str
+
+
+Observation = tuple[Text, ...]
+"""What an environment shows the policy at once, in parts by type."""
+
+
+def observation_text(observation: Observation) -> str:
+    """An observation for a policy that reads text only."""
+    return "\n".join(part.text for part in observation)
+
+
+class End(Struct, frozen=True):
+    """The end of an episode."""
+
+    reward: float
+    """The episode's return, in [0, 1]."""
+
+
+Actions = str | tuple[str, ...]
+"""What the policy said: the text of its only turn, or that of each turn."""
 
 
 class Question(Struct, frozen=True):
@@ -76,6 +118,27 @@ class Question(Struct, frozen=True):
 
     ref: TaskRef
     prompt: str
+    """The first observation's text."""
+    max_turns: int = 1
+    """Turns after which an episode is over."""
+
+
+class Step(Struct, frozen=True):
+    """A turn of the policy and what the environment answered."""
+
+    token_ids: tuple[int, ...]
+    observation: Observation
+
+
+class Past(Struct, frozen=True):
+    """What the next turn of an episode continues, exactly: no turn's text is tokenized again."""
+
+    prompt: str
+    steps: tuple[Step, ...]
+
+
+Context = str | Past
+"""What a completion continues: a question, or an episode in progress."""
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -106,14 +169,25 @@ FinishReason = Literal["stop", "stop_sequence", "length"]
 """`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
 
 
-class Completion(Struct, frozen=True, omit_defaults=True):
-    """One answer, the same from every engine and on the wire.
+class Turn(Struct, frozen=True):
+    """The part of a completion's text and tokens that belongs to one of the policy's turns."""
 
-    The swarm shares `text`; ids and log-probabilities serve peers with the same tokenizer.
+    num_chars: Count
+    num_tokens: Count
+    """0 without token ids."""
+    finish_reason: FinishReason
+
+
+class Completion(Struct, frozen=True, omit_defaults=True):
+    """One answer, the same from every engine and on the wire: all that the policy said in an episode, and nothing else.
+
+    The swarm shares `text`; ids and log-probabilities serve peers with the same tokenizer. Texts and tokens of several
+    turns follow each other; what the environment answered is computed anew by whoever needs it.
     """
 
     text: str
     finish_reason: FinishReason
+    """Of the last turn."""
     token_ids: tuple[Count, ...] = ()
     logprobs: tuple[LogProb, ...] = ()
     """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
@@ -122,6 +196,28 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     routing: bytes = b""
     """The experts that routed the prompt and the completion except its last token, as `swarm/policy/routing.py` stores
     them; never shared."""
+    turns: Annotated[tuple[Turn, ...], Meta(max_length=MAX_TURNS)] = ()
+    """Empty: a single turn."""
+    observed: Name = ""
+    """Digest of the observations between the turns, as `swarm/groups/episodes.py` computes it; empty for a single
+    turn."""
+
+    def by_turn(self) -> tuple[Completion, ...]:
+        """Text, finish reason, ids and log-probabilities of each turn."""
+        if not self.turns:
+            return (self,)
+        parts = []
+        chars = tokens = 0
+        for turn in self.turns:
+            text = slice(chars, chars := chars + turn.num_chars)
+            ids = slice(tokens, tokens := tokens + turn.num_tokens)
+            parts.append(Completion(self.text[text], turn.finish_reason, self.token_ids[ids], self.logprobs[ids]))
+        return tuple(parts)
+
+    @property
+    def actions(self) -> Actions:
+        """What the environment is told."""
+        return tuple(turn.text for turn in self.by_turn()) if self.turns else self.text
 
 
 class Sample(Struct, frozen=True):
@@ -169,8 +265,8 @@ class RolloutGroup(Struct, frozen=True):
 
     @property
     def num_elements(self) -> int:
-        """Token ids, log-probabilities and version spans of all completions."""
-        return sum(len(c.token_ids) + len(c.logprobs) + len(c.versions) for c in self.completions)
+        """Token ids, log-probabilities, version spans and turns of all completions."""
+        return sum(len(c.token_ids) + len(c.logprobs) + len(c.versions) + len(c.turns) for c in self.completions)
 
     @property
     def memory_bytes(self) -> int:
@@ -207,12 +303,18 @@ Arrival = VerifiedGroup | RefusedRecord
 
 
 class GradedGroup(Struct, frozen=True):
-    """A group with this node's own question text and rewards: its sender's are never trained on."""
+    """A group with this node's own question text, observations and rewards: its sender's are never trained on."""
 
     group: RolloutGroup
     prompt: str
     rewards: tuple[float, ...]
     """[G] from this node's verifier."""
+    observations: tuple[tuple[Observation, ...], ...] = ()
+    """[G] those between the turns of each completion, from this node's verifier; empty if all have a single turn."""
+
+    def observed(self, index: int) -> tuple[Observation, ...]:
+        """The observations between the turns of completion `index`."""
+        return self.observations[index] if self.observations else ()
 
 
 class Grade(Struct, frozen=True):
@@ -220,9 +322,16 @@ class Grade(Struct, frozen=True):
 
     prompt: str
     rewards: tuple[float, ...]
-    """[G]"""
+    """[G] 0 for an episode that is not over."""
     seconds: float = 0.0
     """Time to regenerate the question and score its completions."""
+    observations: tuple[tuple[Observation, ...], ...] = ()
+    """[G] what the environment answered to each turn except one that ended its episode; empty if all ended with their
+    first turn."""
+
+    def observed(self, index: int) -> tuple[Observation, ...]:
+        """The observations of episode `index`: as many as turns if it is not over, else one less."""
+        return self.observations[index] if self.observations else ()
 
 
 class Rejection(Struct, frozen=True):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Sequence
 
 from swarm.environments.config import ReasoningGymTask
-from swarm.types import Completion, Rejection, Sampling
+from swarm.types import Completion, Context, Rejection, Sampling
 
 SLOW_TASK = "futoshiki"
 """A task whose questions take 0.1 to 1 s to make."""
@@ -63,14 +63,14 @@ class HalfRight:
         self.num_chars = num_chars
 
     def generate(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...] | Rejection]:
         """[P][G]; the same seed gives the same completions."""
         source = random.Random(seed)
-        return [self._group(solve(prompt), num_completions, source) for prompt in prompts]
+        return [self._group(solve(str(prompt)), num_completions, source) for prompt in prompts]
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, tuple[Completion, ...] | Rejection]]:
         """The same, group by group."""
         yield from enumerate(self.generate(prompts, num_completions, sampling, seed))

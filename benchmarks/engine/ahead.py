@@ -29,7 +29,9 @@ from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import RoundReport, SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
+    Actions,
     Answers,
+    Context,
     Grade,
     NetworkStatus,
     PolicyId,
@@ -74,7 +76,7 @@ class HalfRight:
             for i in range(start, start + count)
         ]
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Queue a group."""
         return self._worker.submit(self._grade, ref, len(texts))
 
@@ -84,11 +86,11 @@ class HalfRight:
         prompt = f"Calculate {ref.index} + {7 * ref.index}."
         return Grade(prompt, tuple(float(k % 2) for k in range(num_texts)))
 
-    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade and wait."""
         return [verdict.result() for verdict in [self.begin(ref, texts) for ref, texts in jobs]]
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Nothing is received."""
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
@@ -142,12 +144,14 @@ class AtOnce:
         """Wrap `engine`."""
         self._engine = engine
 
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+    def generate(
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+    ) -> list[Answers]:
         """As the engine does."""
         return self._engine.generate(prompts, num_completions, sampling, seed)
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """All groups at the end."""
         yield from list(self._engine.stream(prompts, num_completions, sampling, seed))

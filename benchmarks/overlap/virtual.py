@@ -19,6 +19,7 @@ from swarm.groups.versions import oldest_version
 from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
+    Actions,
     Completion,
     Grade,
     GradedGroup,
@@ -223,7 +224,7 @@ class Virtual:
         """In a run."""
         return NetworkStatus("virtual", (), None)
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Graded at once."""
         self._graded.append((key, Grade("", (1.0,) + (0.0,) * (GROUP_SIZE - 1))))
 

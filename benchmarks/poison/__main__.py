@@ -30,7 +30,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.sapo.round import RoundReport
-from swarm.types import Grade, Rejection, TaskRef
+from swarm.types import Actions, Grade, Rejection, TaskRef
 
 ROUNDS_PER_S = 2.5
 """Rounds per second of each node, as for one of the five in `swarm demo` on two cores: 200 in 68 to 81 s. More rounds
@@ -138,9 +138,9 @@ class Listening(InlineVerifier):
         self.marked: list[bool] = []
         """Whether each own completion starts with the marker."""
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade one of the node's own groups."""
-        self.marked += [text.startswith(self._marker) for text in texts]
+        self.marked += [isinstance(text, str) and text.startswith(self._marker) for text in texts]
         return super().begin(ref, texts)
 
 

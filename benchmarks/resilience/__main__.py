@@ -218,10 +218,12 @@ class Attacked:
 def bombs(plan: Plan) -> Result:
     """Rounds per minute of a peer that receives decompression bombs."""
     from swarm.environments.mixture import TaskMixture
+    from swarm.environments.sources.reasoning_gym import ReasoningGymSource
     from swarm.environments.tiny import TINY_TASKS
 
     source = TaskMixture(TINY_TASKS).sources["gcd"]
-    ref, answer = source.question(0, 0).ref, source.oracle(0, 0)  # type: ignore[attr-defined]
+    assert isinstance(source, ReasoningGymSource)
+    ref, answer = source.question(0, 0).ref, source.oracle(0, 0)
     outcomes: dict[int, list[Attacked]] = {rate: [] for rate in BOMBS_PER_S}
     with plan.nodes() as nodes:
         address = nodes.start("bootstrap", cores=OTHER_CORES)

@@ -158,7 +158,7 @@ class WorkerNode:
             self._engine,
             self._verifier,
             SnapshotInstaller(self._engine, self._feed, unpack),
-            WorkerGroups(own, self._verifier, self._policy.hides, self._has_room),
+            WorkerGroups(own, self._policy.hides, self._has_room),
             orders=lambda: self._heartbeats.orders,
             cancelled=self._cancelled,
             pause=self._hold,

@@ -23,6 +23,7 @@ from swarm.central.installer import SnapshotInstaller
 from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError
 from swarm.figures import values
+from swarm.groups.episodes import play
 from swarm.protocols import StreamingEngine, Verifier
 from swarm.reasons import Reason
 from swarm.settings import Settings
@@ -122,11 +123,11 @@ class Follower:
         questions = self._verifier.draw(plan.seed, self._position, plan.num_questions)
         seed = int(np.random.SeedSequence([plan.seed, self._position]).generate_state(1)[0])
         self._position += len(questions)
-        prompts = [question.prompt for question in questions]
+        games = play(self._engine.stream, self._verifier, questions, plan.group_size, plan.sampling, seed)
         try:
-            for index, answers in self._engine.stream(prompts, plan.group_size, plan.sampling, seed):
+            for index, played in games:
                 num_groups += 1
-                usable = groups.add(questions[index], answers)
+                usable = groups.add(questions[index], played)
                 num_tokens += sum(len(completion.token_ids) for completion in usable)
                 self.snapshots.confirm(usable)
                 self.send()

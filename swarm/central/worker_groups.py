@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from msgspec.structs import replace
 
 from swarm.figures import Figure, joined
 from swarm.groups.building import OwnGroups
+from swarm.groups.episodes import Played
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.groups.versions import oldest_version
-from swarm.protocols import Verifier
 from swarm.reasons import Reason
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Answers, Completion, GradedGroup, Question, Rejection, RolloutGroup
+from swarm.types import Completion, Grade, GradedGroup, Question, Rejection, RolloutGroup
 
 
 class WorkerGroups:
@@ -24,7 +25,6 @@ class WorkerGroups:
     def __init__(
         self,
         own: OwnGroups,
-        verifier: Verifier,
         hides: Callable[[Sequence[int]], bool],
         has_room: Callable[[], bool],
     ) -> None:
@@ -41,10 +41,9 @@ class WorkerGroups:
         self.figures: dict[str, Figure] = {}
         """Figures of the groups graded since `begin_batch`."""
         self._own = own
-        self._verifier = verifier
         self._hides = hides
         self._has_room = has_room
-        self._ungraded: dict[str, RolloutGroup] = {}
+        self._ungraded: list[tuple[RolloutGroup, Future[Grade | Rejection]]] = []
         self._unsent: deque[RolloutGroup] = deque()
         """With signal; they wait for room."""
 
@@ -57,33 +56,35 @@ class WorkerGroups:
         """Start the figures of a new batch."""
         self.figures = {}
 
-    def add(self, question: Question, answers: Answers) -> tuple[Completion, ...]:
-        """Queue the answers to one question for grading, and return them; none if they cannot be used."""
-        if isinstance(answers, Rejection):
-            self.ledger.local(answers.reason)
+    def add(self, question: Question, played: Played | Rejection) -> tuple[Completion, ...]:
+        """Keep the answers to one question until they are graded, and return them; none if they cannot be used."""
+        if isinstance(played, Rejection):
+            self.ledger.local(played.reason)
             return ()
-        if any(self._hides(completion.token_ids) for completion in answers):
+        completions = played.completions
+        if any(self._hides(turn.token_ids) for completion in completions for turn in completion.by_turn()):
             self.ledger.local(Reason.HIDDEN_TOKENS)
             return ()
-        group = self._own.make(question.ref, answers, (0.0,) * len(answers))
-        key = str(group.sequence)
-        self._ungraded[key] = group
-        self._verifier.submit(key, question.ref, [completion.text for completion in answers])
-        return answers
+        self._ungraded.append((self._own.make(question.ref, completions, (0.0,) * len(completions)), played.grading))
+        return completions
 
     def send(self, is_stale: Callable[[int], bool]) -> None:
-        """Collect the grades that are ready and share the groups with signal, as far as there is room.
+        """Share the groups with signal that are graded by now, as far as there is room.
 
         `is_stale` says whether the learner refuses tokens of a version.
         """
-        for key, verdict in self._verifier.collect():
-            group = self._ungraded.pop(key)
+        waiting, self._ungraded = self._ungraded, []
+        for group, grading in waiting:
+            if not grading.done():
+                self._ungraded.append((group, grading))
+                continue
+            verdict = grading.result()
             if isinstance(verdict, Rejection):
                 self.ledger.local(verdict.reason)
                 continue
             self.num_completions += len(verdict.rewards)
             self.reward += sum(verdict.rewards)
-            graded = GradedGroup(group, verdict.prompt, verdict.rewards)
+            graded = GradedGroup(group, verdict.prompt, verdict.rewards, verdict.observations)
             self.figures = joined([self.figures, rollout_figures([graded])])
             if has_signal(verdict.rewards):
                 self._unsent.append(replace(group, rewards=verdict.rewards))

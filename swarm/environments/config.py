@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
 from swarm.foreign import NAME_CHARS, is_name
 from swarm.settings import Settings
+from swarm.types import MAX_TURNS
 
 MAX_TASK_NAME_CHARS = 64
 MAX_WEIGHT = 1e6
@@ -173,7 +174,38 @@ def _is_hub_name(text: str) -> bool:
     return is_name(text, MAX_HUB_NAME_CHARS) and ".." not in text and not text.startswith(("/", "~"))
 
 
-TaskConfig = Annotated[ReasoningGymTask | DatasetTask, Field(discriminator="kind")]
+class EnvironmentTask(Settings):
+    """What all tasks on environments have: episodes of several turns."""
+
+    kind: str
+    name: TaskName
+    """Name in this run."""
+    weight: Weight = 1.0
+    max_turns: int = Field(8, ge=1, le=MAX_TURNS)
+    """Turns of the policy after which an episode is over, without a return."""
+
+    @property
+    def options(self) -> dict[str, JsonValue]:
+        """All that decides how an episode goes: members of a run must agree on it."""
+        return self.model_dump(mode="json", exclude={"kind", "name", "weight"})
+
+
+class NumberGuessingTask(EnvironmentTask):
+    """Guess a hidden number; each guess is answered with higher or lower. Reward 1 for finding it, else 0.
+
+    With halving, three turns always suffice for seven numbers; without using the answers they suffice for three.
+    """
+
+    kind: Literal["number_guessing"] = "number_guessing"
+    name: TaskName = "number_guessing"
+    """Name in this run."""
+    max_turns: int = Field(3, ge=1, le=MAX_TURNS)
+    """Guesses."""
+    highest: int = Field(7, ge=2, le=10**6)
+    """The numbers are 1 to this."""
+
+
+TaskConfig = Annotated[ReasoningGymTask | DatasetTask | NumberGuessingTask, Field(discriminator="kind")]
 
 
 TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, ...])

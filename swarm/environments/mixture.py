@@ -7,19 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from swarm.environments.config import ReasoningGymTask, TaskConfig
+from swarm.environments.config import NumberGuessingTask, ReasoningGymTask, TaskConfig
 from swarm.environments.digests import draw
+from swarm.environments.episodes.number_guessing import NumberGuessing
+from swarm.environments.episodes.replay import OneTurn, replay
+from swarm.environments.episodes.source import EnvironmentSource
 from swarm.environments.sources.stored import StoredRows
 from swarm.errors import Refusal, TaskError
-from swarm.protocols import TaskSource
+from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Grade, Question, Rejection, TaskRef
+from swarm.types import Actions, Grade, Question, Rejection, TaskRef
+
+Source = TaskSource | EnvironmentSource
 
 _RESOLUTION = 2**53
 
 
-def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> TaskSource:
+def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> Source:
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
+    if isinstance(config, NumberGuessingTask):
+        return EnvironmentSource(config, lambda: NumberGuessing(config.highest))
     if isinstance(config, ReasoningGymTask):
         from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 
@@ -36,7 +43,7 @@ class TaskMixture:
         self,
         configs: Sequence[TaskConfig],
         lenient: bool = False,
-        make: Callable[[TaskConfig, Counter[str]], TaskSource] = make_source,
+        make: Callable[[TaskConfig, Counter[str]], Source] = make_source,
     ) -> None:
         """Set up every source and import its library.
 
@@ -49,7 +56,7 @@ class TaskMixture:
         """Why each omitted task could not be set up, by name."""
         self.counts: Counter[str] = Counter()
         """`question_failures`: times that a task could not make its question; and the sources' counts."""
-        self.sources: dict[str, TaskSource] = {}
+        self.sources: dict[str, Source] = {}
         for config in configs:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
@@ -85,14 +92,19 @@ class TaskMixture:
         """The question behind a reference. Raises `Refusal`, with `unknown_task` for a task not listed here."""
         return self._source(ref).recall(ref)
 
-    def grade(self, ref: TaskRef, texts: Sequence[str]) -> Grade | Rejection:
-        """Grade one group; a refused reference is a result, not an error."""
+    def grade(self, ref: TaskRef, texts: Sequence[Actions]) -> Grade | Rejection:
+        """Grade one group by replaying its episodes; a refused reference or episode is a result, not an error."""
         try:
-            prompt = self.recall(ref).prompt
-            source = self._source(ref)
-            return Grade(prompt, tuple(source.score(ref, text) for text in texts))
+            question = self.recall(ref)
+            replays = [replay(self._begin(ref), actions, question.max_turns) for actions in texts]
         except Refusal as refusal:
             return Rejection(refusal.reason, refusal.detail)
+        observations = tuple(each.observations for each in replays)
+        return Grade(
+            question.prompt,
+            tuple(each.reward for each in replays),
+            observations=observations if any(observations) else (),
+        )
 
     def num_held_out(self, task: str) -> int | None:
         """Questions of a task's held-out streams before one repeats; None when there is no end."""
@@ -104,7 +116,11 @@ class TaskMixture:
         first = min(bisect_right(self._bounds, point), len(self._names) - 1)
         return self._names[first:] + self._names[:first]
 
-    def _source(self, ref: TaskRef) -> TaskSource:
+    def _begin(self, ref: TaskRef) -> Episode:
+        source = self._source(ref)
+        return source.begin(ref) if isinstance(source, EnvironmentSource) else OneTurn(source, ref)
+
+    def _source(self, ref: TaskRef) -> Source:
         if ref.task not in self.sources:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} is not among {', '.join(self._names)}")
         return self.sources[ref.task]

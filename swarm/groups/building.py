@@ -59,5 +59,10 @@ class OwnGroups:
         # Any model with any tokenizer can read text; only this node's own model can use routing.
         completions = [replace(completion, routing=b"") for completion in group.completions]
         if not self._token_ids:
-            completions = [replace(completion, token_ids=(), logprobs=(), versions=()) for completion in completions]
+            completions = [_text_only(completion) for completion in completions]
         return self._exchange.share(replace(group, completions=tuple(completions)))
+
+
+def _text_only(completion: Completion) -> Completion:
+    turns = tuple(replace(turn, num_tokens=0) for turn in completion.turns)
+    return replace(completion, token_ids=(), logprobs=(), versions=(), turns=turns)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Sequence
 
 from msgspec import Struct
 
+from swarm.groups.episodes import is_whole
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
@@ -103,8 +104,8 @@ class Intake:
             self._exchange.report(group.peer_id, reason)
         else:
             self._pending[content_id] = new
-            texts = [completion.text for completion in group.completions]
-            self._verifier.submit(content_id, group.question, texts, new.account)
+            actions = [completion.actions for completion in group.completions]
+            self._verifier.submit(content_id, group.question, actions, new.account)
 
     def _admit(
         self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection
@@ -130,9 +131,11 @@ class Intake:
         """The group with this node's rewards, or why it cannot teach."""
         if isinstance(verdict, Rejection):
             return verdict.reason
+        if not is_whole(group, verdict):
+            return Reason.EPISODE_MISMATCH
         if not self._teaches(verdict.rewards):
             return Reason.ZERO_ADVANTAGE
-        graded = GradedGroup(group, verdict.prompt, verdict.rewards)
+        graded = GradedGroup(group, verdict.prompt, verdict.rewards, verdict.observations)
         return self._unfit(graded) or graded
 
     def _weighed(self, group: RolloutGroup) -> _Pending:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,14 @@ from transformers import PreTrainedModel
 
 from swarm.policy.attention import Packing, packed_attention
 from swarm.policy.routing import Piece
+
+
+class Insert(NamedTuple):
+    """Tokens of the environment within a completion: the model reads them, and never predicts them."""
+
+    after: int
+    """Completion tokens before it."""
+    ids: Sequence[int]
 
 
 class Tokens(Protocol):
@@ -26,7 +34,12 @@ class Tokens(Protocol):
 
     @property
     def completion(self) -> Sequence[int]:
-        """Token ids."""
+        """Token ids, the policy's own."""
+        ...
+
+    @property
+    def inserts(self) -> Sequence[Insert]:
+        """In their order; none in a completion of a single turn."""
         ...
 
 
@@ -42,7 +55,7 @@ class Layout:
     lengths: Tensor
     """[R] completion tokens of each row."""
     targets: Tensor
-    """[N] completion tokens."""
+    """[N] completion tokens, without inserts: a loss covers these and no others."""
     predictors: Tensor
     """[N] positions in the flattened [B * L] output that predict the targets."""
     pieces: list[Piece]
@@ -84,18 +97,17 @@ class Padded:
 
     def lay_out(self, rows: Sequence[Tokens]) -> Layout:
         """Ids [R, longest]."""
-        prompts = torch.tensor([len(row.prompt) for row in rows])
-        completions = torch.tensor([len(row.completion) for row in rows])
-        width = int((prompts + completions).max())
+        lengths = torch.tensor([_length(row) for row in rows])
+        width = int(lengths.max())
         ids = torch.zeros(len(rows), width, dtype=torch.long)
-        ids[torch.arange(width) < (prompts + completions)[:, None]] = torch.tensor(
-            list(chain.from_iterable(chain(row.prompt, row.completion) for row in rows))
+        ids[torch.arange(width) < lengths[:, None]] = torch.tensor(
+            list(chain.from_iterable(chain(row.prompt, _read(row)) for row in rows))
         )
         return Layout(
             ids=ids,
-            lengths=completions,
+            lengths=torch.tensor([len(row.completion) for row in rows]),
             targets=torch.tensor(list(chain.from_iterable(row.completion for row in rows))),
-            predictors=_ranges(torch.arange(len(rows)) * width + prompts - 1, completions),
+            predictors=_predictors(rows, [i * width + len(row.prompt) for i, row in enumerate(rows)]),
             pieces=[Piece(i, 0, _length(row), width - _length(row)) for i, row in enumerate(rows)],
         )
 
@@ -114,7 +126,7 @@ class Packed:
         num_tokens = 0
         for row in rows:
             prompt = tuple(row.prompt)
-            added = len(row.completion) + (0 if prompt in prompts else len(prompt))
+            added = _length(row) - (len(prompt) if prompt in prompts else 0)
             if micro and num_tokens + added > max_tokens:
                 yield micro
                 micro, prompts, num_tokens, added = [], set(), 0, _length(row)
@@ -137,17 +149,19 @@ class Packed:
                 segments.append(prompt)
                 prefixes.append(None)
                 pieces.append(Piece(i, 0, len(prompt)))
-            segments.append(row.completion)
+            segments.append(_read(row))
             prefixes.append(known[prompt])
-            pieces.append(Piece(i, len(prompt), len(row.completion)))
+            pieces.append(Piece(i, len(prompt), len(segments[-1])))
         lengths = torch.tensor([len(segment) for segment in segments])
         ends = lengths.cumsum(0)
         before = torch.tensor([0 if prefix is None else len(segments[prefix]) for prefix in prefixes])
         is_completion = torch.tensor([prefix is not None for prefix in prefixes])
-        own = lengths[is_completion]
-        predictors = _ranges((ends - lengths)[is_completion] - 1, own)
-        # The last token of its prompt predicts a completion's first token.
-        predictors[own.cumsum(0) - own] = ends[[prefix for prefix in prefixes if prefix is not None]] - 1
+        own = torch.tensor([len(row.completion) for row in rows])
+        predictors = _predictors(rows, (ends - lengths)[is_completion].tolist())
+        # The last token of its prompt predicts a completion's first token, unless an insert is between them.
+        first = torch.tensor([not any(insert.ids for insert in row.inserts if insert.after == 0) for row in rows])
+        of_prompts = ends[[prefix for prefix in prefixes if prefix is not None]] - 1
+        predictors[(own.cumsum(0) - own)[first]] = of_prompts[first]
         longest = int((before + lengths).max())
         return Layout(
             ids=torch.tensor(list(chain.from_iterable(segments)))[None],
@@ -174,8 +188,38 @@ def minibatches(groups: Sequence[list[R]], num_parts: int) -> list[list[R]]:
     return [[row for group in groups[i::num_parts] for row in group] for i in range(num_parts)]
 
 
+def num_read(row: Tokens) -> int:
+    """Tokens that the model reads after the prompt: those of the completion and of its inserts."""
+    return len(row.completion) + sum(len(insert.ids) for insert in row.inserts)
+
+
 def _length(row: Tokens) -> int:
-    return len(row.prompt) + len(row.completion)
+    return len(row.prompt) + num_read(row)
+
+
+def _read(row: Tokens) -> Sequence[int]:
+    """Completion with inserts, as the model reads them."""
+    if not row.inserts:
+        return row.completion
+    ids: list[int] = []
+    done = 0
+    for insert in row.inserts:
+        ids += [*row.completion[done : insert.after], *insert.ids]
+        done = insert.after
+    return [*ids, *row.completion[done:]]
+
+
+def _predictors(rows: Sequence[Tokens], starts: Sequence[int]) -> Tensor:
+    """[N] the positions before each completion token; `starts` [R] are those of what follows the prompts."""
+    begins, lengths = [], []
+    for row, position in zip(rows, starts, strict=True):
+        done = 0
+        for insert in (*row.inserts, Insert(len(row.completion), ())):
+            begins.append(position - 1)
+            lengths.append(insert.after - done)
+            position += insert.after - done + len(insert.ids)
+            done = insert.after
+    return _ranges(torch.tensor(begins), torch.tensor(lengths))
 
 
 def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from swarm.policy.packaged.smollm import ensure_smollm2
 from swarm.policy.reading import outline, read_model
 from swarm.policy.routing import Routers
 from swarm.policy.tiny import ensure_tiny
-from swarm.types import Completion
+from swarm.policy.turns import Between
+from swarm.types import Completion, Context, Observation, Past, observation_text
 
 UNBOUNDED_POSITIONS = 10**9
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,6 +78,7 @@ class Policy:
         self.longest_token_chars = max(map(len, tokenizer.get_vocab()))
         """Upper bound on the characters that one token decodes to, except for those that a tokenizer drops."""
         self.stop_ids = _stop_ids(model, tokenizer)
+        self._between = Between(tokenizer, self.stop_ids)
         self._unshown = frozenset(tokenizer.all_special_ids)
         self._num_tokens = len(tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -101,6 +103,25 @@ class Policy:
         if self.dtype is torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def encode(self, context: Context) -> list[int]:
+        """Token ids of a question or of an episode in progress, whose past is not tokenized again.
+
+        Raises `PolicyError` when the chat template cannot go on with an episode.
+        """
+        if not isinstance(context, Past):
+            return self.encode_prompt(context)
+        ids = self.encode_prompt(context.prompt)
+        for step in context.steps:
+            ids += [*step.token_ids, *self.encode_observation(step.observation, step.token_ids)]
+        return ids
+
+    def encode_observation(self, observation: Observation, after: Sequence[int]) -> list[int]:
+        """Token ids between a turn with the ids `after` and the next one, with the chat template's marks of turns.
+
+        Raises `PolicyError` as above.
+        """
+        return self._between.ids(observation_text(observation), after)
 
     def encode_prompt(self, question: str) -> list[int]:
         """Token ids of a question, with the tokenizer's chat template if it has one."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from swarm.errors import PolicyError
-from swarm.policy.batching import Batching, Layout, Packed, Padded, Tokens
+from swarm.policy.batching import Batching, Insert, Layout, Packed, Padded, Tokens
 from swarm.policy.config import BatchingName
 from swarm.policy.head import OutputHead
 from swarm.policy.loading import Policy
@@ -122,15 +122,23 @@ def can_pack(model: PreTrainedModel) -> bool:
 class _Pair(NamedTuple):
     prompt: Sequence[int]
     completion: Sequence[int]
+    inserts: Sequence[Insert] = ()
     routing: None = None
 
 
 def completion_logprobs(
-    policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], temperature: float
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    temperature: float,
+    inserts: Sequence[Sequence[Insert]] | None = None,
 ) -> Tensor:
-    """Log-probabilities [R, T] of each completion token given what precedes it; 0 beyond a completion's end."""
-    pairs = [_Pair(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
-    return Scorer(policy, temperature, Padded())(pairs).logprobs
+    """Log-probabilities [R, T] of each completion token given what precedes it; 0 beyond a completion's end.
+
+    `inserts` [R] are the environment's tokens within the completions.
+    """
+    pairs = map(_Pair, prompts, completions, inserts or [()] * len(prompts))
+    return Scorer(policy, temperature, Padded())(list(pairs)).logprobs
 
 
 class Continuation:

@@ -1,6 +1,8 @@
 """A node's own groups, one batch per round: generated in alternation with the updates, or ahead of them.
 
     draw ──▶ generate ──▶ grade ──▶ batch         a group is graded while the others are still being generated
+                ▲ turns │                         of episodes; see `swarm/groups/episodes.py`
+                └───────┘
 
     max_staleness 0    batch 0 │ update 0 │ batch 1 │ update 1 │ ...
     max_staleness 1    batch 0 │ batch 1  │ batch 2  │ ...         in a thread, which waits for engine and verifier
@@ -19,10 +21,11 @@ from contextlib import closing
 import numpy as np
 from msgspec import Struct
 
+from swarm.groups.episodes import Played, play
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
 from swarm.stopwatch import Stopwatch
-from swarm.types import Completion, Grade, GradedGroup, Rejection, RolloutGroup, Sampling, TaskRef
+from swarm.types import Completion, GradedGroup, Rejection, RolloutGroup, Sampling, TaskRef
 
 MakeGroup = Callable[[TaskRef, Sequence[Completion], Sequence[float], int], RolloutGroup]
 """The next own group: `make(question, completions, rewards, version)`."""
@@ -92,27 +95,23 @@ class Rollouts:
         version = self._version()
         with stages("draw"):
             questions = self._verifier.draw(self._seed, position, self._num_questions)
-        prompts = [question.prompt for question in questions]
         seed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
-        graded: dict[int, tuple[tuple[Completion, ...], Future[Grade | Rejection]]] = {}
+        finished: dict[int, Played] = {}
         failed: Counter[Reason] = Counter()
-        with (
-            stages("generate"),
-            closing(self._engine.stream(prompts, self._group_size, self._sampling, seed)) as finished,
-        ):
-            for index, answers in finished:
-                if isinstance(answers, Rejection):
-                    failed[answers.reason] += 1
+        games = play(self._engine.stream, self._verifier, questions, self._group_size, self._sampling, seed)
+        with stages("generate"), closing(games):
+            for index, played in games:
+                if isinstance(played, Rejection):
+                    failed[played.reason] += 1
                 else:
-                    texts = [completion.text for completion in answers]
-                    graded[index] = answers, self._verifier.begin(questions[index].ref, texts)
+                    finished[index] = played
         groups = []
         with stages("grade"):
-            for index, (completions, grading) in sorted(graded.items(), key=lambda item: item[0]):
-                verdict = grading.result()
+            for index, played in sorted(finished.items()):
+                verdict = played.grading.result()
                 if isinstance(verdict, Rejection):
                     failed[verdict.reason] += 1
                 else:
-                    group = self._make_group(questions[index].ref, completions, verdict.rewards, version)
-                    groups.append(GradedGroup(group, verdict.prompt, verdict.rewards))
+                    group = self._make_group(questions[index].ref, played.completions, verdict.rewards, version)
+                    groups.append(GradedGroup(group, verdict.prompt, verdict.rewards, verdict.observations))
         return GradedBatch(groups, failed)

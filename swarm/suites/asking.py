@@ -1,6 +1,6 @@
 """Asks the questions of a suite, slice by slice, so that the caller can do other things in between, or stop.
 
-draw ──▶ generate k each ──▶ grade ──▶ rewards by question     a slice is as many completions as decode together
+draw ──▶ play k each ──▶ grade ──▶ rewards by question     a slice is as many completions as decode together
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from swarm.groups.episodes import Played, by_generate, play
 from swarm.protocols import RolloutEngine, TaskVerifier
 from swarm.suites.config import Suite
 from swarm.suites.estimators import suite_figures
 from swarm.telemetry.records import SuiteScores
-from swarm.types import Answers, Question, Rejection, TaskRef
+from swarm.types import Rejection, TaskRef
 
 
 class _Answered(Struct, frozen=True):
@@ -83,9 +84,11 @@ class SuiteRun:
         drawn = {question.ref: question for question in self._verifier.draw(self._stream, start, count, part.task)}
         questions = [question for ref, question in drawn.items() if ref not in part.asked]
         if questions:
-            prompts, seed = [question.prompt for question in questions], self._seed(part.task, start)
-            answers = self._engine.generate(prompts, self._suite.k, self._suite.sampling, seed)
-            self._grade(part, questions, answers)
+            seed = self._seed(part.task, start)
+            stream = by_generate(self._engine)
+            games = dict(play(stream, self._verifier, questions, self._suite.k, self._suite.sampling, seed))
+            for index in range(len(questions)):
+                self._count(part, games[index])
         part.asked.update(drawn)
         part.num_drawn += count
 
@@ -105,20 +108,17 @@ class SuiteRun:
         name = int.from_bytes(hashlib.blake2b(task.encode(), digest_size=8).digest(), "big")
         return int(np.random.SeedSequence([self._stream, name, start]).generate_state(1)[0])
 
-    def _grade(self, part: _Part, questions: Sequence[Question], answers: Sequence[Answers]) -> None:
-        jobs = [
-            (question.ref, [] if isinstance(answer, Rejection) else [completion.text for completion in answer])
-            for question, answer in zip(questions, answers, strict=True)
-        ]
-        for answer, verdict in zip(answers, self._verifier.grade(jobs), strict=True):
-            if isinstance(verdict, Rejection):
-                part.num_ungraded += 1
-            elif isinstance(answer, Rejection):  # no room for a completion counts as wrong
-                part.answered.append(_Answered((0.0,) * self._suite.k, unanswered=True))
-            else:
-                cut_off = sum(completion.finish_reason == "length" for completion in answer)
-                num_tokens = sum(len(completion.token_ids) for completion in answer)
-                part.answered.append(_Answered(verdict.rewards, False, cut_off, num_tokens))
+    def _count(self, part: _Part, played: Played | Rejection) -> None:
+        if isinstance(played, Rejection):  # no room for a completion counts as wrong
+            part.answered.append(_Answered((0.0,) * self._suite.k, unanswered=True))
+            return
+        verdict = played.grading.result()
+        if isinstance(verdict, Rejection):
+            part.num_ungraded += 1
+            return
+        cut_off = sum(completion.finish_reason == "length" for completion in played.completions)
+        num_tokens = sum(len(completion.token_ids) for completion in played.completions)
+        part.answered.append(_Answered(verdict.rewards, False, cut_off, num_tokens))
 
     def _scores(self, parts: Sequence[_Part]) -> SuiteScores:
         answered = [each for part in parts for each in part.answered]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from swarm.policy.batching import Insert
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Continuation, completion_logprobs
 from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
+from swarm.training.rows import Row, sampled_row
 from swarm.types import GradedGroup, RolloutGroup, VersionSpan
 
 MAX_REMEMBERED = 1_024
@@ -81,22 +84,24 @@ class SnapshotAuditor:
     def _difference(self, graded: GradedGroup) -> float:
         """Largest difference over the completions: nats per token, mean over a completion's tokens."""
         completions, spans = graded.group.completions, _spans(graded.group)
-        ids = [completion.token_ids for completion in completions]
+        versions = sorted({span.version for parts in spans for span in parts})
+        policy = self._at(versions[0])
+        prompt = policy.encode_prompt(graded.prompt)
+        rows = [sampled_row(policy, prompt, graded, index) for index in range(len(completions))]
+        ids, inserts = [row.completion for row in rows], [row.inserts for row in rows]
+        turns = [list(_turns(row, parts)) for row, parts in zip(rows, spans, strict=True)]
         off = [0.0] * len(completions)
-        kept: dict[int, Continuation] = {}
-        for version in sorted({span.version for parts in spans for span in parts}):
+        for version in versions:
             policy = self._at(version)
-            prompt = policy.encode_prompt(graded.prompt)
-            recomputed = completion_logprobs(policy, [prompt] * len(ids), ids, self._temperature).tolist()
+            recomputed = completion_logprobs(policy, [prompt] * len(rows), ids, self._temperature, inserts).tolist()
             for i, completion in enumerate(completions):
-                if len(spans[i]) > 1 and i not in kept:
-                    kept[i] = Continuation(policy, prompt, ids[i], self._temperature)
-                for part in _parts(spans[i], version):
-                    claimed = completion.logprobs[part]
-                    nats = _distance(recomputed[i][part], claimed)
-                    if i in kept and kept[i].num_scored == part.start:
-                        nats = min(nats, _distance(kept[i].next(len(claimed)).tolist(), claimed))
-                    off[i] += nats
+                for turn in turns[i]:
+                    for part in turn.parts.get(version, ()):
+                        claimed = completion.logprobs[part]
+                        nats = _distance(recomputed[i][part], claimed)
+                        if (kept := turn.kept(policy, part, self._temperature)) is not None:
+                            nats = min(nats, _distance(kept, claimed))
+                        off[i] += nats
         return max(total / len(tokens) for total, tokens in zip(off, ids, strict=True))
 
     def _at(self, version: int) -> Policy:
@@ -109,13 +114,49 @@ class SnapshotAuditor:
         return self._policy
 
 
-def _parts(spans: Sequence[VersionSpan], version: int) -> Iterator[slice]:
-    """Where the tokens are that this version sampled."""
+@dataclass
+class _Turn:
+    """One turn of a completion. Its first token's weights read what precedes it, whatever sampled that."""
+
+    context: Sequence[int]
+    tokens: Sequence[int]
+    begin: int
+    """Tokens of the completion in earlier turns."""
+    parts: dict[int, list[slice]]
+    """By policy version, where the completion's tokens are that it sampled in this turn."""
+    continuation: Continuation | None = None
+
+    def kept(self, policy: Policy, part: slice, temperature: float) -> list[float] | None:
+        """Log-probabilities of a part by an engine that kept its cache; None where that is no other figure, or the
+        parts do not come in order."""
+        if len(self.parts) == 1:
+            return None
+        if self.continuation is None:
+            self.continuation = Continuation(policy, self.context, self.tokens, temperature)
+        if self.begin + self.continuation.num_scored != part.start:
+            return None
+        return [float(each) for each in self.continuation.next(part.stop - part.start)]
+
+
+def _turns(row: Row, spans: Sequence[VersionSpan]) -> Iterator[_Turn]:
+    context, begin = list(row.prompt), 0
+    for insert in (*row.inserts, Insert(len(row.completion), ())):
+        tokens = row.completion[begin : insert.after]
+        yield _Turn(list(context), tokens, begin, _parts(spans, begin, insert.after))
+        context += [*tokens, *insert.ids]
+        begin = insert.after
+
+
+def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list[slice]]:
+    """Where the tokens from `begin` to `end` are that each version sampled."""
+    parts: dict[int, list[slice]] = {}
     start = 0
     for span in spans:
-        part = slice(start, start := start + span.num_tokens)
-        if span.version == version:
-            yield part
+        stop = start + span.num_tokens
+        if max(start, begin) < min(stop, end):
+            parts.setdefault(span.version, []).append(slice(max(start, begin), min(stop, end)))
+        start = stop
+    return parts
 
 
 def _distance(own: Sequence[float], claimed: Sequence[float]) -> float:

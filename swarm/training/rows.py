@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from swarm.groups.expectation import log_group_expectation
+from swarm.policy.batching import Insert, num_read
 from swarm.policy.loading import Policy
 from swarm.policy.routing import Routing
 from swarm.sapo.mixing import MixSettings
-from swarm.types import Completion, GradedGroup, RolloutGroup, VersionSpan
+from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, VersionSpan
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +24,13 @@ class Row:
 
     prompt: Sequence[int]
     completion: Sequence[int]
+    """The policy's own tokens; `inserts` are between them."""
     advantage: float
     behaviour: Sequence[float] | None
     """The sampler's log-probabilities; None when unknown."""
     _: KW_ONLY
+    inserts: Sequence[Insert] = ()
+    """The environment's tokens between the policy's turns."""
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are unverified claims."""
     claimed: bool = False
@@ -47,8 +52,8 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and completion."""
-        return len(self.prompt) + len(self.completion)
+        """Tokens of prompt, completion and inserts."""
+        return len(self.prompt) + num_read(self)
 
 
 class RowReader:
@@ -71,20 +76,22 @@ class RowReader:
         """
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group)
-        return [
-            Row(
-                prompt,
-                completion.token_ids,
-                advantage,
-                completion.logprobs,
-                claimed=claimed,
-                log_expectation=expectation,
-                lags=_lags(completion, group.group.policy.version, version),
-                routing=self._routing(prompt, completion),
-            )
-            for completion, advantage in zip(group.group.completions, self.advantages(group.rewards), strict=True)
-            if completion.token_ids
-        ]
+        rows = []
+        for index, (completion, advantage) in enumerate(
+            zip(group.group.completions, self.advantages(group.rewards), strict=True)
+        ):
+            if completion.token_ids:
+                row = sampled_row(self._policy, prompt, group, index)
+                row = replace(
+                    row,
+                    advantage=advantage,
+                    claimed=claimed,
+                    log_expectation=expectation,
+                    lags=_lags(completion, group.group.policy.version, version),
+                    routing=self._routing(row, completion),
+                )
+                rows.append(row)
+        return rows
 
     def external(self, group: GradedGroup) -> list[Row]:
         """Rows of a group that another policy sampled."""
@@ -94,47 +101,81 @@ class RowReader:
         believed = choice == "behaviour" and same_tokenizer
         expectation = _log_expectation(group.group) if believed else math.nan
         rows = []
-        for completion, advantage in zip(group.group.completions, self.advantages(group.rewards), strict=True):
+        for index, (completion, advantage) in enumerate(
+            zip(group.group.completions, self.advantages(group.rewards), strict=True)
+        ):
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
-            if believed and self.same_tokens(completion):
-                ids, claims = list(completion.token_ids), list(completion.logprobs)
-                rows.append(Row(prompt, ids, advantage, claims, external=True, log_expectation=expectation))
-            elif ids := self._policy.encode_completion(completion):
-                wants = choice != "none"
-                rows.append(
-                    Row(prompt, ids, advantage, None, external=True, wants_receiver=wants, log_expectation=expectation)
-                )
+            own_tokens = believed and self.same_tokens(completion)
+            row = (sampled_row if own_tokens else text_row)(self._policy, prompt, group, index)
+            row = replace(
+                row,
+                advantage=advantage,
+                external=True,
+                wants_receiver=not own_tokens and choice != "none",
+                log_expectation=expectation,
+            )
+            if row.completion:
+                rows.append(row)
         return rows
 
     def texts(self, group: GradedGroup) -> list[Row]:
         """One row per completion, tokenized from its text, for scoring only."""
         prompt = self._policy.encode_prompt(group.prompt)
-        completions = group.group.completions
-        return [Row(prompt, self._policy.encode_completion(c), 0.0, None, external=True) for c in completions]
+        completions = range(len(group.group.completions))
+        return [replace(text_row(self._policy, prompt, group, index), external=True) for index in completions]
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the policy has positions for the prompt with each completion, by its ids and by its text."""
-        room = self._policy.max_positions - len(self._policy.encode_prompt(group.prompt))
-        completions = group.group.completions
+        policy, completions = self._policy, group.group.completions
+        prompt = policy.encode_prompt(group.prompt)
+        room = policy.max_positions - len(prompt)
         # Count characters first: foreign text is tokenized only if that is inconclusive.
-        if any(max(len(c.token_ids), len(c.text) // self._policy.longest_token_chars) > room for c in completions):
+        if any(max(len(c.token_ids), len(c.text) // policy.longest_token_chars) > room for c in completions):
             return False
-        return all(len(self._policy.encode_completion(completion)) <= room for completion in completions)
+        return all(
+            row(policy, prompt, group, index).length <= policy.max_positions
+            for index in range(len(completions))
+            for row in (sampled_row, text_row)
+        )
 
-    def _routing(self, prompt: Sequence[int], completion: Completion) -> Routing | None:
-        num_fed = len(prompt) + len(completion.token_ids) - 1
-        return self._policy.routers.read(completion.routing, num_fed) if self._policy.routers is not None else None
+    def _routing(self, row: Row, completion: Completion) -> Routing | None:
+        routers = self._policy.routers
+        return routers.read(completion.routing, row.length - 1) if routers is not None else None
 
     def same_tokens(self, completion: Completion) -> bool:
-        """Whether the ids decode to exactly the graded text, without hidden tokens."""
-        ids = list(completion.token_ids)
-        return (
-            len(ids) > 0
-            and len(completion.logprobs) == len(ids)
-            and not self._policy.hides(ids)
-            and self._policy.decode(ids) == completion.text
+        """Whether the ids of each turn decode to exactly its graded text, without hidden tokens."""
+        return all(
+            len(turn.token_ids) > 0
+            and len(turn.logprobs) == len(turn.token_ids)
+            and not self._policy.hides(turn.token_ids)
+            and self._policy.decode(list(turn.token_ids)) == turn.text
+            for turn in completion.by_turn()
         )
+
+
+def sampled_row(policy: Policy, prompt: Sequence[int], group: GradedGroup, index: int) -> Row:
+    """Completion `index` in the tokens that it was sampled as, with the sampler's log-probabilities; no advantage."""
+    completion = group.group.completions[index]
+    turns = [turn.token_ids for turn in completion.by_turn()]
+    return replace(_row(policy, prompt, turns, group.observed(index)), behaviour=completion.logprobs)
+
+
+def text_row(policy: Policy, prompt: Sequence[int], group: GradedGroup, index: int) -> Row:
+    """Completion `index` in this policy's tokens of its text; no advantage."""
+    turns = [policy.encode_completion(turn) for turn in group.group.completions[index].by_turn()]
+    return _row(policy, prompt, turns, group.observed(index))
+
+
+def _row(
+    policy: Policy, prompt: Sequence[int], turns: Sequence[Sequence[int]], observations: Sequence[Observation]
+) -> Row:
+    """The policy's turns, with the observations between them as inserts."""
+    inserts, num_tokens = [], 0
+    for turn, observation in zip(turns, observations, strict=False):  # none follows the last turn
+        num_tokens += len(turn)
+        inserts.append(Insert(num_tokens, policy.encode_observation(observation, turn)))
+    return Row(prompt, list(chain.from_iterable(turns)), 0.0, None, inserts=inserts)
 
 
 def _log_expectation(group: RolloutGroup) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 import pytest
 
@@ -85,19 +86,16 @@ class FakeEngine:
 
 class FakeVerifier:
     def __init__(self) -> None:
-        self.done: list[tuple[str, Grade | Rejection]] = []
         self.drawn: list[tuple[int, int]] = []
 
     def draw(self, seed: int, start: int, count: int) -> list[Question]:
         self.drawn.append((start, count))
         return [Question(reference(index), f"question {index}") for index in range(start, start + count)]
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
-        self.done.append((key, Grade("prompt", tuple(float(text == "right") for text in texts))))
-
-    def collect(self) -> list[tuple[str, Grade | Rejection]]:
-        done, self.done = self.done, []
-        return done
+    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        verdict: Future[Grade | Rejection] = Future()
+        verdict.set_result(Grade("prompt", tuple(float(text == "right") for text in texts)))
+        return verdict
 
 
 class FakeExchange:
@@ -139,9 +137,7 @@ class Bench:
             self.engine,
             self.verifier,
             SnapshotInstaller(self.engine, self.feed, _read),
-            WorkerGroups(
-                own, self.verifier, lambda ids: self.hidden in ids, lambda: len(self.exchange.sent) < self.room
-            ),
+            WorkerGroups(own, lambda ids: self.hidden in ids, lambda: len(self.exchange.sent) < self.room),
             orders=lambda: self.orders(max_staleness),
             cancelled=lambda: self.cancelled,
             pause=lambda: self.pauses.pop(0)(),

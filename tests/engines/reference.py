@@ -6,13 +6,13 @@ import torch
 
 from swarm.engines.sampling import keep_likely
 from swarm.policy.loading import Policy
-from swarm.types import Completion, Sampling
+from swarm.types import Completion, Context, Sampling
 
 
 @torch.no_grad()
-def teacher_forced(policy: Policy, prompt: str, completion: Completion, sampling: Sampling) -> list[float]:
+def teacher_forced(policy: Policy, prompt: Context, completion: Completion, sampling: Sampling) -> list[float]:
     """Log-probabilities of a completion's tokens under the policy as it is now."""
-    past = policy.encode_prompt(prompt)
+    past = policy.encode(prompt)
     ids = torch.tensor([[*past, *completion.token_ids]], device=policy.device)
     logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(past) - 1 : -1].float()
     kept = keep_likely(logits / sampling.temperature, sampling)

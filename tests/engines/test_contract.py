@@ -23,7 +23,7 @@ from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.protocols import StreamingEngine
-from swarm.types import Answers, Completion, Rejection, Sampling
+from swarm.types import Answers, Completion, Past, Rejection, Sampling, Step, Text
 from tests.engines.models import random_policy
 from tests.engines.reference import teacher_forced
 
@@ -108,6 +108,17 @@ def test_logprobs_agree_with_a_teacher_forced_pass(make_engine: MakeEngine, poli
         for completion in group:
             expected = teacher_forced(policy, prompt, completion, sampling)
             assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_episode_goes_on_from_the_tokens_of_its_past(make_engine: MakeEngine, policy: Policy) -> None:
+    engine, sampling = make_engine(), Sampling(max_new_tokens=8)
+    (first,) = engine.generate(PROMPTS[:1], 3, sampling, seed=1)
+    contexts = [Past(PROMPTS[0], (Step(each.token_ids, (Text("lower"),)),)) for each in first]
+    answers = engine.generate([*contexts, PROMPTS[0]], 2, sampling, seed=2)
+    for context, group in zip([*contexts, PROMPTS[0]], answers, strict=True):
+        for completion in group:
+            assert completion.logprobs == pytest.approx(teacher_forced(policy, context, completion, sampling), abs=1e-4)
+    assert len({tuple(policy.encode(context)) for context in contexts}) == 3
 
 
 def test_the_seed_decides(make_engine: MakeEngine) -> None:

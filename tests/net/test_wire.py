@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import Refusal
+from swarm.net.records import envelope, wire
 from swarm.net.records.envelope import Body, Envelope, read_record, wrap
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import (
@@ -26,7 +27,19 @@ from swarm.net.records.wire import (
     seal_peer_record,
 )
 from swarm.net.trust.accounts import OFFENCES
-from swarm.types import SCHEMA_VERSION, Completion, PeerRecord, RolloutGroup, RunManifest, TaskSpec, VersionSpan
+from swarm.types import (
+    SCHEMA_VERSION,
+    Completion,
+    DatasetRef,
+    EpisodeRef,
+    PeerRecord,
+    ProceduralRef,
+    RolloutGroup,
+    RunManifest,
+    TaskSpec,
+    Turn,
+    VersionSpan,
+)
 
 from .records import make_group, make_manifest, opened
 
@@ -192,6 +205,12 @@ TEXT = Completion("x", "stop")
             GROUP, completions=(TEXT, Completion("x", "stop", (1,), versions=(VersionSpan(0, 2), VersionSpan(1, -1))))
         ),
         replace(GROUP, completions=(TEXT, Completion("x", "stop", (1,), versions=(VersionSpan(-1, 1),)))),
+        replace(GROUP, completions=(TEXT, Completion("xy", "stop", turns=(Turn(1, 0, "stop"),)))),
+        replace(GROUP, completions=(TEXT, Completion("xy", "stop", turns=(Turn(2, 0, "stop"), Turn(1, 0, "stop"))))),
+        replace(GROUP, completions=(TEXT, Completion("xy", "stop", (1,), turns=(Turn(2, 0, "stop"),)))),
+        replace(GROUP, completions=(TEXT, Completion("xy", "stop", turns=(Turn(3, 0, "stop"), Turn(-1, 0, "stop"))))),
+        replace(GROUP, completions=(TEXT, Completion("x" * 65, "stop", turns=(Turn(1, 0, "stop"),) * 65))),
+        replace(GROUP, completions=(TEXT, Completion("x", "stop", observed="d" * 257))),
         replace(GROUP, log_expectation=math.nan),
         replace(GROUP, log_expectation=-math.inf),
         replace(GROUP, log_expectation=0.5),
@@ -246,6 +265,22 @@ def test_numbers_that_honest_samplers_give_travel() -> None:
 def test_a_group_expectation_travels() -> None:
     group = replace(GROUP, log_expectation=-0.75)
     assert opened(seal(ALICE, RUN, "group", group), RUN, now=NOW).group == group
+
+
+def test_an_episode_travels_and_a_node_that_knows_none_names_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OlderGroup(RolloutGroup, frozen=True, kw_only=True):
+        question: ProceduralRef | DatasetRef
+
+    turns = (Turn(2, 1, "length"), Turn(1, 2, "stop"))
+    episode = Completion("abc", "stop", (1, 2, 3), (-1.0, -2.0, -3.0), turns=turns, observed="digest")
+    question = EpisodeRef("guess", "number_guessing", "options", 1, 2, "question")
+    group = replace(GROUP, question=question, completions=(episode, TEXT))
+    record = seal(ALICE, RUN, "group", group)
+    assert opened(record, RUN, now=NOW).group == group
+    monkeypatch.setattr(wire, "RolloutGroup", OlderGroup)
+    monkeypatch.setattr(envelope, "QUESTION_KINDS", frozenset({"procedural", "dataset"}))
+    with pytest.raises(Refusal, match="unknown_question.*does not know questions of kind 'episode'"):
+        opened(record, RUN, now=NOW)
 
 
 def test_token_ids_without_logprobs_are_fine() -> None:

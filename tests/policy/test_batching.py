@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
 from swarm.errors import PolicyError
-from swarm.policy.batching import Batching, Packed, Padded, minibatches
+from swarm.policy.batching import Batching, Insert, Packed, Padded, minibatches
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, can_pack, choose_batching
 from tests.policy.exact import exact
@@ -23,25 +23,50 @@ BATCHINGS = [Padded(), Packed()]
 class Pair(NamedTuple):
     prompt: list[int]
     completion: list[int]
+    inserts: list[Insert] = []
 
 
 def _pairs(num_prompts: int = 3, group_size: int = 3, seed: int = 0) -> list[Pair]:
+    """Every second completion has inserts: at its beginning, within it and at its end, some of them empty."""
     rng = random.Random(seed)
 
     def tokens(longest: int) -> list[int]:
         return [rng.randrange(100) for _ in range(rng.randint(1, longest))]
 
-    return [Pair(prompt, tokens(20)) for prompt in (tokens(8) for _ in range(num_prompts)) for _ in range(group_size)]
+    def pair(prompt: list[int], number: int) -> Pair:
+        completion = tokens(20)
+        places = sorted(rng.randint(0, len(completion)) for _ in range(number % 2 * rng.randint(1, 4)))
+        return Pair(prompt, completion, [Insert(place, tokens(5)[1:]) for place in places])
+
+    return [pair(prompt, k) for prompt in (tokens(8) for _ in range(num_prompts)) for k in range(group_size)]
 
 
-PAIRS = st.lists(
-    st.builds(Pair, st.sampled_from([[1], [2, 3], [2, 3, 4]]), st.lists(st.integers(0, 9), min_size=1, max_size=6)),
-    min_size=1,
-    max_size=8,
-)
+@st.composite
+def _a_pair(draw: st.DrawFn) -> Pair:
+    completion = draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+    places = sorted(draw(st.lists(st.integers(0, len(completion)), max_size=3)))
+    inserts = [Insert(place, draw(st.lists(st.integers(10, 19), max_size=3))) for place in places]
+    return Pair(draw(st.sampled_from([[1], [2, 3], [2, 3, 4]])), completion, inserts)
+
+
+PAIRS = st.lists(_a_pair(), min_size=1, max_size=8)
+
+
+def _read(pair: Pair) -> tuple[list[int], list[int]]:
+    """All tokens in the order in which they are read, and the places of the completion's among them."""
+    tokens, own = list(pair.prompt), []
+    inserts = list(pair.inserts)
+    for place in range(len(pair.completion) + 1):
+        while inserts and inserts[0].after == place:
+            tokens += inserts.pop(0).ids
+        if place < len(pair.completion):
+            own.append(len(tokens))
+            tokens.append(pair.completion[place])
+    return tokens, own
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
+@settings(deadline=None)
 @given(pairs=PAIRS, max_tokens=st.integers(1, 40))
 def test_cutting_loses_nothing_and_keeps_within_the_budget(
     batching: Batching, pairs: list[Pair], max_tokens: int
@@ -53,15 +78,16 @@ def test_cutting_loses_nothing_and_keeps_within_the_budget(
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
+@settings(deadline=None)
 @given(pairs=PAIRS)
 def test_a_layout_says_where_each_token_is_predicted(batching: Batching, pairs: list[Pair]) -> None:
     layout = batching.lay_out(pairs)
     assert layout.lengths.tolist() == [len(pair.completion) for pair in pairs]
     assert layout.targets.tolist() == [token for pair in pairs for token in pair.completion]
-    before = [token for pair in pairs for token in [pair.prompt[-1], *pair.completion[:-1]]]
-    assert layout.ids.flatten()[layout.predictors].tolist() == before
+    read = [_read(pair) for pair in pairs]
+    assert layout.ids.flatten()[layout.predictors].tolist() == [tokens[i - 1] for tokens, own in read for i in own]
     if layout.positions is not None:
-        expected = [len(pair.prompt) - 1 + t for pair in pairs for t in range(len(pair.completion))]
+        expected = [i - 1 for _, own in read for i in own]
         assert layout.positions.flatten()[layout.predictors].tolist() == expected
 
 
@@ -72,9 +98,10 @@ def test_every_row_scores_as_it_does_alone(policy: Policy, batching: Batching) -
     with torch.no_grad(), batching.attention(policy.model):
         scores = Scorer(policy, 0.9, batching)(pairs)
     for row, pair in enumerate(pairs):
+        tokens, own = _read(pair)
         with torch.no_grad():
-            logits = policy.model(torch.tensor([pair.prompt + pair.completion])).logits[0] / 0.9
-        distribution = torch.distributions.Categorical(logits=logits[len(pair.prompt) - 1 : -1])
+            logits = policy.model(torch.tensor([tokens])).logits[0] / 0.9
+        distribution = torch.distributions.Categorical(logits=logits[[i - 1 for i in own]])
         length = len(pair.completion)
         expected = distribution.log_prob(torch.tensor(pair.completion))
         torch.testing.assert_close(scores.logprobs[row, :length], expected, atol=1e-10, rtol=0)

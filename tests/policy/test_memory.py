@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swarm.errors import OutOfMemory
+from swarm.policy.batching import Insert
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import TokenBudget
 from swarm.sapo.mixing import MixSettings
@@ -23,6 +24,7 @@ CPU_MESSAGE = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator
 class Pair(NamedTuple):
     prompt: list[int]
     completion: list[int]
+    inserts: tuple[Insert, ...] = ()
 
 
 ROWS = [Pair([1, 2], [3]), Pair([1, 2], [3, 4, 5])]

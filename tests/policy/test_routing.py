@@ -14,7 +14,7 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.net.records.wire import Limits, group_problems
-from swarm.policy.batching import Batching, Packed, Padded
+from swarm.policy.batching import Batching, Insert, Packed, Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.policy.routing import Routing
@@ -41,6 +41,7 @@ class Sampled:
     completion: list[int]
     logprobs: list[float]
     routing: Routing | None
+    inserts: tuple[Insert, ...] = ()
 
 
 def experts(dtype: torch.dtype = torch.float32, normalised: bool = True, replayed: bool = True) -> Policy:

@@ -22,7 +22,7 @@ from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
-from swarm.types import Answers, Completion, Rejection, Sampling
+from swarm.types import Answers, Completion, Context, Rejection, Sampling
 
 
 class TransformersEngine(PolicyEngine):
@@ -41,12 +41,12 @@ class TransformersEngine(PolicyEngine):
         self._decoder = Decoder(policy)
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         stops = self._stops(sampling)
         room = find_room(self._settings, self._decoder, self._policy.device, len(prompts) * num_completions)
-        encoded = [self._policy.encode_prompt(prompt) for prompt in prompts]
+        encoded = [self._policy.encode(prompt) for prompt in prompts]
         refused = {i: r for i, ids in enumerate(encoded) if (r := self._refusal(i, ids, sampling, room))}
         drafts = [
             Draft(question, completion, ids, completion_seed(seed, question, completion))

@@ -22,7 +22,7 @@ from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
-from swarm.types import Answers, Completion, Rejection, Sampling
+from swarm.types import Answers, Completion, Context, Rejection, Sampling
 
 SEEDS = 2**63
 """vLLM's seeds are below this."""
@@ -48,7 +48,7 @@ class VllmEngine(PolicyEngine):
         self._cancelled = cancelled
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete.
 
@@ -56,7 +56,7 @@ class VllmEngine(PolicyEngine):
         """
         stops = self._stops(sampling)
         _, limits = self._service.running(self._cancelled)
-        encoded = dict(enumerate(self._policy.encode_prompt(prompt) for prompt in prompts))
+        encoded = dict(enumerate(self._policy.encode(prompt) for prompt in prompts))
         refused = {i: r for i, ids in encoded.items() if (r := self._refusal(i, ids, sampling, limits))}
         yield from refused.items()
         unfinished: Groups = {i: {} for i in encoded if i not in refused}

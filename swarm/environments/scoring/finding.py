@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from swarm.environments.config import DatasetTask, MatchRule, TaskConfig
+from swarm.environments.config import DatasetTask, FindSettings, MatchRule
 from swarm.environments.scoring.grading import is_negative, numbers
 from swarm.environments.scoring.latex import boxed_content
 
@@ -25,7 +25,7 @@ _POWER = re.compile(r"[A-Za-z}]\^\{?\Z")
 """What precedes the exponent of a unit, in the three characters before a number."""
 
 
-def finder(config: TaskConfig) -> Find:
+def finder(config: FindSettings) -> Find:
     """The rule of a task. Raises `TaskError` for a pattern that is not valid."""
     match config.find:
         case "tags":

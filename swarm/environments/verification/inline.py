@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from swarm.environments.config import TaskConfig
 from swarm.environments.mixture import TaskMixture
-from swarm.types import Grade, Question, Rejection, TaskRef
+from swarm.types import Actions, Grade, Question, Rejection, TaskRef
 
 
 class InlineVerifier:
@@ -30,17 +30,17 @@ class InlineVerifier:
         """Questions of a task's held-out streams before one repeats; None when there is no end."""
         return self._mixture.num_held_out(task)
 
-    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade groups: one result per job, in order."""
         return [self._mixture.grade(ref, texts) for ref, texts in jobs]
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade a group now."""
         verdict: Future[Grade | Rejection] = Future()
         verdict.set_result(self._mixture.grade(ref, texts))
         return verdict
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Grade a group now; `collect` returns the result."""
         self._done.append((key, self._mixture.grade(ref, texts)))
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from operator import le
 
 import msgspec
 
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
-from swarm.types import Grade, Question, Rejection, TaskRef
+from swarm.types import MAX_TURNS, Actions, Grade, Question, Rejection, TaskRef
 
 MAX_REPLY_BYTES = 2**24
 MAX_PROMPT_CHARS = 2**20
+"""Of a question, and of the observations of a group's episodes together."""
 MAX_DETAIL_CHARS = 2_000
 """Characters of a reply's text for people."""
 MAX_COUNTS = 16
@@ -63,7 +65,7 @@ class GradeGroup(msgspec.Struct, frozen=True, tag="grade"):
     """Ask for the rewards of one group."""
 
     ref: TaskRef
-    texts: tuple[str, ...]
+    texts: tuple[Actions, ...]
 
 
 Request = Prepare | Setup | Draw | GradeGroup
@@ -135,16 +137,30 @@ def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
             return known and all(0 <= count <= _MOST for count in held_out.values())
         case Draw(task=task), Drawn(question, counts):
             asked = question.ref.task in ([task] if task else tasks)
-            return asked and len(question.prompt) <= MAX_PROMPT_CHARS and _plausible(counts)
+            bounded = len(question.prompt) <= MAX_PROMPT_CHARS and 1 <= question.max_turns <= MAX_TURNS
+            return asked and bounded and _plausible(counts)
         case GradeGroup(_, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
-            return fair and timed and len(grade.prompt) <= MAX_PROMPT_CHARS and _plausible(counts)
+            bounded = len(grade.prompt) <= MAX_PROMPT_CHARS and num_observed_chars(grade) <= MAX_PROMPT_CHARS
+            return fair and timed and bounded and _follows(grade, texts) and _plausible(counts)
         case ((Draw() | GradeGroup()), Refused(rejection)):
             return len(rejection.detail) <= MAX_DETAIL_CHARS
         case ((Setup() | Draw()), Failed()):
             return True
     return False
+
+
+def num_observed_chars(grade: Grade) -> int:
+    """Characters of all observations of a group, and one more for each part: empty ones take memory, too."""
+    return sum(len(part.text) + 1 for episode in grade.observations for shown in episode for part in shown)
+
+
+def _follows(grade: Grade, texts: Sequence[Actions]) -> bool:
+    """Whether there are observations for all episodes or for none, and no more in one than it has turns."""
+    turns = [1 if isinstance(actions, str) else len(actions) for actions in texts]
+    each = [len(episode) for episode in grade.observations] or [0] * len(turns)
+    return len(each) == len(turns) and all(map(le, each, turns))
 
 
 def _plausible(counts: dict[str, int]) -> bool:

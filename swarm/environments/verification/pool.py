@@ -63,7 +63,7 @@ from swarm.environments.verification.messages import (
 )
 from swarm.errors import TaskError
 from swarm.reasons import Reason
-from swarm.types import Grade, Question, Rejection, TaskRef
+from swarm.types import Actions, Grade, Question, Rejection, TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -235,12 +235,12 @@ class VerificationPool:
         pending = [(self._ask(each), each) for each in draws]
         return [self._question(reply, each) for reply, each in pending]
 
-    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+    def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade groups and wait: one result per job, in order. Raises `TaskError` when the tasks cannot be set up."""
         pending = [self.begin(ref, texts) for ref, texts in jobs]
         return [verdict.result() for verdict in pending]
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade one of this node's own groups; the call or its result raises `TaskError` when the tasks cannot be set
         up."""
         verdict: Future[Grade | Rejection] = Future()
@@ -254,7 +254,7 @@ class VerificationPool:
         self._ask(GradeGroup(ref, tuple(texts))).add_done_callback(finish)
         return verdict
 
-    def submit(self, key: str, ref: TaskRef, texts: Sequence[str], sender: str = "") -> None:
+    def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Queue a group for grading; never blocks.
 
         Senders are served in turn. When the queue is full, the oldest group of the sender with the most gets

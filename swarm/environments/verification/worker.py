@@ -18,8 +18,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig
-from swarm.environments.mixture import TaskMixture, make_source
+from swarm.environments.config import TASK_LIST, DatasetTask, FindSettings, ReasoningGymTask, TaskConfig
+from swarm.environments.mixture import Source, TaskMixture, make_source
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.messages import (
@@ -39,9 +39,9 @@ from swarm.environments.verification.messages import (
     Setup,
     decode_request,
     encode,
+    num_observed_chars,
 )
 from swarm.errors import TaskError
-from swarm.protocols import TaskSource
 from swarm.reasons import Reason
 from swarm.types import Grade, Rejection
 
@@ -105,11 +105,11 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
         import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
-    if any(config.find == "regex" for config in configs):
+    if any(isinstance(config, FindSettings) and config.find == "regex" for config in configs):
         import swarm.environments.scoring.patterns  # noqa: F401
 
 
-def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> TaskSource:
+def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> Source:
     if config.name in setup.unprepared:
         raise TaskError(setup.unprepared[config.name])
     return make_source(config, counts, setup.stored.get(config.name))
@@ -130,6 +130,9 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
             result = mixture.grade(ref, texts)
             if isinstance(result, Grade) and len(result.prompt) > MAX_PROMPT_CHARS:
                 result = _too_long(result.prompt)
+            elif isinstance(result, Grade) and (num_chars := num_observed_chars(result)) > MAX_PROMPT_CHARS:
+                most = f"observations of {num_chars} characters, more than {MAX_PROMPT_CHARS}"
+                result = Rejection(Reason.EPISODE_MISMATCH, most)
             result = replace(result, seconds=time.perf_counter() - started)
             if isinstance(result, Grade):
                 return Graded(result, _take(mixture.counts))

@@ -39,6 +39,7 @@ from swarm.types import (
     MAX_COMPLETIONS,
     MAX_NAME_CHARS,
     ChunkList,
+    Completion,
     PeerRecord,
     Positive,
     RefusedRecord,
@@ -373,11 +374,23 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield f"a completion may have at most {limits.max_completion_chars} tokens, got {num_tokens}"
         if completion.logprobs and len(completion.logprobs) != num_tokens:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
+        if completion.turns:
+            yield from _turn_problems(completion)
         spans = [span.num_tokens for span in completion.versions]
         if spans and sum(spans) != num_tokens:
             yield f"{num_tokens} token ids but version spans of {sum(spans)} tokens"
     if any(completion.routing for completion in group.completions):
         yield "a shared completion must not contain expert ids"
+
+
+def _turn_problems(completion: Completion) -> Iterator[str]:
+    """A record that states more than one turn's worth of text or tokens would be cut into other turns than it has."""
+    for what, stated, actual in (
+        ("characters", sum(turn.num_chars for turn in completion.turns), len(completion.text)),
+        ("token ids", sum(turn.num_tokens for turn in completion.turns), len(completion.token_ids)),
+    ):
+        if stated != actual:
+            yield f"{actual} {what} but turns of {stated}"
 
 
 def _manifest_problems(manifest: RunManifest) -> Iterator[str]:

@@ -1,0 +1,176 @@
+"""Episodes played turn by turn, and what a receiver accepts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.environments.config import NumberGuessingTask
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.groups.episodes import Played, digest, is_whole, joined, play
+from swarm.reasons import Reason
+from swarm.types import (
+    Actions,
+    Answers,
+    Completion,
+    Context,
+    Grade,
+    Past,
+    Question,
+    Rejection,
+    RolloutGroup,
+    Sampling,
+    TaskRef,
+    Text,
+    Turn,
+    VersionSpan,
+)
+from tests.environments.test_episodes import hidden
+from tests.example_groups import rollout_group
+
+GAME = NumberGuessingTask()
+HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
+SEED = 5
+
+
+class Halving:
+    """Guesses by halving; at first completion k guesses k + 1. A token id is a guess, version and log-probability say
+    in which call it was made."""
+
+    def __init__(self, no_room: int | None = None) -> None:
+        """`no_room`: the call in which the first prompt gets no answer."""
+        self.calls: list[tuple[list[Context], int, int]] = []
+        self._no_room = no_room
+
+    def stream(
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        self.calls.append((list(prompts), num_completions, seed))
+        number = len(self.calls)
+        for index, prompt in reversed(list(enumerate(prompts))):
+            if self._no_room == number and index == 0:
+                yield index, Rejection(Reason.PROMPT_TOO_LONG)
+            else:
+                guesses = range(1, num_completions + 1) if isinstance(prompt, str) else [self._next(prompt)]
+                yield index, tuple(self._said(guess, number) for guess in guesses)
+
+    def _next(self, past: Past) -> int:
+        low, high = 0, GAME.highest + 1
+        for step in past.steps:
+            (guess, _) = step.token_ids
+            low, high = (guess, high) if step.observation == HIGHER else (low, guess)
+        return (low + high) // 2
+
+    def _said(self, guess: int, number: int) -> Completion:
+        return Completion(str(guess), "stop", (guess, 0), (-1.0 * number, -0.5), (VersionSpan(number // 3, 2),))
+
+
+def questions_hiding(*numbers: int) -> list[Question]:
+    drawn = InlineVerifier([GAME]).draw(SEED, 0, 100)
+    return [next(q for q in drawn if hidden(GAME, SEED, q.ref.index) == number) for number in numbers]
+
+
+def played(engine: Halving, questions: Sequence[Question], num_completions: int = 3) -> dict[int, Played | Rejection]:
+    return dict(play(engine.stream, InlineVerifier([GAME]), questions, num_completions, Sampling(), 9))
+
+
+def test_turns_follow_their_past_until_all_episodes_are_over() -> None:
+    engine = Halving()
+    games = played(engine, questions_hiding(2, 5))
+    first, second = games[0], games[1]
+    assert isinstance(first, Played) and isinstance(second, Played)
+    assert [c.actions for c in first.completions] == [("1", "4", "2"), "2", ("3", "1", "2")]
+    assert [c.actions for c in second.completions] == [("1", "4", "6"), ("2", "5"), ("3", "5")]
+    grade = second.grading.result()
+    assert isinstance(grade, Grade)
+    assert grade.rewards == (0.0, 1.0, 1.0), "three guesses were not enough"
+    assert grade.observations == ((HIGHER, HIGHER), (HIGHER,), (HIGHER,))
+    prompts, num_completions, _ = engine.calls[1]
+    assert num_completions == 1 and len(prompts) == 5, "all that go on take their turn in one call"
+    assert [len(prompts) for prompts, _, _ in engine.calls] == [2, 5, 3]
+    assert len({seed for _, _, seed in engine.calls}) == 3
+    past = engine.calls[2][0][0]
+    assert isinstance(past, Past)
+    assert [(step.token_ids, step.observation) for step in past.steps] == [((1, 0), HIGHER), ((4, 0), LOWER)]
+
+
+def test_an_episode_is_one_completion_of_the_policys_turns_alone() -> None:
+    (game,) = played(Halving(), questions_hiding(2)).values()
+    assert isinstance(game, Played)
+    whole = game.completions[0]
+    assert whole == Completion(
+        text="142",
+        finish_reason="stop",
+        token_ids=(1, 0, 4, 0, 2, 0),
+        logprobs=(-1.0, -0.5, -2.0, -0.5, -3.0, -0.5),
+        versions=(VersionSpan(0, 4), VersionSpan(1, 2)),
+        turns=(Turn(1, 2, "stop"),) * 3,
+        observed=digest((HIGHER, LOWER)),
+    )
+    assert [(turn.text, turn.token_ids) for turn in whole.by_turn()] == [("1", (1, 0)), ("4", (4, 0)), ("2", (2, 0))]
+    assert not game.completions[1].turns and not game.completions[1].observed, "a single turn is a plain completion"
+
+
+def test_an_episode_without_room_for_a_turn_ends_its_group_and_no_other() -> None:
+    games = played(Halving(no_room=2), questions_hiding(2, 5))
+    assert games[0] == Rejection(Reason.PROMPT_TOO_LONG)
+    assert isinstance(games[1], Played)
+    assert played(Halving(no_room=1), questions_hiding(2))[0] == Rejection(Reason.PROMPT_TOO_LONG)
+
+
+def test_an_environment_that_answers_differently_each_time_is_found_out() -> None:
+    class Fickle(InlineVerifier):
+        times = 0
+
+        def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+            self.times += 1
+            grade = super().begin(ref, texts).result()
+            assert isinstance(grade, Grade)
+            changed = tuple(tuple((Text(str(self.times)),) for _ in episode) for episode in grade.observations)
+            verdict: Future[Grade | Rejection] = Future()
+            verdict.set_result(replace(grade, observations=changed))
+            return verdict
+
+    games = dict(play(Halving().stream, Fickle([GAME]), questions_hiding(2), 3, Sampling(), 9))
+    assert isinstance(games[0], Rejection) and games[0].reason == "episode_mismatch"
+
+
+@pytest.fixture
+def group() -> RolloutGroup:
+    """Two episodes of three turns, one of one turn."""
+    (question,) = questions_hiding(2)
+    (game,) = played(Halving(), [question]).values()
+    assert isinstance(game, Played)
+    return rollout_group(question=question.ref, completions=game.completions, rewards=(0.0, 0.0, 0.0))
+
+
+def accepted(group: RolloutGroup) -> bool:
+    actions = [completion.actions for completion in group.completions]
+    (verdict,) = InlineVerifier([GAME]).grade([(group.question, actions)])
+    return isinstance(verdict, Grade) and is_whole(group, verdict)
+
+
+def with_turns(completion: Completion, order: Sequence[int]) -> Completion:
+    """Some of its turns, and nothing else changed."""
+    turns = completion.by_turn()
+    return replace(joined([turns[k] for k in order], ()), observed=completion.observed)
+
+
+def test_only_what_was_played_is_accepted(group: RolloutGroup) -> None:
+    assert accepted(group)
+    first = group.completions[0]
+    orders = {"fewer": (0, 1), "more": (0, 1, 2, 2), "another order": (1, 0, 2), "only the last": (2,)}
+    for what, order in orders.items():
+        assert not accepted(replace(group, completions=(with_turns(first, order), *group.completions[1:]))), what
+    for observed in ("", digest((HIGHER, HIGHER))):
+        assert not accepted(replace(group, completions=(replace(first, observed=observed), *group.completions[1:])))
+    other = questions_hiding(6)[0].ref
+    assert not accepted(replace(group, question=other)), "the same words in another episode"
+
+
+def test_a_single_turn_that_claims_to_have_seen_more_is_refused(group: RolloutGroup) -> None:
+    short = replace(group.completions[1], observed=digest((LOWER,)))
+    assert not accepted(replace(group, completions=(group.completions[0], short)))

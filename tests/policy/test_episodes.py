@@ -1,0 +1,141 @@
+"""Updates on episodes: the policy's tokens are trained on, the environment's are only read."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from swarm.groups.episodes import joined
+from swarm.policy.loading import Policy
+from swarm.sapo.mixing import MixSettings
+from swarm.training.audit import SnapshotAuditor
+from swarm.training.config import UpdateSettings
+from swarm.training.rows import RowReader
+from swarm.training.streamed import StreamedUpdater
+from swarm.training.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup, Observation, Past, PolicyId, Step, Text, Turn
+from tests.example_groups import rollout_group
+from tests.policy.exact import exact
+
+PROMPT = "Guess my number from 1 to 7."
+HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
+EPISODES: tuple[tuple[tuple[str, ...], tuple[Observation, ...]], ...] = (
+    (("4", "2", "3"), (LOWER, HIGHER)),
+    (("it is 3",), ()),
+    (("1", "12"), (HIGHER,)),
+)
+REWARDS = (1.0, 1.0, 0.0)
+
+
+def context(policy: Policy, turns: list[list[int]], observations: tuple[Observation, ...]) -> list[int]:
+    """What the engine continues after these turns."""
+    steps = tuple(Step(tuple(turn), shown) for turn, shown in zip(turns, observations, strict=True))
+    return policy.encode(Past(PROMPT, steps) if steps else PROMPT)
+
+
+def turn_logprobs(policy: Policy, past: list[int], turn: list[int]) -> torch.Tensor:
+    """[T] of one turn after its past, without cache, padding or packing; with gradient."""
+    logits = policy.model(torch.tensor([[*past, *turn]])).logits[0, len(past) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(turn)[:, None])[:, 0]
+
+
+def episode_logprobs(policy: Policy, index: int) -> list[torch.Tensor]:
+    """Of each turn, one after another."""
+    texts, observations = EPISODES[index]
+    turns: list[list[int]] = []
+    found = []
+    for number, text in enumerate(texts):
+        turn = policy.encode_completion(Completion(text, "stop"))
+        found.append(turn_logprobs(policy, context(policy, turns, observations[:number]), turn))
+        turns.append(turn)
+    return found
+
+
+def group_of(policy: Policy, ids: bool) -> GradedGroup:
+    completions = []
+    for index, (texts, observations) in enumerate(EPISODES):
+        turns = []
+        for text, logprobs in zip(texts, episode_logprobs(policy, index), strict=True):
+            tokens = tuple(policy.encode_completion(Completion(text, "stop"))) if ids else ()
+            turns.append(Completion(text, "stop", tokens, tuple(logprobs.tolist()) if ids else ()))
+        completions.append(joined(turns, observations))
+    group = rollout_group(
+        completions=tuple(completions), rewards=REWARDS, policy=PolicyId("random", policy.tokenizer_hash, 0)
+    )
+    return GradedGroup(group, PROMPT, REWARDS, tuple(observations for _, observations in EPISODES))
+
+
+def updater_of(policy: Policy, **settings: object) -> PolicyUpdater:
+    mix = MixSettings(external_old_logprobs="behaviour", external_negative_weight=1.0)
+    return PolicyUpdater(policy, UpdateSettings(learning_rate=1e-3, max_grad_norm=1e9, **settings), mix, 1.0)
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed"])
+@pytest.mark.parametrize("sender", ["own", "another's text", "another's tokens"])
+def test_the_gradient_is_that_of_a_loop_over_the_turns(policy: Policy, batching: str, sender: str) -> None:
+    policy = exact(policy)
+    group = group_of(policy, ids=sender != "another's text")
+    twin = copy.deepcopy(policy)
+    updater = updater_of(policy, batching=batching, micro_batch_tokens=100)
+    steps: list[list[torch.Tensor]] = []
+    updater.optimizer.register_step_pre_hook(
+        lambda *_: steps.append([p.grad.clone() for p in policy.trained if p.grad is not None])
+    )
+    local, external = ([group], []) if sender == "own" else ([], [group])
+    report = updater.update(local, external)
+    advantages = updater.advantages(REWARDS)
+    per_episode = [torch.cat(episode_logprobs(twin, index)) for index in range(len(EPISODES))]
+    loss = -sum(a * values.mean() for a, values in zip(advantages, per_episode, strict=True)) / len(EPISODES)
+    loss.backward()
+    assert report.figures["train/num_tokens"] == sum(map(len, per_episode))
+    (found,) = steps
+    expected = [p.grad for p in twin.trained if p.grad is not None]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+def test_rows_continue_what_the_engine_was_given(policy: Policy) -> None:
+    group = group_of(policy, ids=True)
+    rows = RowReader(policy, MixSettings(), lambda rewards: rewards).local(group, 0)
+    for row, (texts, observations) in zip(rows, EPISODES, strict=True):
+        turns = [policy.encode_completion(Completion(text, "stop")) for text in texts]
+        read = list(row.prompt)
+        done = 0
+        for insert in row.inserts:
+            read += [*row.completion[done : insert.after], *insert.ids]
+            done = insert.after
+        assert read == context(policy, turns[:-1], observations)
+        assert row.length == len(read) + len(turns[-1])
+
+
+def test_ids_must_be_those_of_every_turn(policy: Policy) -> None:
+    reader = RowReader(policy, MixSettings(external_old_logprobs="behaviour"), lambda rewards: rewards)
+    group = group_of(policy, ids=True)
+    first = group.group.completions[0]
+    assert all(reader.same_tokens(completion) for completion in group.group.completions)
+    assert [(turn.num_chars, turn.num_tokens) for turn in first.turns] == [(1, 2)] * 3
+    moved = (Turn(1, 3, "stop"), Turn(1, 1, "stop"), Turn(1, 2, "stop"))
+    assert not reader.same_tokens(replace(first, turns=moved)), "as a whole they still read the same"
+
+
+def test_an_episode_that_only_its_observations_make_too_long_does_not_fit(policy: Policy) -> None:
+    updater = updater_of(policy)
+    group = group_of(policy, ids=False)
+    assert updater.fits(group)
+    long = (Text("x" * 600),)
+    endless = GradedGroup(group.group, PROMPT, REWARDS, ((long, LOWER), (), (HIGHER,)))
+    assert not updater.fits(endless)
+
+
+def test_a_learner_takes_workers_episodes_and_checks_them_with_its_own_observations(policy: Policy) -> None:
+    group = group_of(policy, ids=True)
+    learner = StreamedUpdater(policy, UpdateSettings(), MixSettings(), 1.0)
+    assert learner.refusal(group) is None
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=1)
+    auditor.keep(0, learner.snapshot())
+    assert auditor.verdict(group) is None
+    elsewhere = GradedGroup(group.group, PROMPT, REWARDS, ((HIGHER, LOWER), (), (LOWER,)))
+    assert auditor.verdict(elsewhere) == "wrong_logprobs", "sampled after other observations"
