@@ -93,14 +93,18 @@ class RowReader:
         same_tokenizer = group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
         believed = choice == "behaviour" and same_tokenizer
         expectation = _log_expectation(group.group) if believed else math.nan
+        completions = group.group.completions
+        shared = [believed and self.same_tokens(completion) for completion in completions]
+        others = [completion for completion, same in zip(completions, shared, strict=True) if not same]
+        encoded = iter(self._policy.encode_completions(others))
         rows = []
-        for completion, advantage in zip(group.group.completions, self.advantages(group.rewards), strict=True):
+        for completion, same, advantage in zip(completions, shared, self.advantages(group.rewards), strict=True):
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
-            if believed and self.same_tokens(completion):
+            if same:
                 ids, claims = list(completion.token_ids), list(completion.logprobs)
                 rows.append(Row(prompt, ids, advantage, claims, external=True, log_expectation=expectation))
-            elif ids := self._policy.encode_completion(completion):
+            elif ids := next(encoded):
                 wants = choice != "none"
                 rows.append(
                     Row(prompt, ids, advantage, None, external=True, wants_receiver=wants, log_expectation=expectation)
@@ -110,8 +114,8 @@ class RowReader:
     def texts(self, group: GradedGroup) -> list[Row]:
         """One row per completion, tokenized from its text, for scoring only."""
         prompt = self._policy.encode_prompt(group.prompt)
-        completions = group.group.completions
-        return [Row(prompt, self._policy.encode_completion(c), 0.0, None, external=True) for c in completions]
+        encoded = self._policy.encode_completions(group.group.completions)
+        return [Row(prompt, ids, 0.0, None, external=True) for ids in encoded]
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the policy has positions for the prompt with each completion, by its ids and by its text."""
@@ -120,7 +124,7 @@ class RowReader:
         # Count characters first: foreign text is tokenized only if that is inconclusive.
         if any(max(len(c.token_ids), len(c.text) // self._policy.longest_token_chars) > room for c in completions):
             return False
-        return all(len(self._policy.encode_completion(completion)) <= room for completion in completions)
+        return all(len(ids) <= room for ids in self._policy.encode_completions(completions))
 
     def _routing(self, prompt: Sequence[int], completion: Completion) -> Routing | None:
         num_fed = len(prompt) + len(completion.token_ids) - 1
