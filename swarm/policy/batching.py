@@ -148,7 +148,6 @@ class Packed:
         predictors = _ranges((ends - lengths)[is_completion] - 1, own)
         # The last token of its prompt predicts a completion's first token.
         predictors[own.cumsum(0) - own] = ends[[prefix for prefix in prefixes if prefix is not None]] - 1
-        longest = int((before + lengths).max())
         return Layout(
             ids=torch.tensor(list(chain.from_iterable(segments)))[None],
             lengths=own,
@@ -156,11 +155,7 @@ class Packed:
             predictors=predictors,
             pieces=pieces,
             positions=_ranges(before, lengths)[None],
-            packing=Packing(
-                lengths=lengths.tolist(),
-                prefixes=tuple(prefixes),
-                causal=torch.ones(longest, longest, dtype=torch.bool).tril(),
-            ),
+            packing=Packing.of([len(segment) for segment in segments], prefixes),
         )
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:
