@@ -40,6 +40,7 @@ from swarm.environments.verification.messages import (
     decode_request,
     encode,
 )
+from swarm.environments.verification.stand_ins import DRAWING, stand_ins
 from swarm.errors import TaskError
 from swarm.protocols import TaskSource
 from swarm.reasons import Reason
@@ -102,7 +103,8 @@ def _serve(descriptor: int, setup: Setup) -> None:
 def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
     """Import libraries that start threads or write compiled files before the sandbox is sealed."""
     if any(isinstance(config, ReasoningGymTask) for config in configs):
-        import swarm.environments.sources.reasoning_gym
+        with stand_ins(DRAWING):
+            import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
     if any(config.find == "regex" for config in configs):
