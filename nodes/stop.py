@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 from nodes import exits
 
 STDIN = 0
+
+Stop = Callable[[], bool]
+"""Whether to stop."""
 
 
 class StopRequest:

@@ -176,6 +176,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.net.hivemind.transport",
         "import swarm.net.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
+        "import nodes.commands.demo, nodes.commands.sweep",
         "import nodes.commands.doctor",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],

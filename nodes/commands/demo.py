@@ -24,21 +24,18 @@ from rich.console import Console
 from rich.text import Text
 
 from nodes import exits
-from nodes.real_models.footprint import check_fits, footprint
 from nodes.real_models.settings import real_model
-from nodes.roles.launch import policy_progress
-from nodes.roles.shell import versions
+from nodes.roles.progress import policy_progress
+from nodes.roles.versions import versions
 from nodes.simulation.children import Child, stop_all
 from nodes.simulation.mixes import lone
+from nodes.simulation.policies import find_source_in_child
 from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
 from nodes.simulation.seeds import node_seed
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
-from swarm.engines.transformers.budget import free_bytes
 from swarm.errors import ConfigError, Interrupted
 from swarm.policy.config import EMBEDDED, TINY, TINY_SPARSE, check_model_path
-from swarm.policy.loading import find_device, find_source
-from swarm.policy.reading import outline
 from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line, summary_table
@@ -99,7 +96,7 @@ def demo(options: DemoOptions, console: Console) -> int:
     values = _values(options)
     config = _checked(options, values)
     with policy_progress(console, options.model) as progress:
-        source = find_source(options.model, progress)
+        source = find_source_in_child(options.model, progress)
     if options.model not in EMBEDDED:
         _check_memory(options, source, config)
     _write_config(options, values)
@@ -180,9 +177,9 @@ def _checked(options: DemoOptions, values: Values) -> NodeConfig:
 
 def _check_memory(options: DemoOptions, source: str, config: NodeConfig) -> None:
     """Raises `ConfigError` when this machine cannot hold all nodes."""
-    device = find_device(config.policy.device)
-    one = footprint(outline(source, config.policy.revision, False), config, device)
-    check_fits(options.model, one, options.num_nodes, free_bytes(device))
+    from nodes.real_models.footprint import check_memory  # imports torch, for which the embedded policy need not wait
+
+    check_memory(options.model, source, config, options.num_nodes)
 
 
 def _write_config(options: DemoOptions, values: Values) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nodes import exits
-from nodes.roles.shell import versions
+from nodes.roles.versions import versions
 from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, write
 from nodes.simulation.mixes import Fields, mix_configs
 from nodes.simulation.processes import LOOPBACK

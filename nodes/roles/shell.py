@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
 from nodes.roles.suites import NodeSuites
+from nodes.roles.versions import versions
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import evaluate
@@ -38,7 +37,6 @@ from swarm.training.checkpoint import TrainingState
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
-VERSIONED = ("swarm", "torch", "transformers", "reasoning-gym", "hivemind", "numpy")
 
 
 class Held(Protocol):
@@ -225,8 +223,3 @@ def check_model(checkpoint: Path, state: TrainingState, model: str) -> None:
 def stream_seed(peer_id: str) -> int:
     """The default seed of a peer's question stream, derived from its id, so that peers ask different questions."""
     return int.from_bytes(hashlib.blake2b(peer_id.encode(), digest_size=7).digest(), "big")
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that results depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}}

@@ -13,9 +13,9 @@ from nodes import exits
 from nodes.roles.shell import CHECKPOINTS
 from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, read, write
 from nodes.simulation.children import SUPERVISED
-from nodes.simulation.in_memory import Clock, Guest, MemoryRun, Stop, Turns, take_turns
+from nodes.simulation.in_memory import Clock, Guest, MemoryRun, Turns, take_turns
 from nodes.simulation.processes import run_as_processes
-from nodes.stop import StopRequest
+from nodes.stop import Stop, StopRequest
 from swarm.config import ENVIRONMENT_PREFIX
 from swarm.errors import Interrupted, SwarmError
 from swarm.net.in_memory import MemoryHub

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from nodes.simulation.in_memory import Member
+from nodes.simulation.members import Member
 from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError

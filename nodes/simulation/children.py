@@ -9,7 +9,7 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,6 +21,8 @@ POLL_S = 0.05
 LOG_TAIL_LINES = 5
 STDIN, STDOUT, STDERR = 0, 1, 2
 IMPORTED_ONCE = ["nodes.roles.join", "nodes.roles.bootstrap", "nodes.roles.learner", "nodes.roles.worker"]
+THREADS = {"OMP_NUM_THREADS": "1"}
+"""Of each child: they share the cores."""
 
 
 class Child:
@@ -43,7 +45,6 @@ class Child:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         # Never written to: its end tells the child that this process died.
         stdin, self._lifeline = multiprocessing.Pipe(duplex=False)
-        os.environ["OMP_NUM_THREADS"] = "1"
         with stdin:
             self._process = start_command(self._module, self._arguments, self._log, stdin)
 
@@ -96,7 +97,18 @@ def stop_all(children: Sequence[Child]) -> None:
 
 
 def start_command(module: str, arguments: Sequence[str], log: Path, stdin: Connection) -> BaseProcess:
-    """Run a command's module in a session of its own, with this process's environment.
+    """Run a command's module in a session of its own."""
+    ready, child_ready = multiprocessing.Pipe(duplex=False)
+    with ready:
+        with child_ready:
+            process = start_function(_run, module, arguments, log, stdin, child_ready)
+        with contextlib.suppress(EOFError):
+            ready.recv()  # ends when the process leads its session, or is dead
+    return process
+
+
+def start_function(function: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Run a module's function in a child with this process's environment.
 
     On Linux it is a fork of a process that has already imported what nodes need: this takes each node seconds
     otherwise. Other systems' libraries do not allow a fork after these imports.
@@ -104,31 +116,24 @@ def start_command(module: str, arguments: Sequence[str], log: Path, stdin: Conne
     linux = sys.platform == "linux"
     context = multiprocessing.get_context("forkserver") if linux else multiprocessing.get_context("spawn")
     context.set_forkserver_preload(IMPORTED_ONCE)
-    ready, child_ready = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(module, arguments, log, stdin, dict(os.environ), child_ready))
-    with ready:
-        with child_ready:
-            process.start()
-        with contextlib.suppress(EOFError):
-            ready.recv()  # ends when the process leads its session, or is dead
+    os.environ.update(THREADS)  # read when torch is imported
+    process = context.Process(target=_call, args=(dict(os.environ), function, arguments))
+    process.start()
     return process
 
 
-def _run(
-    module: str,
-    arguments: Sequence[str],
-    log: Path,
-    stdin: Connection,
-    environment: dict[str, str],
-    ready: Connection,
-) -> None:
+def _call(environment: dict[str, str], function: Callable[..., None], arguments: Sequence[object]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    function(*arguments)
+
+
+def _run(module: str, arguments: Sequence[str], log: Path, stdin: Connection, ready: Connection) -> None:
     os.setsid()
     with log.open("ab") as output:
         for source, target in ((stdin.fileno(), STDIN), (output.fileno(), STDOUT), (output.fileno(), STDERR)):
             os.dup2(source, target)
     stdin.close()
     ready.close()
-    os.environ.clear()
-    os.environ.update(environment)
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nodes import exits
-from nodes.simulation.in_memory import Member, MemoryRun, Turns, take_turns
+from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
+from nodes.simulation.members import Member
 from nodes.stop import StopRequest
 from swarm.config import load_config
 

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
 from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
+from nodes.simulation.members import Member
+from nodes.stop import Stop
 from swarm.config import NodeConfig
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
@@ -21,19 +21,8 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
 Clock = Callable[[], float]
-Stop = Callable[[], bool]
-"""Whether to stop."""
 Guest = Callable[[], None]
 """Someone in the run who is no node, such as an attacker: called once a turn, before the nodes."""
-
-
-class Member(Struct, frozen=True):
-    """A node of a run."""
-
-    config: NodeConfig
-    """With its own `name`, `out` and `seed`."""
-    joins_at: int = 0
-    """Turns after which it joins."""
 
 
 class Turns:

@@ -11,7 +11,8 @@ from pydantic import JsonValue
 
 from nodes.roles.run import ADDRESS_FILE
 from nodes.simulation.children import Child, stop_all
-from nodes.simulation.in_memory import Member, Stop
+from nodes.simulation.members import Member
+from nodes.stop import Stop
 from swarm.errors import Interrupted, TransportError
 
 START_TIMEOUT_S = 300.0

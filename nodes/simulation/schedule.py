@@ -12,12 +12,12 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from nodes.roles.launch import policy_progress
+from nodes.roles.progress import policy_progress
 from nodes.simulation.cells import CELL_FILE, Cell, CellStore, write
 from nodes.simulation.children import Child, stop_all
-from nodes.simulation.in_memory import Stop
+from nodes.simulation.policies import find_source_in_child
+from nodes.stop import Stop
 from swarm.errors import ConfigError
-from swarm.policy.loading import find_source
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
@@ -38,7 +38,7 @@ def run_cells(
     waiting = deque(cell for cell in cells if store.result(cell) is None)
     for model in _policies(waiting):
         with policy_progress(console, model) as progress:
-            find_source(model, progress)
+            find_source_in_child(model, progress)
     running: list[_Running] = []
     failed = 0
     with _Display(console, len(cells), len(cells) - len(waiting)) as display:

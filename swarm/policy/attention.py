@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,23 +18,75 @@ UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")
 """Attention options that packed attention does not support."""
 
 
+TOGETHER_TOKENS = 128
+"""A prompt and its completions attend in one call up to this many tokens: a call for each would take longer than what
+the mask hides."""
+
+
 @dataclass(frozen=True)
 class Packing:
-    """The segments of a packed sequence, in order."""
+    """The parts of a packed sequence, in order; each attends in one call."""
 
     lengths: list[int]
-    """Tokens of each segment."""
-    prefixes: tuple[int | None, ...]
-    """The segment that each one continues, which has no prefix itself; None for a segment that starts anew."""
-    causal: Tensor
-    """[S, S] true on and below the diagonal; S tokens are the longest segment with its prefix."""
+    """Tokens of each part."""
+    prefixes: list[int | None]
+    """The part that each one continues, which has no prefix itself; None for a part that starts anew."""
+    masks: list[Tensor | None]
+    """[tokens, tokens of prefix and part] of each part, true where a token attends; None for plain causal attention."""
+
+    @classmethod
+    def of(cls, segments: Sequence[int], prefixes: Sequence[int | None]) -> Packing:
+        """The packing of segments of these lengths: each is a part of its own, or a prompt that its completions follow
+        directly is one part with them.
+
+        `prefixes`: the segment that each one continues, as above.
+        """
+        followers: dict[int | None, list[int]] = {}
+        for segment, prefix in enumerate(prefixes):
+            followers.setdefault(prefix, []).append(segment)
+        parts: list[list[int]] = []
+        place: dict[int | None, int | None] = {None: None}
+        first = 0
+        while first < len(segments):
+            family = [first, *followers.get(first, [])]
+            place[first] = len(parts)
+            parts.append(family if _attend_together(family, segments) else [first])
+            first += len(parts[-1])
+        lengths = [[segments[segment] for segment in part] for part in parts]
+        before = [prefixes[part[0]] for part in parts]
+        seen = [0 if prefix is None else segments[prefix] for prefix in before]
+        longest = max(start + sum(part) for start, part in zip(seen, lengths, strict=True))
+        causal = torch.ones(longest, longest, dtype=torch.bool).tril()
+        return cls(
+            lengths=[sum(part) for part in lengths],
+            prefixes=[place[prefix] for prefix in before],
+            masks=[_mask(part, start, causal) for part, start in zip(lengths, seen, strict=True)],
+        )
 
     def inputs(self, device: torch.device) -> dict[str, object]:
         """Arguments for calling the model."""
         return {
-            "packing": replace(self, causal=self.causal.to(device)),
+            "packing": replace(self, masks=[None if mask is None else mask.to(device) for mask in self.masks]),
             "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # not read; without it the model builds its own
         }
+
+
+def _attend_together(family: Sequence[int], segments: Sequence[int]) -> bool:
+    """Whether a prompt and the segments that continue it, if any, attend in one call."""
+    if family != list(range(family[0], family[0] + len(family))):
+        return False
+    return len(family) <= 2 or sum(segments[segment] for segment in family) <= TOGETHER_TOKENS
+
+
+def _mask(segments: Sequence[int], seen: int, causal: Tensor) -> Tensor | None:
+    """The mask of a part of these segments, which follows `seen` tokens of its prefix; `causal` is [S, S]."""
+    end = seen + sum(segments)
+    if seen:
+        return causal[seen:end, :end]
+    if len(segments) <= 2:  # one completion may see all of the prompt
+        return None
+    owner = torch.arange(len(segments)).repeat_interleave(torch.tensor(segments))
+    return causal[:end, :end] & ((owner == owner[:, None]) | (owner == 0))
 
 
 @contextmanager
@@ -76,19 +128,17 @@ def attend(
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     queries, keys, values = (torch.split(tensor, packing.lengths, dim=2) for tensor in (query, key, value))
     outputs = []
-    for i, prefix in enumerate(packing.prefixes):
-        if prefix is None:
-            output = scaled_dot_product_attention(queries[i], keys[i], values[i], is_causal=True, scale=scaling)
-        else:
-            seen, length = packing.lengths[prefix], packing.lengths[i]
-            output = scaled_dot_product_attention(
+    for i, (prefix, mask) in enumerate(zip(packing.prefixes, packing.masks, strict=True)):
+        outputs.append(
+            scaled_dot_product_attention(
                 queries[i],
-                torch.cat([keys[prefix], keys[i]], dim=2),
-                torch.cat([values[prefix], values[i]], dim=2),
-                attn_mask=packing.causal[seen : seen + length, : seen + length],
+                keys[i] if prefix is None else torch.cat([keys[prefix], keys[i]], dim=2),
+                values[i] if prefix is None else torch.cat([values[prefix], values[i]], dim=2),
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=scaling,
             )
-        outputs.append(output)
+        )
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 

@@ -162,7 +162,6 @@ class Packed:
         first = torch.tensor([not any(insert.ids for insert in row.inserts if insert.after == 0) for row in rows])
         of_prompts = ends[[prefix for prefix in prefixes if prefix is not None]] - 1
         predictors[(own.cumsum(0) - own)[first]] = of_prompts[first]
-        longest = int((before + lengths).max())
         return Layout(
             ids=torch.tensor(list(chain.from_iterable(segments)))[None],
             lengths=own,
@@ -170,11 +169,7 @@ class Packed:
             predictors=predictors,
             pieces=pieces,
             positions=_ranges(before, lengths)[None],
-            packing=Packing(
-                lengths=lengths.tolist(),
-                prefixes=tuple(prefixes),
-                causal=torch.ones(longest, longest, dtype=torch.bool).tril(),
-            ),
+            packing=Packing.of([len(segment) for segment in segments], prefixes),
         )
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:

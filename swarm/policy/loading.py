@@ -135,12 +135,23 @@ class Policy:
         return list(self.tokenizer.encode(text))
 
     def encode_completion(self, completion: Completion) -> list[int]:
-        """Token ids of another policy's completion under this tokenizer.
+        """Token ids of another policy's completion under this tokenizer."""
+        return self.encode_completions([completion])[0]
+
+    def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
+        """The same for several: a tokenizer's call takes longer than reading a short text.
 
         Text that spells a special token stays text: a foreign completion must not end a turn early.
         """
-        ids = list(self.tokenizer.encode(completion.text, add_special_tokens=False, split_special_tokens=True))
-        return [*ids, self.tokenizer.eos_token_id] if completion.finish_reason == "stop" else ids
+        if not completions:
+            return []
+        texts = [completion.text for completion in completions]
+        encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        end = [self.tokenizer.eos_token_id]
+        return [
+            [*ids, *end] if completion.finish_reason == "stop" else list(ids)
+            for ids, completion in zip(encoded, completions, strict=True)
+        ]
 
     def hides(self, ids: Sequence[int]) -> bool:
         """Whether a completion has tokens that its text does not show, apart from a final end token.

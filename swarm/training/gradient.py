@@ -96,9 +96,10 @@ class GradientAccumulator:
         """Rescale the gradient and its figures to the final number of rows."""
         self._scaler.unscale_(self._optimizer)
         totals, scale = totals.rescaled(self._rows, self._objective.per_token)
-        for parameter in self._policy.trained:
-            if parameter.grad is not None and scale != 1:
-                parameter.grad.mul_(scale)
+        if scale != 1:
+            for parameter in self._policy.trained:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
         return totals
 
     def _clip(self) -> float:

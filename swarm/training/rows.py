@@ -100,19 +100,22 @@ class RowReader:
         same_tokenizer = group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
         believed = choice == "behaviour" and same_tokenizer
         expectation = _log_expectation(group.group) if believed else math.nan
+        by_text = [
+            index
+            for index, completion in enumerate(group.group.completions)
+            if not (believed and self.same_tokens(completion))
+        ]
+        texts = dict(zip(by_text, text_rows(self._policy, prompt, group, by_text), strict=True))
         rows = []
-        for index, (completion, advantage) in enumerate(
-            zip(group.group.completions, self.advantages(group.rewards), strict=True)
-        ):
+        for index, advantage in enumerate(self.advantages(group.rewards)):
             if advantage < 0:
                 advantage *= self._mix.external_negative_weight
-            own_tokens = believed and self.same_tokens(completion)
-            row = (sampled_row if own_tokens else text_row)(self._policy, prompt, group, index)
+            row = texts[index] if index in texts else sampled_row(self._policy, prompt, group, index)
             row = replace(
                 row,
                 advantage=advantage,
                 external=True,
-                wants_receiver=not own_tokens and choice != "none",
+                wants_receiver=index in texts and choice != "none",
                 log_expectation=expectation,
             )
             if row.completion:
@@ -122,8 +125,8 @@ class RowReader:
     def texts(self, group: GradedGroup) -> list[Row]:
         """One row per completion, tokenized from its text, for scoring only."""
         prompt = self._policy.encode_prompt(group.prompt)
-        completions = range(len(group.group.completions))
-        return [replace(text_row(self._policy, prompt, group, index), external=True) for index in completions]
+        everything = range(len(group.group.completions))
+        return [replace(row, external=True) for row in text_rows(self._policy, prompt, group, everything)]
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the policy has positions for the prompt with each completion, by its ids and by its text."""
@@ -133,11 +136,10 @@ class RowReader:
         # Count characters first: foreign text is tokenized only if that is inconclusive.
         if any(max(len(c.token_ids), len(c.text) // policy.longest_token_chars) > room for c in completions):
             return False
-        return all(
-            row(policy, prompt, group, index).length <= policy.max_positions
-            for index in range(len(completions))
-            for row in (sampled_row, text_row)
-        )
+        everything = range(len(completions))
+        rows = [sampled_row(policy, prompt, group, index) for index in everything]
+        rows += text_rows(policy, prompt, group, everything)
+        return all(row.length <= policy.max_positions for row in rows)
 
     def _routing(self, row: Row, completion: Completion) -> Routing | None:
         routers = self._policy.routers
@@ -161,10 +163,14 @@ def sampled_row(policy: Policy, prompt: Sequence[int], group: GradedGroup, index
     return replace(_row(policy, prompt, turns, group.observed(index)), behaviour=completion.logprobs)
 
 
-def text_row(policy: Policy, prompt: Sequence[int], group: GradedGroup, index: int) -> Row:
-    """Completion `index` in this policy's tokens of its text; no advantage."""
-    turns = [policy.encode_completion(turn) for turn in group.group.completions[index].by_turn()]
-    return _row(policy, prompt, turns, group.observed(index))
+def text_rows(policy: Policy, prompt: Sequence[int], group: GradedGroup, indices: Sequence[int]) -> list[Row]:
+    """These completions in this policy's tokens of their texts, tokenized in one call; no advantage."""
+    turns = [group.group.completions[index].by_turn() for index in indices]
+    encoded = iter(policy.encode_completions(list(chain.from_iterable(turns))))
+    return [
+        _row(policy, prompt, [next(encoded) for _ in each], group.observed(index))
+        for index, each in zip(indices, turns, strict=True)
+    ]
 
 
 def _row(

@@ -30,7 +30,8 @@ from benchmarks.sharing.tables import (
     sapo_targets,
 )
 from nodes.simulation.cells import Cell, alike
-from nodes.simulation.in_memory import Member, MemoryRun, Turns
+from nodes.simulation.in_memory import MemoryRun, Turns
+from nodes.simulation.members import Member
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
 from swarm.errors import PolicyError
+from swarm.policy import attention
+from swarm.policy.attention import Packing
 from swarm.policy.batching import Batching, Insert, Packed, Padded, minibatches
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, can_pack, choose_batching
@@ -91,8 +93,12 @@ def test_a_layout_says_where_each_token_is_predicted(batching: Batching, pairs: 
         assert layout.positions.flatten()[layout.predictors].tolist() == expected
 
 
+@pytest.mark.parametrize("together", [0, 128])
 @pytest.mark.parametrize("batching", BATCHINGS)
-def test_every_row_scores_as_it_does_alone(policy: Policy, batching: Batching) -> None:
+def test_every_row_scores_as_it_does_alone(
+    policy: Policy, batching: Batching, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "TOGETHER_TOKENS", together)
     policy = exact(policy)
     pairs = _pairs()
     with torch.no_grad(), batching.attention(policy.model):
@@ -109,7 +115,11 @@ def test_every_row_scores_as_it_does_alone(policy: Policy, batching: Batching) -
         assert scores.mask[row].sum() == length and not scores.logprobs[row, length:].any()
 
 
-def test_packed_and_padded_rows_have_the_same_gradients(policy: Policy) -> None:
+@pytest.mark.parametrize("together", [0, 128])
+def test_packed_and_padded_rows_have_the_same_gradients(
+    policy: Policy, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "TOGETHER_TOKENS", together)
     policy = exact(policy)
     pairs = _pairs()
     upstream = torch.randn(len(pairs), 20, dtype=torch.float64)
@@ -127,6 +137,42 @@ def test_packed_and_padded_rows_have_the_same_gradients(policy: Policy) -> None:
 def test_packed_rows_hold_a_prompt_once_and_no_padding() -> None:
     pairs = [Pair([1, 2, 3], [4]), Pair([1, 2, 3], [5, 6]), Pair([7], [8])]
     assert Packed().lay_out(pairs).ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def test_a_prompt_and_its_completions_attend_in_one_call() -> None:
+    packing = Packing.of([2, 1, 2], [None, 0, 0])
+    assert packing.lengths == [5] and packing.prefixes == [None]
+    assert _ones(packing) == [
+        [
+            [1, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0],
+            [1, 1, 1, 0, 0],
+            [1, 1, 0, 1, 0],
+            [1, 1, 0, 1, 1],
+        ]
+    ]
+
+
+def test_a_single_completion_and_its_prompt_are_plain_text_of_any_length() -> None:
+    packing = Packing.of([3, 200, 1, 1], [None, 0, None, 2])
+    assert packing.lengths == [203, 2] and packing.prefixes == [None, None] and packing.masks == [None, None]
+
+
+def test_long_completions_attend_one_by_one() -> None:
+    packing = Packing.of([120, 1, 8], [None, 0, 0])
+    assert packing.lengths == [120, 1, 8] and packing.prefixes == [None, 0, 0]
+    assert packing.masks[0] is None
+    assert _ones(packing)[1:] == [[[1] * 121], [[1] * (121 + t) + [0] * (7 - t) for t in range(8)]]
+
+
+def test_a_completion_that_comes_later_finds_its_prompt() -> None:
+    packing = Packing.of([2, 1, 3, 1, 1], [None, 0, None, 2, 0])
+    assert packing.lengths == [2, 1, 4, 1] and packing.prefixes == [None, 0, None, 0]
+    assert _ones(packing) == [None, [[1, 1, 1]], None, [[1, 1, 1]]]
+
+
+def _ones(packing: Packing) -> list[list[list[int]] | None]:
+    return [None if mask is None else mask.int().tolist() for mask in packing.masks]
 
 
 def test_padded_rows_are_sorted_by_length() -> None:

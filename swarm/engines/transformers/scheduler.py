@@ -53,13 +53,15 @@ class Draft:
     finish_reason: FinishReason | None = None
     routing: list[Routing] = field(default_factory=list)
     """Experts so far: those of the prefix at its last prefill, then one entry per token."""
+    num_tokens: int = field(init=False)
+    """Tokens of prompt and completion so far: the width of its row in the next step. A number, because the scheduler
+    asks every row several times a step."""
     _versions: list[tuple[int, int]] = field(default_factory=list)
     """(policy version, index of its first token)"""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of prompt and completion so far: the width of its row in the next step."""
-        return len(self.prompt) + len(self.ids)
+    def __post_init__(self) -> None:
+        """Count the tokens."""
+        self.num_tokens = len(self.prompt) + len(self.ids)
 
     @property
     def last(self) -> int:
@@ -77,6 +79,7 @@ class Draft:
             self._versions.append((version, len(self.ids)))
         self.ids.append(token)
         self.logprobs.append(logprob)
+        self.num_tokens += 1
 
     def spans(self) -> tuple[VersionSpan, ...]:
         """The version spans of adjacent tokens."""

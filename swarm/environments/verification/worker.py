@@ -41,6 +41,7 @@ from swarm.environments.verification.messages import (
     encode,
     num_observed_chars,
 )
+from swarm.environments.verification.stand_ins import DRAWING, stand_ins
 from swarm.errors import TaskError
 from swarm.reasons import Reason
 from swarm.types import Grade, Rejection
@@ -102,7 +103,8 @@ def _serve(descriptor: int, setup: Setup) -> None:
 def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
     """Import libraries that start threads or write compiled files before the sandbox is sealed."""
     if any(isinstance(config, ReasoningGymTask) for config in configs):
-        import swarm.environments.sources.reasoning_gym
+        with stand_ins(DRAWING):
+            import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
     if any(isinstance(config, FindSettings) and config.find == "regex" for config in configs):
