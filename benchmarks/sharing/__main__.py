@@ -18,8 +18,8 @@ from benchmarks.sharing.tables import TABLES, rows
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
-from swarm.telemetry.comparison import compare, markdown
-from swarm.telemetry.comparison_plot import Section, write_comparisons
+from swarm.telemetry.comparison.picture import Section, write_comparisons
+from swarm.telemetry.comparison.table import compare, markdown
 
 STARTS = ("sparse", "dense")
 SWARMS = ("strong and weak", "specialists", "sizes and tokenizers", "late joiners")

@@ -23,8 +23,8 @@ from benchmarks.sharing.swarms import (
 )
 from nodes.simulation.cells import Cell
 from nodes.simulation.mixes import Fields
-from swarm.telemetry.comparison import ComparedRow, Estimate, compare, ratio
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.comparison.table import ComparedRow, Estimate, compare, ratio
 
 Outcomes = Mapping[str, Sequence[SwarmOutcome]]
 """By row of a comparison; the first is the baseline."""

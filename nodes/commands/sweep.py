@@ -20,9 +20,9 @@ from nodes.simulation.schedule import run_cells
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
 from swarm.policy.config import check_model_path, check_peft
-from swarm.telemetry.comparison import ComparedRow, compare, markdown, table
-from swarm.telemetry.comparison_plot import Section, write_comparisons
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.comparison.picture import Section, write_comparisons
+from swarm.telemetry.comparison.table import ComparedRow, compare, markdown, table
 
 CELLS = "cells"
 TABLE_FILE = "sweep.md"

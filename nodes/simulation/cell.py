@@ -19,8 +19,8 @@ from nodes.stop import StopRequest
 from swarm.config import ENVIRONMENT_PREFIX
 from swarm.errors import Interrupted, SwarmError
 from swarm.net.in_memory import MemoryHub
+from swarm.telemetry.comparison.outcome import SwarmOutcome, node_outcome
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.outcome import SwarmOutcome, node_outcome
 from swarm.telemetry.records import METRICS_FILE
 from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE
 

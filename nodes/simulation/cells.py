@@ -20,7 +20,7 @@ from nodes.simulation.in_memory import Member
 from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.outcome import SwarmOutcome
 
 Values = dict[str, object]
 """Fields of a configuration, nested, as JSON."""

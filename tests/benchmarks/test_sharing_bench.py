@@ -34,8 +34,8 @@ from nodes.simulation.in_memory import Member, MemoryRun, Turns
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
+from swarm.telemetry.comparison.outcome import SwarmOutcome
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.outcome import SwarmOutcome
 from swarm.types import Grade
 from tests.telemetry.outcomes import node, swarm
 

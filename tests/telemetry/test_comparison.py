@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm.telemetry.comparison import compare, markdown, ratio
-from swarm.telemetry.comparison_plot import Section, mean_curve, write_comparisons
+from swarm.telemetry.comparison.outcome import SwarmOutcome, node_outcome
+from swarm.telemetry.comparison.picture import Section, mean_curve, write_comparisons
+from swarm.telemetry.comparison.table import compare, markdown, ratio
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.intervals import bootstrap_mean, bootstrap_ratio
-from swarm.telemetry.outcome import SwarmOutcome, node_outcome
 from swarm.telemetry.records import EvaluationEvent, RoundEvent
 from tests.telemetry.outcomes import node, swarm
 from tests.telemetry.synthetic import peer_events, write

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from swarm.telemetry.comparison import compare
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.comparison.table import compare
 from swarm.telemetry.plots import FONT, PAPER, PEER_COLOURS, SMOOTHING, Curve, smoothed
 
 if TYPE_CHECKING:

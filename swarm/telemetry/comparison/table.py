@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from swarm.telemetry.comparison.outcome import SwarmOutcome
 from swarm.telemetry.intervals import bootstrap_mean, bootstrap_ratio
-from swarm.telemetry.outcome import SwarmOutcome
 
 
 class Estimate(Struct, frozen=True):
