@@ -15,7 +15,7 @@ from nodes import exits
 from nodes.roles.shell import versions
 from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, write
 from nodes.simulation.mixes import Fields, mix_configs
-from nodes.simulation.processes import LOOPBACK
+from nodes.simulation.processes import on_loopback
 from nodes.simulation.schedule import run_cells
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
@@ -87,10 +87,7 @@ def sweep_cells(options: SweepOptions) -> list[Cell]:
 
 
 def _values(config: NodeConfig, transport: str) -> Values:
-    values = complete(config)
-    network = values["network"]
-    assert isinstance(network, dict)
-    return {**values, "network": {**network, **LOOPBACK}} if transport == "hivemind" else values
+    return on_loopback(complete(config)) if transport == "hivemind" else complete(config)
 
 
 def _report(options: SweepOptions, cells: Sequence[Cell], outcomes: Sequence[SwarmOutcome], console: Console) -> None:

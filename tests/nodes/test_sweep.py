@@ -171,6 +171,42 @@ def test_a_cell_that_fails_is_said_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_cells_run_side_by_side_only_as_far_as_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[str] = []
+    together: list[set[str]] = []
+
+    class Process:
+        """Ends when it has been looked at."""
+
+        exit_code = 0
+
+        def __init__(self, name: str, *_: object) -> None:
+            self.name = name
+
+        def start(self) -> None:
+            running.append(self.name)
+
+        @property
+        def running(self) -> bool:
+            together.append(set(running))
+            running.remove(self.name)
+            return False
+
+        def last_words(self) -> str:
+            return ""
+
+    monkeypatch.setattr(schedule, "Child", Process)
+    monkeypatch.setattr(schedule, "num_cores", lambda: 2)
+    monkeypatch.setattr(schedule, "POLL_S", 0)
+    values = complete(load_config().config)
+    cells = [Cell(f"{n} nodes", 0, values, alike(n, 0), transport="hivemind", cores=0.5) for n in (1, 2, 1, 8)]
+    cells[2] = replace(cells[2], row="another")
+    assert run_cells(cells, CellStore(tmp_path), 4, _never, QUIET) == 4, "none has a result"
+    assert together[0] == {"1-nodes-seed0", "2-nodes-seed0"}, "1.5 of the 1.8 cores"
+    assert {"8-nodes-seed0"} in together, "one that needs more than there are runs alone"
+
+
+@pytest.mark.slow
 def test_a_stop_ends_the_cells_that_run(tmp_path: Path) -> None:
     config = load_config(None, {"rounds": 10_000}).config
     cells = [Cell("4/4", seed, complete(config), alike(1, seed)) for seed in range(2)]
