@@ -93,7 +93,7 @@ def heterogeneous(size: Size, folder: Path) -> list[Comparison]:
     seatings = {
         "strong and weak": lambda: strong_and_weak(size),
         "specialists": lambda: specialists(size),
-        "sizes and tokenizers": lambda: sizes_and_tokenizers(size, ensure_larger(folder)),
+        "sizes and tokenizers": lambda: sizes_and_tokenizers(size, ensure_larger()),
         "late joiners": lambda: late_joiners(size),
     }
     mixes = (*FIXED, DEFAULT)

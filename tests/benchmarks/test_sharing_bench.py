@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing.__main__ import DEFAULT, FULL, QUICK, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
+from benchmarks.sharing.models import ensure_larger
 from benchmarks.sharing.swarms import (
     Seating,
     Size,
@@ -34,6 +36,9 @@ from nodes.simulation.in_memory import Member, MemoryRun, Turns
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
+from swarm.policy import tiny
+from swarm.policy.config import TINY_SPARSE, PolicySettings
+from swarm.policy.loading import load_policy
 from swarm.telemetry.comparison.outcome import SwarmOutcome
 from swarm.telemetry.history import PeerHistory
 from swarm.types import Grade
@@ -177,6 +182,22 @@ def test_hostile_peers_reach_a_node_and_are_found_out(tmp_path: Path) -> None:
     # Within a minute nobody can tell who copied.
     assert dropped["repeated"] == 24, "what the copyist took from the other hostile peer"
     assert dropped["improbable"] > 0, "of what that one wrote"
+
+
+@pytest.mark.slow
+def test_the_larger_policy_is_made_once_with_a_size_and_tokenizer_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    recipe = replace(tiny.STARTS[TINY_SPARSE], questions_per_task=20, steps=3, batch_size=8, warmup_steps=2)
+    monkeypatch.setitem(tiny.STARTS, TINY_SPARSE, recipe)
+    larger = ensure_larger()
+    assert ensure_larger(lambda done, total: pytest.fail("made twice")) == larger
+    small = load_policy(PolicySettings(model=str(tiny.ensure_tiny(TINY_SPARSE))))
+    policy = load_policy(PolicySettings(model=str(larger)))
+    assert 2.5 < policy.model.num_parameters() / small.model.num_parameters() < 4
+    assert policy.tokenizer_hash != small.tokenizer_hash
+    assert len(policy.encode_prompt("2 cats")) > len(small.encode_prompt("2 cats"))
 
 
 @pytest.mark.slow
