@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nodes import exits
-from nodes.real_models.footprint import check_fits, footprint
+from nodes.real_models.footprint import check_memory
 from nodes.real_models.settings import real_model
 from nodes.roles.launch import policy_progress
 from nodes.roles.shell import versions
@@ -34,11 +34,9 @@ from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_
 from nodes.simulation.seeds import node_seed
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
-from swarm.engines.transformers.budget import free_bytes
 from swarm.errors import ConfigError, Interrupted
 from swarm.policy.config import EMBEDDED, TINY, TINY_SPARSE, check_model_path
-from swarm.policy.loading import find_device, find_source
-from swarm.policy.reading import outline
+from swarm.policy.loading import find_source
 from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line, summary_table
@@ -99,9 +97,9 @@ def demo(options: DemoOptions, console: Console) -> int:
     values = _values(options)
     config = _checked(options, values)
     with policy_progress(console, options.model) as progress:
-        source = find_source(options.model, progress)
+        find_source(options.model, progress)
     if options.model not in EMBEDDED:
-        _check_memory(options, source, config)
+        check_memory(config, options.num_nodes)
     _write_config(options, values)
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
     names = _names(options)
@@ -176,13 +174,6 @@ def _checked(options: DemoOptions, values: Values) -> NodeConfig:
     config = load_config(path if path.exists() else None, values, command_line=chosen).config
     check_model_path(config.policy)
     return config
-
-
-def _check_memory(options: DemoOptions, source: str, config: NodeConfig) -> None:
-    """Raises `ConfigError` when this machine cannot hold all nodes."""
-    device = find_device(config.policy.device)
-    one = footprint(outline(source, config.policy.revision, False), config, device)
-    check_fits(options.model, one, options.num_nodes, free_bytes(device))
 
 
 def _write_config(options: DemoOptions, values: Values) -> None:

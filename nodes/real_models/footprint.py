@@ -7,8 +7,10 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from swarm.config import NodeConfig
-from swarm.engines.transformers.budget import LOGIT_COPIES
+from swarm.engines.transformers.budget import LOGIT_COPIES, free_bytes
 from swarm.errors import ConfigError
+from swarm.policy.loading import find_device, find_source
+from swarm.policy.reading import outline
 from swarm.training.passes import MICRO_BATCH_TOKENS
 
 FLOAT_BYTES = 4
@@ -46,6 +48,17 @@ class Footprint(Struct, frozen=True):
             f"weights {in_gib(self.weights)}, optimizer {in_gib(self.optimizer)}, processes {in_gib(self.processes)}, "
             f"and in turn KV cache {in_gib(self.generation)} or gradients and activations {in_gib(self.update)}"
         )
+
+
+def check_memory(config: NodeConfig, num_nodes: int) -> None:
+    """Raises `ConfigError` with the figures when this machine cannot hold so many nodes of this configuration.
+
+    A policy that is made here is made if it is missing.
+    """
+    policy = config.policy
+    device = find_device(policy.device)
+    model = outline(find_source(policy.model), policy.revision, False)
+    check_fits(policy.model, footprint(model, config, device), num_nodes, free_bytes(device))
 
 
 def footprint(model: PreTrainedModel, config: NodeConfig, device: torch.device) -> Footprint:

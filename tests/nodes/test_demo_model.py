@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from nodes.cli import app
 from nodes.commands import demo as demo_module
 from nodes.commands.demo import DemoOptions, _checked, _values
+from nodes.real_models import footprint as footprint_module
 from nodes.real_models import settings as demo_model
 from nodes.real_models.footprint import GIB, Footprint, check_fits, footprint
 from swarm.config import NodeConfig
@@ -73,7 +74,7 @@ def test_peers_that_do_not_fit_are_refused_before_anything_starts(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy.save(tmp_path / "model")
-    monkeypatch.setattr(demo_module, "free_bytes", lambda device: 3 * GIB)
+    monkeypatch.setattr(footprint_module, "free_bytes", lambda device: 3 * GIB)
     monkeypatch.setattr(demo_module, "_start", lambda *_: pytest.fail("started"))
     out = tmp_path / "out"
     arguments = ["demo", "--model", str(tmp_path / "model"), "--peers", "4", "--out", str(out)]
