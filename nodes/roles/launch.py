@@ -336,7 +336,7 @@ def _show_plan(
 @contextlib.contextmanager
 def policy_progress(console: Console, model: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar, shown if the policy must be made first."""
-    what = CONVERTING if model == SMOLLM2 else "making the embedded policy"
+    what = CONVERTING if model == SMOLLM2 else f"making the policy {model}"
     columns = (TextColumn(f"{what} (once)"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task: list[TaskID] = []

@@ -15,10 +15,11 @@ from rich.console import Console
 from nodes.cli import repeat_option
 from nodes.commands import sweep as command
 from nodes.commands.sweep import SweepOptions, sweep, sweep_cells
+from nodes.real_models.settings import real_model
 from nodes.simulation import schedule
 from nodes.simulation.cell import run_cell
 from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, CellStore, alike, complete, write
-from nodes.simulation.mixes import mix_configs
+from nodes.simulation.mixes import as_fields, mix_configs
 from nodes.simulation.schedule import run_cells
 from swarm.config import load_config
 from swarm.errors import ConfigError
@@ -253,6 +254,13 @@ def test_every_mix_asks_as_many_questions_but_the_control_that_needs_more(mix: s
     assert f"{config.mix.local}/{config.mix.external}" == mix
     assert config.generation.questions_per_round == questions
     assert config.share.groups == share
+
+
+def test_values_as_fields_say_the_same() -> None:
+    values = real_model("smollm2", 4, 2)
+    as_file = {**values, "mix": {"local": 2, "external": 2}}
+    expected = load_config(None, as_file, None, [("policy.model", "smollm2")]).config
+    assert load_config(None, None, None, as_fields(as_file)).config == expected
 
 
 @pytest.mark.parametrize("mix", ["more", "0/0", "4/4/4", "-1/8"])
