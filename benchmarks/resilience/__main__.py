@@ -24,10 +24,10 @@ from benchmarks.common.children import Child, ChildFailed, ChildProcesses, until
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.common.service_attacks import LEARNER_ATTACKS, ServiceAttacks
-from benchmarks.common.shares import CpuShares, missing
 from benchmarks.common.stranger import Stranger
 from benchmarks.network.fleet import ROOT
 from benchmarks.network.flood import Memory, Scale, Times
+from nodes.simulation.shares import CpuShares, missing
 from swarm.errors import SwarmError
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE

@@ -1,4 +1,4 @@
-"""What sharing brings, and what hostile nodes cost: mixes, heterogeneous swarms, poison, the filter; in memory.
+"""What sharing brings: mixes, heterogeneous swarms, poison, the filter, a real language model, and time.
 
 cells of all tables ──▶ run those without a result, side by side ──▶ FOLDER/SIZE/NAME.json, .md, .png
 """
@@ -13,36 +13,82 @@ from rich.console import Console
 
 from benchmarks.common.report import Report
 from benchmarks.common.running import conclude, option_parser, wide_console
-from benchmarks.sharing.swarms import Comparison, Size
-from benchmarks.sharing.tables import TABLES, rows
+from benchmarks.sharing.swarms import Comparison, RealScale, Scale, Size
+from benchmarks.sharing.table import rows
+from benchmarks.sharing.tables import TABLES
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
-from swarm.telemetry.comparison import compare, markdown
-from swarm.telemetry.comparison_plot import Section, write_comparisons
+from swarm.telemetry.comparison.picture import Section, write_comparisons
+from swarm.telemetry.comparison.table import compare, markdown
 
 STARTS = ("sparse", "dense")
 SWARMS = ("strong and weak", "specialists", "sizes and tokenizers", "late joiners")
 KINDS = ("wrong", "inverted", "copies", "gibberish", "repetition", "long")
-QUICK = Size("quick", 4, 12, 1, 36, STARTS, SWARMS, ("copies", "gibberish"), (2,), each_defence=False)
-DEFAULT = Size("default", 8, 60, 5, 180, STARTS, SWARMS, KINDS, (4,), each_defence=False)
-FULL = Size("full", 8, 200, 5, 360, STARTS, SWARMS, KINDS, (1, 2, 4), each_defence=True)
+REAL = RealScale(nodes=4, rounds=60, seeds=3, evaluation=128, every=10, groups=8)
+QUICK = Size(
+    name="quick",
+    nodes=4,
+    rounds=12,
+    seeds=1,
+    evaluation=36,
+    starts=STARTS,
+    swarms=SWARMS,
+    kinds=("copies", "gibberish"),
+    hostile=(2,),
+    each_defence=False,
+    real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=8, every=1, groups=2),
+    timed=Scale(nodes=2, rounds=12, seeds=1, evaluation=36, every=4),
+)
+DEFAULT = Size(
+    name="default",
+    nodes=8,
+    rounds=60,
+    seeds=5,
+    evaluation=180,
+    starts=STARTS,
+    swarms=SWARMS,
+    kinds=KINDS,
+    hostile=(4,),
+    each_defence=False,
+    real=REAL,
+    timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
+)
+FULL = Size(
+    name="full",
+    nodes=8,
+    rounds=200,
+    seeds=5,
+    evaluation=360,
+    starts=STARTS,
+    swarms=SWARMS,
+    kinds=KINDS,
+    hostile=(1, 2, 4),
+    each_defence=True,
+    real=REAL,
+    timed=Scale(nodes=8, rounds=200, seeds=5, evaluation=360, every=20),
+)
+ALWAYS = [name for name, table in TABLES.items() if not table.only_when_named]
 CELL_MODULE = "benchmarks.sharing.cell"
+MEANS = "Values are means over nodes and seeds; spread: bootstrap 95% intervals over the seeds."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells that are missing, then print and write the tables."""
-    parser = option_parser("sharing", __doc__, TABLES)
-    parser.add_argument("--full", action="store_true", help="every size, kind and defence: hours")
+    parser = option_parser("sharing", __doc__, TABLES, f"{', '.join(ALWAYS)}; with --full all")
+    parser.add_argument("--full", action="store_true", help="every kind and defence, and the real model: far longer")
     parser.add_argument("--folder", type=Path, default=Path("runs/sharing"), help="finished cells, tables and pictures")
     parser.add_argument("--jobs", type=int, default=num_cores(), help="cells at a time")
     options = parser.parse_args(arguments)
     size = QUICK if options.quick else FULL if options.full else DEFAULT
+    names = options.only or (list(TABLES) if size is FULL else ALWAYS)
     report, console = Report("sharing", peer="baseline"), wide_console()
 
     def take() -> int:
+        for name in names:
+            TABLES[name].prepare(size, console)
         failed = 0
-        for name in options.only or TABLES:
+        for name in names:
             failed += take_table(name, size, options.folder, options.jobs, report, console)
         return 1 if failed else 0
 
@@ -53,33 +99,30 @@ def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, c
     """One table: its rows go into `report`, its files into the folder. Returns how many cells failed."""
     table = TABLES[name]
     store = CellStore(folder / size.name / name)
-    comparisons = table.comparisons(size, folder)
+    comparisons = table.comparisons(size)
     # Comparisons may have cells in common, such as the clean run.
     every = {cell.name: cell for each in comparisons for cells in each.cells.values() for cell in cells}
     console.print(f"{name}: {len(every)} cells", highlight=False)
-    failed = run_cells(list(every.values()), store, jobs, lambda: False, console, CELL_MODULE)
+    failed = run_cells(list(every.values()), store, table.jobs(jobs), lambda: False, console, CELL_MODULE)
     sections = [section(comparison, store) for comparison in comparisons]
-    own = Report("sharing", peer="baseline")
-    for each in sections:
-        own.add([*table.targets(each.title, each.outcomes), *rows(each.title, each.outcomes)], table.notes)
-    report.add(own.rows, [*table.notes, _size_note(size)])
-    own.write(folder / size.name / f"{name}.json")
+    found = Report("sharing", peer="baseline")
+    for comparison, each in zip(comparisons, sections, strict=True):
+        found.add(table.findings(each.title, each.outcomes), [*table.notes, *comparison.notes])
+    found.add([], [f"{name}: {table.scale(size)}. {MEANS}"])
     texts = [f"{each.title}:\n\n{markdown(compare(each.outcomes), next(iter(each.outcomes)))}" for each in sections]
-    (folder / size.name / f"{name}.md").write_text("\n".join(texts))
-    write_comparisons(folder / size.name / f"{name}.png", sections)
+    out = folder / size.name / name
+    out.with_suffix(".md").write_text("\n".join([*texts, found.markdown()]))
+    for each in sections:
+        found.add(rows(each.title, each.outcomes))
+    found.write(out.with_suffix(".json"))
+    write_comparisons(out.with_suffix(".png"), sections)
+    report.add(found.rows, found.notes)
     return failed
 
 
 def section(comparison: Comparison, store: CellStore) -> Section:
     """A comparison with its results so far."""
     return Section(comparison.title, {row: store.results(cells) for row, cells in comparison.cells.items()})
-
-
-def _size_note(size: Size) -> str:
-    return (
-        f"{size.nodes} nodes, {size.rounds} rounds, {size.seeds} seeds, {size.evaluation} held-out questions. Values "
-        "are means over nodes and seeds; spread: bootstrap 95% intervals over the seeds."
-    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from benchmarks.common.specialists import specialty
 from nodes.simulation.cells import Cell, Seat, Values, alike, complete
 from nodes.simulation.mixes import Fields, mix_configs
-from swarm.policy.config import TINY, TINY_SPARSE
+from nodes.simulation.processes import on_loopback
+from swarm.policy.config import SMOLLM2, TINY, TINY_SPARSE
+
+ALONE = "8/0"
+UNIFORM = "4/4"
+DEFAULT = "auto"
+"""The documented default."""
 
 Seating = Callable[[int], tuple[Seat, ...]]
 """The nodes for a seed."""
@@ -21,16 +27,38 @@ START_MODELS = {"sparse": TINY_SPARSE, "dense": TINY}
 """Starts: hardly ever right, and often right."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much of the tables is run."""
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How much of a table is run."""
 
-    name: str
     nodes: int
+    """Of a swarm, at most."""
     rounds: int
     seeds: int
     evaluation: int
     """Held-out questions."""
+    every: int | None = None
+    """Rounds between evaluations; None: only before the first and after the last."""
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.nodes} nodes, {self.rounds} rounds, {self.seeds} seeds, {self.evaluation} held-out questions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealScale(Scale):
+    """How much of the table of a real model is run."""
+
+    groups: int
+    """Of an update; a round asks as many questions."""
+    policy: str = SMOLLM2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size(Scale):
+    """How much of all tables is run; the scale is that of the tables without one of their own."""
+
+    name: str
     starts: tuple[str, ...]
     swarms: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -39,6 +67,8 @@ class Size:
     """How many of the nodes are."""
     each_defence: bool
     """Also without each defence alone, not only without all."""
+    real: RealScale
+    timed: Scale
 
 
 @dataclass(frozen=True)
@@ -47,18 +77,27 @@ class Comparison:
 
     title: str
     cells: Mapping[str, Sequence[Cell]]
+    notes: tuple[str, ...] = ()
+    """How they are run here."""
 
 
 def compare_mixes(
-    title: str, mixes: Sequence[str], size: Size, seating: Seating, model: str = TINY_SPARSE
+    title: str,
+    mixes: Sequence[str],
+    scale: Scale,
+    seating: Seating,
+    model: str = TINY_SPARSE,
+    changes: Fields = (),
 ) -> Comparison:
-    """The same nodes with each mix."""
-    return Comparison(title, {mix: swarm_cells(f"{title}, {mix}", size, seating, model, mix) for mix in mixes})
+    """The same nodes with each mix; `changes`: fields of all their configurations."""
+    return Comparison(
+        title, {mix: swarm_cells(f"{title}, {mix}", scale, seating, model, mix, changes) for mix in mixes}
+    )
 
 
 def swarm_cells(
     row: str,
-    size: Size,
+    scale: Scale,
     seating: Seating,
     model: str,
     mix: str,
@@ -67,13 +106,19 @@ def swarm_cells(
 ) -> list[Cell]:
     """A cell for each seed; `changes`: fields of the configuration."""
     fields = [
-        ("rounds", str(size.rounds)),
-        ("evaluation.num_questions", str(size.evaluation)),
-        ("policy.model", model),
         *changes,
+        ("rounds", str(scale.rounds)),
+        ("evaluation.num_questions", str(scale.evaluation)),
+        ("evaluation.every_rounds", str(scale.every or "null")),
+        ("policy.model", model),
     ]
     config = complete(mix_configs((mix,), None, {}, fields)[mix])
-    return [Cell(row, seed, config, seating(seed), tuple(guests)) for seed in range(size.seeds)]
+    return [Cell(row, seed, config, seating(seed), tuple(guests)) for seed in range(scale.seeds)]
+
+
+def as_processes(cell: Cell, cores: float | None) -> Cell:
+    """The cell over the real network, with so many cores for each node; None: all nodes share the machine's."""
+    return replace(cell, config=on_loopback(cell.config), transport="hivemind", cores=cores)
 
 
 def peers(count: int) -> Seating:

@@ -1,15 +1,20 @@
-"""The tables: which cells each compares, and the rows with their targets."""
+"""The tables: which cells each compares, and what it looks for in them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from operator import attrgetter
+
+from rich.console import Console
 
 from benchmarks.common.report import Row
-from benchmarks.sharing.models import ensure_larger
+from benchmarks.sharing import real_model, timed
+from benchmarks.sharing.models import LARGER, ensure_larger
 from benchmarks.sharing.swarms import (
+    ALONE,
+    DEFAULT,
     START_MODELS,
+    UNIFORM,
     Comparison,
     Seating,
     Size,
@@ -21,22 +26,17 @@ from benchmarks.sharing.swarms import (
     strong_and_weak,
     swarm_cells,
 )
+from benchmarks.sharing.table import Outcomes, Table, target_row
+from nodes.roles.progress import policy_progress
 from nodes.simulation.cells import Cell
 from nodes.simulation.mixes import Fields
-from swarm.telemetry.comparison import ComparedRow, Estimate, compare, ratio
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.comparison.table import Estimate, ratio
 
-Outcomes = Mapping[str, Sequence[SwarmOutcome]]
-"""By row of a comparison; the first is the baseline."""
-
-ALONE = "8/0"
-UNIFORM = "4/4"
 FIXED = (ALONE, "6/2", UNIFORM, "2/6")
 """SAPO's. Source: arXiv:2509.08721, section 5."""
 MORE_ALONE = "20/0"
 """The honest control: with no one else, as many completions as a node of the swarm sees."""
-DEFAULT = "auto"
-"""The documented default."""
 
 SAPO_GAIN = 1.94
 """The paper's, from 4/4."""
@@ -61,18 +61,7 @@ FILTERS: dict[str, Fields] = {
 """Of 8 binary rewards the standard deviation is 0.33, 0.43, 0.48 or 0.5 with 1, 2, 3 or 4 right ones."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """A part of the benchmark."""
-
-    comparisons: Callable[[Size, Path], list[Comparison]]
-    """What to run; the folder holds files that cells share."""
-    targets: Callable[[str, Outcomes], list[Row]]
-    """Rows with a target, of one comparison by its title."""
-    notes: tuple[str, ...]
-
-
-def sapo(size: Size, folder: Path) -> list[Comparison]:
+def sapo(size: Size) -> list[Comparison]:
     """SAPO's mixes, the honest control and the default, from each start."""
     mixes = (*FIXED, MORE_ALONE, DEFAULT)
     return [compare_mixes(start, mixes, size, peers(size.nodes), START_MODELS[start]) for start in size.starts]
@@ -88,16 +77,22 @@ def sapo_targets(title: str, outcomes: Outcomes) -> list[Row]:
     return rows
 
 
-def heterogeneous(size: Size, folder: Path) -> list[Comparison]:
+def heterogeneous(size: Size) -> list[Comparison]:
     """Nodes that differ, with fixed mixes and the default."""
     seatings = {
         "strong and weak": lambda: strong_and_weak(size),
         "specialists": lambda: specialists(size),
-        "sizes and tokenizers": lambda: sizes_and_tokenizers(size, ensure_larger(folder)),
+        "sizes and tokenizers": lambda: sizes_and_tokenizers(size, ensure_larger()),
         "late joiners": lambda: late_joiners(size),
     }
     mixes = (*FIXED, DEFAULT)
     return [compare_mixes(name, mixes, size, seatings[name]()) for name in size.swarms]
+
+
+def prepare_heterogeneous(size: Size, console: Console) -> None:
+    """Make the larger policy, once. Raises `PolicyError`."""
+    with policy_progress(console, LARGER) as progress:
+        ensure_larger(progress)
 
 
 def heterogeneous_targets(title: str, outcomes: Outcomes) -> list[Row]:
@@ -110,7 +105,7 @@ def heterogeneous_targets(title: str, outcomes: Outcomes) -> list[Row]:
     ]
 
 
-def poison(size: Size, folder: Path) -> list[Comparison]:
+def poison(size: Size) -> list[Comparison]:
     """The honest nodes without the hostile ones, with them, and without defences."""
     comparisons = []
     for num_hostile in size.hostile:
@@ -135,7 +130,7 @@ def poison_targets(title: str, outcomes: Outcomes) -> list[Row]:
     return [target_row(f"{title}: honest nodes against the clean run", found, UNHARMED)]
 
 
-def filtered(size: Size, folder: Path) -> list[Comparison]:
+def filtered(size: Size) -> list[Comparison]:
     """The filter of others' groups, from each start."""
     comparisons = []
     for start in size.starts:
@@ -167,9 +162,10 @@ TABLES = {
         heterogeneous_targets,
         (
             "strong and weak: a quarter starts dense, the rest sparse. specialists: each asks a third of the tasks and "
-            "is asked these at the end. sizes and tokenizers: half has three times the parameters and another "
+            "is asked these at the end. sizes and tokenizers: half has 2.75 times the parameters and another "
             "tokenizer. late joiners: half comes after half of the rounds. All others start sparse.",
         ),
+        prepare=prepare_heterogeneous,
     ),
     "poison": Table(
         poison,
@@ -188,52 +184,23 @@ TABLES = {
             "those without signal are shared and drawn, too. Own groups without signal are never trained on.",
         ),
     ),
+    "model": Table(
+        real_model.of_real_model,
+        real_model.real_model_findings,
+        (real_model.NOTE,),
+        scale=attrgetter("real"),
+        prepare=real_model.prepare_real_model,
+        jobs=lambda jobs: 1,
+        only_when_named=True,
+    ),
+    "time": Table(
+        timed.by_time,
+        timed.time_findings,
+        (timed.NOTE,),
+        scale=attrgetter("timed"),
+        jobs=timed.time_jobs,
+    ),
 }
-
-
-def rows(title: str, outcomes: Outcomes) -> list[Row]:
-    """Everything measured in a comparison, without targets."""
-    measured = [row for compared in compare(outcomes) for row in _measured(title, compared)]
-    return measured + _by_kind(title, outcomes)
-
-
-def target_row(what: str, found: Estimate | None, target: float) -> Row:
-    """A ratio with its target; not met when it could not be measured."""
-    if found is None:
-        return Row(what, None, "", target=target, met=False)
-    return Row(what, found.value, "", target=target, met=found.value >= target, spread=found.interval, n=found.n)
-
-
-def _measured(title: str, compared: ComparedRow) -> list[Row]:
-    name = f"{title}, {compared.row}"
-    figures = {
-        "cumulative reward a node": compared.cumulative_reward,
-        "cumulative reward against the first": compared.ratio,
-        "held-out accuracy": compared.accuracy,
-        "drawdown": compared.drawdown,
-        "own groups with signal a round": compared.signal,
-        "others' groups used a round": compared.others_used,
-        "tokens a node": compared.tokens,
-    }
-    return [
-        Row(f"{name}: {what}", figure.value, "", spread=figure.interval, n=figure.n)
-        for what, figure in figures.items()
-        if figure is not None
-    ]
-
-
-def _by_kind(title: str, outcomes: Outcomes) -> list[Row]:
-    """Each kind of node against itself in the first row, where a swarm has several; a node's name begins with it."""
-    names = {node.name for each in outcomes.values() for outcome in each for node in outcome.nodes}
-    kinds = sorted({name.rpartition("-")[0] for name in names})
-    found = []
-    for kind in kinds if len(kinds) > 1 else ():
-        only = {row: [outcome.only(kind) for outcome in each] for row, each in outcomes.items()}
-        for compared in compare(only):
-            if compared.ratio is not None:
-                what = f"{title}, {compared.row}, {kind} nodes: cumulative reward against the first"
-                found.append(Row(what, compared.ratio.value, "", spread=compared.ratio.interval, n=compared.ratio.n))
-    return found
 
 
 def _without(each: bool) -> dict[str, Fields]:

@@ -96,9 +96,9 @@ def demo(options: DemoOptions, console: Console) -> int:
     values = _values(options)
     config = _checked(options, values)
     with policy_progress(console, options.model) as progress:
-        source = find_source_in_child(options.model, progress)
+        find_source_in_child(options.model, progress)
     if options.model not in EMBEDDED:
-        _check_memory(options, source, config)
+        _check_memory(options, config)
     _write_config(options, values)
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
     names = _names(options)
@@ -175,11 +175,11 @@ def _checked(options: DemoOptions, values: Values) -> NodeConfig:
     return config
 
 
-def _check_memory(options: DemoOptions, source: str, config: NodeConfig) -> None:
+def _check_memory(options: DemoOptions, config: NodeConfig) -> None:
     """Raises `ConfigError` when this machine cannot hold all nodes."""
     from nodes.real_models.footprint import check_memory  # imports torch, for which the embedded policy need not wait
 
-    check_memory(options.model, source, config, options.num_nodes)
+    check_memory(config, options.num_nodes)
 
 
 def _write_config(options: DemoOptions, values: Values) -> None:

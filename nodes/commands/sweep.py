@@ -15,14 +15,14 @@ from nodes import exits
 from nodes.roles.versions import versions
 from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, write
 from nodes.simulation.mixes import Fields, mix_configs
-from nodes.simulation.processes import LOOPBACK
+from nodes.simulation.processes import on_loopback
 from nodes.simulation.schedule import run_cells
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
 from swarm.policy.config import check_model_path, check_peft
-from swarm.telemetry.comparison import ComparedRow, compare, markdown, table
-from swarm.telemetry.comparison_plot import Section, write_comparisons
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.comparison.picture import Section, write_comparisons
+from swarm.telemetry.comparison.table import ComparedRow, compare, markdown, table
 
 CELLS = "cells"
 TABLE_FILE = "sweep.md"
@@ -87,10 +87,7 @@ def sweep_cells(options: SweepOptions) -> list[Cell]:
 
 
 def _values(config: NodeConfig, transport: str) -> Values:
-    values = complete(config)
-    network = values["network"]
-    assert isinstance(network, dict)
-    return {**values, "network": {**network, **LOOPBACK}} if transport == "hivemind" else values
+    return on_loopback(complete(config)) if transport == "hivemind" else complete(config)
 
 
 def _report(options: SweepOptions, cells: Sequence[Cell], outcomes: Sequence[SwarmOutcome], console: Console) -> None:

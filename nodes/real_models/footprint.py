@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from swarm.config import NodeConfig
 from swarm.engines.transformers.budget import LOGIT_COPIES, free_bytes
 from swarm.errors import ConfigError
-from swarm.policy.loading import find_device
+from swarm.policy.loading import find_device, find_source
 from swarm.policy.reading import outline
 from swarm.training.passes import MICRO_BATCH_TOKENS
 
@@ -50,11 +50,15 @@ class Footprint(Struct, frozen=True):
         )
 
 
-def check_memory(name: str, source: str, config: NodeConfig, num_nodes: int) -> None:
-    """Raises `ConfigError` when this machine cannot hold `num_nodes` nodes with the model at `source`."""
-    device = find_device(config.policy.device)
-    one = footprint(outline(source, config.policy.revision, False), config, device)
-    check_fits(name, one, num_nodes, free_bytes(device))
+def check_memory(config: NodeConfig, num_nodes: int) -> None:
+    """Raises `ConfigError` with the figures when this machine cannot hold so many nodes of this configuration.
+
+    A policy that is made here is made if it is missing.
+    """
+    policy = config.policy
+    device = find_device(policy.device)
+    model = outline(find_source(policy.model), policy.revision, False)
+    check_fits(policy.model, footprint(model, config, device), num_nodes, free_bytes(device))
 
 
 def footprint(model: PreTrainedModel, config: NodeConfig, device: torch.device) -> Footprint:

@@ -18,7 +18,7 @@ CONVERTING = "converting SmolLM2-135M-Instruct (Apache-2.0, from the package llm
 @contextlib.contextmanager
 def policy_progress(console: Console, model: str) -> Iterator[Progress]:
     """A progress bar, shown if the policy must be made first."""
-    what = CONVERTING if model == SMOLLM2 else "making the embedded policy"
+    what = CONVERTING if model == SMOLLM2 else f"making the policy {model}"
     columns = (TextColumn(f"{what} (once)"), BarColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
         task: list[TaskID] = []

@@ -7,6 +7,8 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from nodes import exits
@@ -15,12 +17,13 @@ from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, read, write
 from nodes.simulation.children import SUPERVISED
 from nodes.simulation.in_memory import Clock, Guest, MemoryRun, Turns, take_turns
 from nodes.simulation.processes import run_as_processes
+from nodes.simulation.shares import CpuShares
 from nodes.stop import Stop, StopRequest
 from swarm.config import ENVIRONMENT_PREFIX
 from swarm.errors import Interrupted, SwarmError
 from swarm.net.in_memory import MemoryHub
+from swarm.telemetry.comparison.outcome import SwarmOutcome, node_outcome
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.outcome import SwarmOutcome, node_outcome
 from swarm.telemetry.records import METRICS_FILE
 from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE
 
@@ -35,7 +38,10 @@ def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> Non
     """
     cell = read(folder / CELL_FILE, Cell)
     members = cell.members(folder)
-    if cell.transport == "hivemind":
+    if cell.transport == "hivemind" and cell.cores is not None:
+        with closing(CpuShares()) as shares:
+            run_as_processes(members, folder, stop, partial(shares.limit, cores=cell.cores))
+    elif cell.transport == "hivemind":
         run_as_processes(members, folder, stop)
     else:
         turns = Turns()

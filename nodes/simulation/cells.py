@@ -20,7 +20,7 @@ from nodes.simulation.members import Member
 from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.outcome import SwarmOutcome
 
 Values = dict[str, object]
 """Fields of a configuration, nested, as JSON."""
@@ -55,6 +55,13 @@ class Cell(Struct, frozen=True):
     guests: tuple[str, ...] = ()
     """Who else is in the run, such as attackers: names that the cell's process knows."""
     transport: Literal["memory", "hivemind"] = "memory"
+    cores: float | None = None
+    """Processor seconds a second that each node gets, as a process; None: no limit."""
+
+    @property
+    def cores_taken(self) -> float:
+        """By all nodes together; 0 without a limit."""
+        return len(self.seats) * (self.cores or 0.0)
 
     @property
     def name(self) -> str:
@@ -140,7 +147,8 @@ def _leaves(cell: Cell) -> dict[str, object]:
     """By dotted path; the cell's configuration under the names of its fields."""
     seats = {f"node {seat.name}": msgspec.to_builtins(seat) for seat in cell.seats}
     flat: dict[str, object] = {}
-    _flatten({**cell.config, **seats, "guests": list(cell.guests), "transport": cell.transport}, "", flat)
+    how = {"guests": list(cell.guests), "transport": cell.transport, "cores": cell.cores}
+    _flatten({**cell.config, **seats, **how}, "", flat)
     return flat
 
 

@@ -20,6 +20,8 @@ STOP_TIMEOUT_S = 4.0
 POLL_S = 0.05
 LOG_TAIL_LINES = 5
 STDIN, STDOUT, STDERR = 0, 1, 2
+Started = Callable[[int], None]
+"""Called with the id of a process, at its start and at every restart."""
 IMPORTED_ONCE = ["nodes.roles.join", "nodes.roles.bootstrap", "nodes.roles.learner", "nodes.roles.worker"]
 THREADS = {"OMP_NUM_THREADS": "1"}
 """Of each child: they share the cores."""
@@ -28,12 +30,20 @@ THREADS = {"OMP_NUM_THREADS": "1"}
 class Child:
     """One process, leader of a session of its own: Ctrl-C in the terminal reaches only its parent."""
 
-    def __init__(self, name: str, arguments: Sequence[str], out: Path, module: str = "nodes.cli") -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        out: Path,
+        module: str = "nodes.cli",
+        started: Started = lambda pid: None,
+    ) -> None:
         """`arguments` of the `swarm` command, whose module is `module`; output goes to `OUT/log.txt`."""
         self.name = name
         self.restarts = 0
         self.given_up = False
         self._module = module
+        self._started = started
         self._arguments = [*arguments, SUPERVISED]
         self._log = out / "log.txt"
         self._process: BaseProcess | None = None
@@ -47,6 +57,8 @@ class Child:
         stdin, self._lifeline = multiprocessing.Pipe(duplex=False)
         with stdin:
             self._process = start_command(self._module, self._arguments, self._log, stdin)
+        if self.pid is not None:
+            self._started(self.pid)
 
     @property
     def pid(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,17 @@ def lone(num_groups: int) -> Values:
     Nobody would take its groups, so it gives none: the result is the same, and comes sooner.
     """
     return {"mix": {"local": num_groups, "external": 0}, "share": {"groups": "none"}}
+
+
+def as_fields(values: Values) -> list[tuple[str, str]]:
+    """Nested values as fields."""
+    fields: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            fields += [(f"{key}.{path}", text) for path, text in as_fields(value)]
+        else:
+            fields.append((key, value if isinstance(value, str) else json.dumps(value)))
+    return fields
 
 
 def mix_configs(

@@ -10,7 +10,8 @@ import yaml
 from pydantic import JsonValue
 
 from nodes.roles.run import ADDRESS_FILE
-from nodes.simulation.children import Child, stop_all
+from nodes.simulation.cells import Values
+from nodes.simulation.children import Child, Started, stop_all
 from nodes.simulation.members import Member
 from nodes.stop import Stop
 from swarm.errors import Interrupted, TransportError
@@ -27,8 +28,18 @@ LOOPBACK: dict[str, JsonValue] = {
 """Fields of `network` for nodes that share a machine."""
 
 
-def run_as_processes(members: Sequence[Member], folder: Path, stop: Stop) -> None:
-    """Run the members to their end, or until `stop`. Raises `TransportError` when one keeps crashing."""
+def on_loopback(config: Values) -> Values:
+    """A complete configuration, for nodes that share a machine."""
+    network = config["network"]
+    assert isinstance(network, dict)
+    return {**config, "network": {**network, **LOOPBACK}}
+
+
+def run_as_processes(members: Sequence[Member], folder: Path, stop: Stop, started: Started = lambda pid: None) -> None:
+    """Run the members to their end, or until `stop`; `started` is told their processes, but not the bootstrap's.
+
+    Raises `TransportError` when one keeps crashing.
+    """
     files = [folder / f"{member.config.name}.yaml" for member in members]
     for member, file in zip(members, files, strict=True):
         file.write_text(yaml.safe_dump(member.config.model_dump(mode="json"), sort_keys=False))
@@ -40,7 +51,7 @@ def run_as_processes(members: Sequence[Member], folder: Path, stop: Stop) -> Non
         for member, file in zip(members, files, strict=True):
             config = member.config
             arguments = ["join", str(file), "--bootstrap", address]
-            nodes.append(start_node(config.name, arguments, config.out, config.seed or 0))
+            nodes.append(start_node(config.name, arguments, config.out, config.seed or 0, started))
         while not stop() and not all(node.finished for node in nodes):
             for child in (bootstrap, *nodes):
                 look_after(child, lambda text, level: print(f"{level}: {text}", flush=True))
@@ -71,9 +82,10 @@ def start_first(child: Child, home: Path, stop: Stop) -> str:
     return address_file.read_text().split()[0]
 
 
-def start_node(name: str, arguments: Sequence[str], out: Path, seed: int) -> Child:
+def start_node(name: str, arguments: Sequence[str], out: Path, seed: int, started: Started = lambda pid: None) -> Child:
     """Start a node with its questions' and samples' seed; `arguments`: command, configuration, bootstrap."""
-    node = Child(name, [*arguments, "--name", name, "--out", str(out), "--seed", str(seed), "--no-report"], out)
+    options = ["--name", name, "--out", str(out), "--seed", str(seed), "--no-report"]
+    node = Child(name, [*arguments, *options], out, started=started)
     node.start()
     return node
 

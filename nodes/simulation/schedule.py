@@ -18,19 +18,24 @@ from nodes.simulation.children import Child, stop_all
 from nodes.simulation.policies import find_source_in_child
 from nodes.stop import Stop
 from swarm.errors import ConfigError
+from swarm.machine import num_cores
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
 POLL_S = 0.2
+SPARE_CORES = 0.2
+"""Left to everything but nodes with a share of their own: the processes around them."""
+PLAIN_EVERY_S = 300.0
 CELL_MODULE = "nodes.simulation.cell"
 
 
 def run_cells(
     cells: Sequence[Cell], store: CellStore, jobs: int, stop: Stop, console: Console, module: str = CELL_MODULE
 ) -> int:
-    """Run the cells without a result, `jobs` at a time, until `stop`. Returns how many failed; the rest goes on.
+    """Run the cells without a result, until `stop`. Returns how many failed; the rest goes on.
 
-    `module` is the cells' process. Raises `ConfigError` for results of another configuration.
+    At most `jobs` run at a time, and no more than there are cores for, where nodes have shares of their own. `module`
+    is the cells' process. Raises `ConfigError` for results of another configuration.
     """
     if len({cell.name for cell in cells}) < len(cells):
         raise ConfigError("two rows have the same name: give each once")
@@ -44,7 +49,7 @@ def run_cells(
     with _Display(console, len(cells), len(cells) - len(waiting)) as display:
         try:
             while (waiting or running) and not stop():
-                while waiting and len(running) < jobs:
+                while waiting and len(running) < jobs and _has_cores(waiting[0], running):
                     running.append(_Running(waiting.popleft(), store, module))
                     display.began(running[-1])
                 for run in [run for run in running if not run.child.running]:
@@ -56,6 +61,12 @@ def run_cells(
         finally:
             stop_all([run.child for run in running])
     return failed
+
+
+def _has_cores(cell: Cell, running: Sequence[_Running]) -> bool:
+    """Whether the cell's nodes get their shares beside those of the running cells; a cell alone always runs."""
+    taken = sum(run.cell.cores_taken for run in running)
+    return not running or taken + cell.cores_taken <= num_cores() - SPARE_CORES
 
 
 def _policies(cells: Iterable[Cell]) -> set[str]:
@@ -101,7 +112,8 @@ class _Running:
 
 
 class _Display:
-    """A bar of cells and one of rounds for each that runs; in a file, a line for each cell that has ended."""
+    """A bar of cells and one of rounds for each that runs; in a file, a line for each cell that has ended, and every
+    few minutes one for each that runs."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -109,6 +121,7 @@ class _Display:
         self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._total = self._bars.add_task("cells", total=total, completed=done)
         self._tasks: dict[str, TaskID] = {}
+        self._told = time.monotonic()
         if done:
             console.print(f"{done} of {total} cells were finished before", highlight=False)
 
@@ -133,3 +146,7 @@ class _Display:
         if not self._bars.disable:
             for run in running:
                 self._bars.update(self._tasks[run.cell.name], completed=run.rounds, total=run.num_rounds)
+        elif time.monotonic() - self._told > PLAIN_EVERY_S:
+            self._told = time.monotonic()
+            for run in running:
+                self._console.print(f"{run.cell.name}: {run.rounds} rounds so far", highlight=False, markup=False)

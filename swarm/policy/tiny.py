@@ -133,7 +133,11 @@ def build_tokenizer(animals: Sequence[str] = ANIMALS) -> Tokenizer:
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """The frozen tokenizer shipped with the package."""
-    return PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER_FILE), pad_token="<pad>", eos_token="<eos>")
+    return _with_special_tokens(Tokenizer.from_file(str(TOKENIZER_FILE)))
+
+
+def _with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
 def tiny_config() -> Qwen3Config:
@@ -157,33 +161,48 @@ def tiny_config() -> Qwen3Config:
 
 
 def ensure_tiny(name: str = TINY, progress: Progress | None = None) -> Path:
-    """Directory of an embedded policy in Hugging Face format; created on first use, then cached by content hash.
+    """Directory of an embedded policy in Hugging Face format; created on first use, then cached.
 
     Raises `PolicyError`.
     """
-    start = STARTS[name]
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    return ensure_prepared("tiny", STARTS[name], tiny_config(), tokenizer, progress)
+
+
+def ensure_prepared(
+    kind: str,
+    recipe: WarmStart,
+    config: Qwen3Config,
+    tokenizer: Tokenizer,
+    progress: Progress | None = None,
+) -> Path:
+    """Directory of a policy that knows the nine tasks in part; created on first use, then cached by content hash.
+
+    `tokenizer` is one of `build_tokenizer`. Raises `PolicyError`.
+    """
 
     def make(directory: Path) -> None:
         transformers_logging.disable_progress_bar()
-        model = warm_start(start, tiny_config(), tiny_tokenizer(), progress or (lambda done, total: None))
+        complete = _with_special_tokens(tokenizer)
+        model = warm_start(recipe, config, complete, progress or (lambda done, total: None))
         model.save_pretrained(directory)
-        tiny_tokenizer().save_pretrained(directory)
+        complete.save_pretrained(directory)
 
-    return made_once(f"tiny-{_recipe_digest(start)}", make)
+    return made_once(f"{kind}-{_digest(recipe, config, tokenizer)}", make)
 
 
 NOT_IN_EXAMPLES = {"find", "find_pattern", "ask"}
 """Settings of the tasks that no example depends on."""
 
 
-def _recipe_digest(start: WarmStart) -> str:
-    recipe = {
-        "tokenizer": hashlib.sha256(TOKENIZER_FILE.read_bytes()).hexdigest(),
-        "model": tiny_config().to_dict(),
-        "warm_start": asdict(start),
+def _digest(recipe: WarmStart, config: Qwen3Config, tokenizer: Tokenizer) -> str:
+    everything = {
+        "tokenizer": hashlib.sha256(tokenizer.to_str(pretty=True).encode()).hexdigest(),
+        "model": config.to_dict(),
+        "warm_start": asdict(recipe),
         "tasks": [task.model_dump(mode="json", exclude=NOT_IN_EXAMPLES) for task in TINY_TASKS],
     }
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def warm_start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,9 +12,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from benchmarks.common.shares import CpuShares, missing
 from benchmarks.overlap.waiting import StopAndWait, WholeBatches
 from nodes.roles.worker import WorkerNode
+from nodes.simulation.shares import CpuShares, missing
 from swarm.central.learner import LearnerSettings
 from tests.central.test_follower import Bench
 
@@ -69,6 +70,19 @@ def test_a_process_gets_its_part_of_the_processor() -> None:
         shares.close()
     assert after.user + after.system - before.user - before.system < 0.4 * elapsed
     assert not shares._groups, "what is limited no more leaves no group"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+def test_groups_of_dead_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    owned = ((dead.pid, 7), (dead.pid, 8), (os.getpid(), 7))
+    left_over, full, own = (tmp_path / f"swarm-bench-{owner}-{number}" for owner, number in owned)
+    for group in (left_over, full, own):
+        group.mkdir()
+    (full / "tasks").touch()
+    CpuShares(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([full, own])
 
 
 def test_where_time_is_not_shared_out_the_reason_is_said(tmp_path: Path) -> None:

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
-from benchmarks.sharing.__main__ import DEFAULT, FULL, QUICK, take_table
+from benchmarks.sharing import timed
+from benchmarks.sharing.__main__ import ALWAYS, DEFAULT, FULL, QUICK, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
+from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
+from benchmarks.sharing.models import ensure_larger
+from benchmarks.sharing.real_model import of_real_model
 from benchmarks.sharing.swarms import (
+    RealScale,
+    Scale,
     Seating,
     Size,
     compare_mixes,
@@ -20,23 +28,30 @@ from benchmarks.sharing.swarms import (
     specialists,
     strong_and_weak,
 )
+from benchmarks.sharing.table import rows
 from benchmarks.sharing.tables import (
+    TABLES,
     filtered,
     heterogeneous_targets,
     poison,
     poison_targets,
-    rows,
     sapo,
     sapo_targets,
 )
+from benchmarks.sharing.timed import by_time, node_cores
 from nodes.simulation.cells import Cell, alike
 from nodes.simulation.in_memory import MemoryRun, Turns
 from nodes.simulation.members import Member
+from nodes.simulation.shares import missing
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
+from swarm.machine import num_cores
+from swarm.policy import tiny
+from swarm.policy.config import TINY_SPARSE, PolicySettings
+from swarm.policy.loading import load_policy
+from swarm.telemetry.comparison.outcome import Evaluated, SwarmOutcome
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.outcome import SwarmOutcome
 from swarm.types import Grade
 from tests.telemetry.outcomes import node, swarm
 
@@ -125,7 +140,7 @@ def test_nodes_of_heterogeneous_swarms_differ_in_what_they_should() -> None:
 
 @pytest.mark.parametrize("size", [QUICK, DEFAULT, FULL], ids=lambda size: size.name)
 def test_poisoned_swarms_have_the_hostile_nodes_that_their_row_says(size: Size) -> None:
-    for comparison in poison(size, Path()):
+    for comparison in poison(size):
         kind, _, counts = comparison.title.partition(", ")
         for row, cells in comparison.cells.items():
             assert len(cells) == size.seeds
@@ -135,12 +150,12 @@ def test_poisoned_swarms_have_the_hostile_nodes_that_their_row_says(size: Size) 
                 assert len(cell.seats) == size.nodes - int(counts.split()[0])
         config = _members(comparison.cells["without any"][0])[0].config
         assert config.watch.drop == 1 and config.mix.external_negative_weight == 1
-    names = [c.name for each in poison(size, Path()) for cells in each.cells.values() for c in cells]
+    names = [c.name for each in poison(size) for cells in each.cells.values() for c in cells]
     assert len(set(names)) < len(names), "kinds share the clean run"
 
 
 def test_sapo_s_mixes_have_the_same_questions_but_the_control_that_needs_more() -> None:
-    sparse, dense = sapo(QUICK, Path())
+    sparse, dense = sapo(QUICK)
     configs = {mix: _members(cells[0])[0].config for mix, cells in sparse.cells.items()}
     assert list(configs) == ["8/0", "6/2", "4/4", "2/6", "20/0", "auto"]
     assert [config.generation.questions_per_round for config in configs.values()] == [8, 8, 8, 8, 20, 8]
@@ -150,7 +165,7 @@ def test_sapo_s_mixes_have_the_same_questions_but_the_control_that_needs_more() 
 
 
 def test_the_filter_s_swarms_differ_in_it_and_in_nothing_else() -> None:
-    for comparison in filtered(QUICK, Path()):
+    for comparison in filtered(QUICK):
         configs = {row: _members(cells[0])[0].config for row, cells in comparison.cells.items()}
         least = {row: config.pool.min_reward_std for row, config in configs.items()}
         assert least == {"8/0": 0, "off": None, "zero advantage": 0, "std above 0.35": 0.35, "std above 0.45": 0.45}
@@ -180,11 +195,145 @@ def test_hostile_peers_reach_a_node_and_are_found_out(tmp_path: Path) -> None:
     assert dropped["improbable"] > 0, "of what that one wrote"
 
 
+def _curve(row: str, seed: int, *nodes: list[tuple[float, float]]) -> SwarmOutcome:
+    """Nodes by their (seconds, accuracy) at the start and every ten rounds; a token a second."""
+    found = []
+    for k, points in enumerate(nodes):
+        evaluations = [
+            Evaluated(10 * place, int(seconds), seconds, accuracy, {"sums": (round(20 * accuracy), 20)})
+            for place, (seconds, accuracy) in enumerate(points)
+        ]
+        found.append(structs.replace(node([0.1] * 10, f"peer-{k + 1}"), evaluations=evaluations))
+    return SwarmOutcome(row, seed, found, 1.0)
+
+
+LONE = [_curve("alone", 0, [(0, 0.0), (100, 0.1), (200, 0.2)]), _curve("alone", 1, [(0, 0.0), (100, 0.2)])]
+TOGETHER = [
+    # Means over the nodes: 0.2 after 100 s, and 0.4.
+    _curve("2 nodes", 0, [(0, 0.0), (90, 0.1)], [(0, 0.0), (110, 0.3)]),
+    _curve("2 nodes", 1, [(0, 0.0), (100, 0.4)], [(0, 0.0), (100, 0.4)]),
+]
+
+
+def test_the_time_to_an_accuracy_is_interpolated_and_none_where_a_swarm_does_not_get_there() -> None:
+    found = {each.what: each for each in time_to_reach("time", {"alone": LONE, "2 nodes": TOGETHER}, (0.1, 0.3))}
+    alone = found["time, alone: time to a held-out accuracy of 10%"]
+    assert (alone.value, alone.unit, alone.n) == (pytest.approx((100 + 50) / 2), "s", 2)
+    together = found["time, 2 nodes: time to a held-out accuracy of 10%"]
+    assert together.value == pytest.approx((50 + 25) / 2) and together.spread == pytest.approx((25, 50))
+    against = found["time, 2 nodes: time to a held-out accuracy of 10%, against alone"]
+    assert against.value == pytest.approx(0.5) and against.spread == pytest.approx((0.5, 0.5))
+    assert found["time, alone: time to a held-out accuracy of 30%, reached by 0 of 2"].value is None
+    assert found["time, 2 nodes: time to a held-out accuracy of 30%, reached by 1 of 2"].value is None
+    assert len(found) == 5, "who does not get there is compared with nobody"
+
+
+def test_accuracies_are_compared_where_all_have_cost_the_same() -> None:
+    found = {each.what: each for each in at_equal_cost("smollm2", {"8/0": LONE, "4/4": TOGETHER})}
+    for unit in ("tokens", "s"):
+        what = f"held-out accuracy after 100 {unit} a node"
+        assert found[f"smollm2, 8/0: {what}"].value == pytest.approx((0.1 + 0.2) / 2)
+        assert found[f"smollm2, 4/4: {what}"].value == pytest.approx((0.2 + 0.4) / 2)
+        ratio = found[f"smollm2, 4/4: {what}, against 8/0"]
+        assert ratio.value == pytest.approx(2.0) and ratio.met is None
+    assert len(found) == 6
+    assert at_equal_cost("smollm2", {"8/0": [], "4/4": []}) == [], "nothing has finished yet"
+
+
+def test_accuracy_is_also_given_by_task() -> None:
+    found = {each.what: each.value for each in by_task("smollm2", {"8/0": LONE[:1], "4/4": TOGETHER[:1]})}
+    assert found["smollm2, 8/0: held-out accuracy on sums, before"] == 0
+    assert found["smollm2, 8/0: held-out accuracy on sums, after"] == pytest.approx(0.2)
+    assert found["smollm2, 4/4: held-out accuracy on sums, after"] == pytest.approx((0.1 + 0.3) / 2)
+    assert found["smollm2, 4/4: held-out accuracy on sums, after, against 8/0"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("size", [QUICK, DEFAULT, FULL], ids=lambda size: size.name)
+def test_nodes_with_a_real_model_differ_in_the_mix_alone(size: Size) -> None:
+    (comparison,) = of_real_model(size)
+    groups = size.real.groups
+    assert list(comparison.cells) == [f"{groups}/0", f"{groups // 2}/{groups // 2}", "auto"]
+    configs = [_members(cells[0])[0].config for cells in comparison.cells.values()]
+    for config in configs:
+        assert config.policy.model == "smollm2" and config.policy.threads == num_cores()
+        assert [(task.name, task.find) for task in config.tasks] == [("sums", "last_number"), ("gcd", "last_number")]
+        assert (config.rounds, config.evaluation.every_rounds) == (size.real.rounds, size.real.every)
+        assert config.evaluation.num_questions == size.real.evaluation
+        assert config.generation.questions_per_round == config.mix.local + config.mix.external == groups
+    others = {config.model_dump_json(exclude={"mix", "share"}) for config in configs}
+    assert len(others) == 1
+    assert all(len(cells) == size.real.seeds for cells in comparison.cells.values())
+    assert TABLES["model"].jobs(8) == 1, "a swarm has the whole machine"
+
+
+def test_a_real_model_is_trained_only_when_asked_for() -> None:
+    assert set(TABLES) - set(ALWAYS) == {"model"}
+
+
+@pytest.mark.parametrize(("cores", "share"), [(2, 0.2), (16, 0.2), (1, 0.1)])
+def test_every_node_has_the_same_share_of_a_core_in_swarms_of_every_size(
+    cores: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed, "num_cores", lambda: cores)
+    monkeypatch.setattr(timed, "missing", lambda: None)
+    assert node_cores(8) == share and 8 * share <= cores
+    (comparison,) = by_time(DEFAULT)
+    assert list(comparison.cells) == ["alone", "2 nodes", "4 nodes", "8 nodes"]
+    for count, cells in zip((1, 2, 4, 8), comparison.cells.values(), strict=True):
+        for cell in cells:
+            assert (cell.transport, cell.cores, len(cell.seats)) == ("hivemind", share, count)
+            config = _members(cell)[0].config
+            assert config.mix.external == (0 if count == 1 else 4)
+            assert config.network.listen == ("/ip4/127.0.0.1/tcp/0",)
+    assert comparison.notes == (f"Every node has {share} of a core.",)
+
+
+def test_where_no_shares_can_be_made_swarms_run_one_by_one_and_the_reason_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timed, "missing", lambda: "No control groups.")
+    (comparison,) = by_time(QUICK)
+    assert {cell.cores for cells in comparison.cells.values() for cell in cells} == {None}
+    assert comparison.notes[0].startswith("No control groups.") and TABLES["time"].jobs(4) == 1
+
+
+@pytest.mark.slow
+def test_the_larger_policy_is_made_once_with_a_size_and_tokenizer_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    recipe = replace(tiny.STARTS[TINY_SPARSE], questions_per_task=20, steps=3, batch_size=8, warmup_steps=2)
+    monkeypatch.setitem(tiny.STARTS, TINY_SPARSE, recipe)
+    larger = ensure_larger()
+    assert ensure_larger(lambda done, total: pytest.fail("made twice")) == larger
+    small = load_policy(PolicySettings(model=str(tiny.ensure_tiny(TINY_SPARSE))))
+    policy = load_policy(PolicySettings(model=str(larger)))
+    assert 2.5 < policy.model.num_parameters() / small.model.num_parameters() < 4
+    assert policy.tokenizer_hash != small.tokenizer_hash
+    assert len(policy.encode_prompt("2 cats")) > len(small.encode_prompt("2 cats"))
+
+
+SHORT = Size(
+    name="short",
+    nodes=2,
+    rounds=2,
+    seeds=1,
+    evaluation=4,
+    starts=("sparse",),
+    swarms=(),
+    kinds=("gibberish",),
+    hostile=(1,),
+    each_defence=False,
+    # The embedded policy in the real one's place.
+    real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=6, every=1, groups=2, policy="tiny"),
+    timed=Scale(nodes=2, rounds=2, seeds=1, evaluation=4, every=1),
+)
+
+
 @pytest.mark.slow
 def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> None:
-    size = Size("short", 2, 2, 1, 4, ("sparse",), (), ("gibberish",), (1,), each_defence=False)
     report = Report("sharing", peer="baseline")
-    assert take_table("poison", size, tmp_path, 1, report, Console(quiet=True)) == 0
+    assert take_table("poison", SHORT, tmp_path, 1, report, Console(quiet=True)) == 0
     clean = json.loads((tmp_path / "short" / "poison" / "clean-1-nodes-seed0" / "result.json").read_text())
     (peer,) = clean["nodes"]
     by_name = {row.what: row for row in report.rows}
@@ -196,3 +345,45 @@ def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> 
     assert [row["what"] for row in written["rows"]] == [row.what for row in report.rows]
     assert "| all defences |" in (tmp_path / "short" / "poison.md").read_text()
     assert (tmp_path / "short" / "poison.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_a_short_table_of_the_real_model_has_what_accuracy_costs(tmp_path: Path) -> None:
+    report = Report("sharing", peer="baseline")
+    TABLES["model"].prepare(SHORT, Console(quiet=True))
+    assert take_table("model", SHORT, tmp_path, 2, report, Console(quiet=True)) == 0
+    result = json.loads((tmp_path / "short" / "model" / "tiny-1-1-seed0" / "result.json").read_text())
+    for peer in result["nodes"]:
+        start, middle, end = peer["evaluations"]
+        assert [each["round"] for each in peer["evaluations"]] == [0, 1, 2]
+        assert (start["tokens"], start["seconds"]) == (0, 0)
+        assert 0 < middle["tokens"] < end["tokens"] == peer["tokens"] and 0 < middle["seconds"] < end["seconds"]
+        assert set(end["tasks"]) == {"sums", "gcd"}
+    by_name = {row.what: row for row in report.rows}
+    tokens = by_name["tiny, 1/1, after 2 rounds: tokens a node"].value
+    assert tokens == sum(peer["tokens"] for peer in result["nodes"]) / 2
+    assert all(row.met is None for row in report.rows), "no target is set"
+    written = json.loads((tmp_path / "short" / "model.json").read_text())
+    assert [row["what"] for row in written["rows"]] == [row.what for row in report.rows]
+    text = (tmp_path / "short" / "model.md").read_text()
+    assert "| auto |" in text and "held-out accuracy on gcd, after" in text
+    assert (tmp_path / "short" / "model.png").stat().st_size > 10_000
+    # A second run has nothing left to do.
+    again = Report("sharing", peer="baseline")
+    assert take_table("model", SHORT, tmp_path, 2, again, Console(quiet=True)) == 0
+    assert again.rows == report.rows
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_short_table_of_time_is_one_of_real_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "NODE_CORES", 0.5)  # two nodes start sooner than eight
+    report = Report("sharing", peer="baseline")
+    assert take_table("time", SHORT, tmp_path, 2, report, Console(quiet=True)) == 0
+    cell = json.loads((tmp_path / "short" / "time" / "2-nodes-seed0" / "cell.json").read_text())
+    assert cell["transport"] == "hivemind" and cell["cores"] == (None if missing() else node_cores(2))
+    by_name = {row.what: row for row in report.rows}
+    for name in ("alone", "2 nodes"):
+        assert by_name[f"time, {name}, after 2 rounds: seconds a node"].value > 0
+        assert any(what.startswith(f"time, {name}: time to a held-out accuracy") for what in by_name)
+    assert (tmp_path / "short" / "time.png").stat().st_size > 10_000

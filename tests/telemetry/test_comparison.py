@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from swarm.telemetry.comparison import compare, markdown, ratio
-from swarm.telemetry.comparison_plot import Section, mean_curve, write_comparisons
+from swarm.telemetry.comparison.learning import Point, accuracy_at, cost_to_reach, learning_curve, mean_learning_curve
+from swarm.telemetry.comparison.outcome import Evaluated, SwarmOutcome, node_outcome
+from swarm.telemetry.comparison.picture import Section, mean_curve, write_comparisons
+from swarm.telemetry.comparison.table import compare, markdown, ratio
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.intervals import bootstrap_mean, bootstrap_ratio
-from swarm.telemetry.outcome import SwarmOutcome, node_outcome
 from swarm.telemetry.records import EvaluationEvent, RoundEvent
 from tests.telemetry.outcomes import node, swarm
 from tests.telemetry.synthetic import peer_events, write
@@ -37,6 +39,11 @@ def test_a_node_s_outcome_is_that_of_its_history(tmp_path: Path) -> None:
     before, after = (event.accuracy for event in events if isinstance(event, EvaluationEvent))
     assert (found.accuracy_before, found.accuracy_after) == (before, after)
     assert found.tokens == 20 * 900
+    first, last_one = found.evaluations
+    assert (first.round, first.tokens, first.seconds, first.accuracy) == (0, 0, 0.0, before)
+    assert (last_one.round, last_one.tokens, last_one.accuracy) == (20, 20 * 900, after)
+    assert last_one.seconds == pytest.approx(20 * (0.2 + 0.05 + 0.001 + 0.2)), "the stages, not the time on the wall"
+    assert all(correct / asked == after for correct, asked in last_one.tasks.values())
     last = rounds[-1].groups
     assert found.signal == (last["used_local"] + last["local"]["not_sampled"]) / 20
 
@@ -77,6 +84,43 @@ def test_what_pairs_have_in_common_does_not_widen_the_interval_of_their_ratio() 
     assert unpaired is not None and unpaired[1] - unpaired[0] > 0.5
     assert bootstrap_ratio([1.0], [1.0]) is None
     assert bootstrap_ratio([1.0, 1.0], [0.0, 0.0]) is None
+
+
+def test_a_learning_curve_is_the_mean_of_nodes_where_all_were_evaluated() -> None:
+    early = [Evaluated(0, 0, 0.0, 0.1, {}), Evaluated(10, 80, 4.0, 0.2, {}), Evaluated(20, 160, 8.0, 0.3, {})]
+    late = [Evaluated(0, 0, 0.0, 0.3, {}), Evaluated(20, 200, 16.0, 0.7, {})]
+    nodes = [replace(node([0.1] * 20), evaluations=each) for each in (early, late)]
+    curve = learning_curve(SwarmOutcome("4/4", 0, nodes, 1.0))
+    assert curve == [Point(0, 0.0, 0.0, pytest.approx(0.2)), Point(20, 180.0, 12.0, 0.5)]
+    other = SwarmOutcome("4/4", 1, [replace(node([0.1] * 20), evaluations=late)], 1.0)
+    start, end = mean_learning_curve([SwarmOutcome("4/4", 0, nodes, 1.0), other])
+    assert (end.tokens.value, end.seconds.value) == (190.0, 14.0)
+    assert end.accuracy.value == pytest.approx(0.6) and end.accuracy.interval == pytest.approx((0.5, 0.7))
+    assert mean_learning_curve([]) == []
+
+
+def test_costs_and_accuracies_are_interpolated_between_evaluations() -> None:
+    curve = [Point(0, 0, 0.0, 0.1), Point(10, 100, 20.0, 0.3), Point(20, 200, 40.0, 0.2), Point(30, 300, 60.0, 0.6)]
+    assert accuracy_at(curve, "tokens", 50) == pytest.approx(0.2)
+    assert accuracy_at(curve, "seconds", 50) == pytest.approx(0.4)
+    assert accuracy_at(curve, "seconds", 99) == 0.6, "the last one beyond the last"
+    assert cost_to_reach(curve, "seconds", 0.1) == 0.0
+    assert cost_to_reach(curve, "seconds", 0.25) == pytest.approx(15.0), "at first, although it falls again"
+    assert cost_to_reach(curve, "tokens", 0.5) == pytest.approx(275.0)
+    assert cost_to_reach(curve, "tokens", 0.7) is None
+    assert cost_to_reach([], "tokens", 0.1) is None
+
+
+def test_the_picture_has_accuracies_where_nodes_were_evaluated_in_between(tmp_path: Path) -> None:
+    evaluations = [Evaluated(10 * k, 100 * k, 2.0 * k, 0.1 * k, {}) for k in range(3)]
+
+    def height(kept: int) -> int:
+        nodes = [replace(node([0.1] * 20), evaluations=evaluations[:kept])]
+        outcomes = [SwarmOutcome("4/4", seed, nodes, 1.0) for seed in range(2)]
+        write_comparisons(tmp_path / "picture.png", [Section("sparse", {"8/0": [], "4/4": outcomes})])
+        return int.from_bytes((tmp_path / "picture.png").read_bytes()[20:24], "big")  # of the PNG's header
+
+    assert height(3) == 2 * height(2)
 
 
 def test_the_curve_is_the_mean_over_the_nodes_that_got_so_far(tmp_path: Path) -> None:

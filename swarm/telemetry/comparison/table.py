@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from swarm.telemetry.comparison.outcome import SwarmOutcome
 from swarm.telemetry.intervals import bootstrap_mean, bootstrap_ratio
-from swarm.telemetry.outcome import SwarmOutcome
 
 
 class Estimate(Struct, frozen=True):
@@ -54,13 +54,22 @@ def compare(outcomes: Mapping[str, Sequence[SwarmOutcome]]) -> list[ComparedRow]
 
 def ratio(ours: Sequence[SwarmOutcome], theirs: Sequence[SwarmOutcome]) -> Estimate | None:
     """Ratio of mean cumulative rewards over the seeds that both have; None without any, or when theirs is zero."""
-    against = {outcome.seed: outcome.cumulative_reward for outcome in theirs}
-    pairs = [(o.cumulative_reward, against[o.seed]) for o in ours if o.seed in against]
-    total = sum(their for _, their in pairs)
-    if total <= 0:
+    our, their = ({outcome.seed: outcome.cumulative_reward for outcome in each} for each in (ours, theirs))
+    return ratio_by_seed(our, their)
+
+
+def ratio_by_seed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
+    """Ratio of the means of a figure over the seeds that both have; None without any, or when theirs is zero."""
+    seeds = [seed for seed in ours if seed in theirs]
+    above, below = [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+    if sum(below) <= 0:
         return None
-    above, below = zip(*pairs, strict=True)
-    return Estimate(sum(above) / total, bootstrap_ratio(above, below), len(pairs))
+    return Estimate(sum(above) / sum(below), bootstrap_ratio(above, below), len(seeds))
+
+
+def estimate(figures: Sequence[float]) -> Estimate:
+    """The mean of a figure over seeds, at least one."""
+    return Estimate(sum(figures) / len(figures), bootstrap_mean(figures), len(figures))
 
 
 def markdown(rows: Sequence[ComparedRow], baseline: str) -> str:
@@ -100,15 +109,11 @@ def _compared(row: str, outcomes: Sequence[SwarmOutcome], baseline: Sequence[Swa
     return ComparedRow(
         row=row,
         seeds=sorted(outcome.seed for outcome in outcomes),
-        cumulative_reward=_estimate([outcome.cumulative_reward for outcome in outcomes]),
+        cumulative_reward=estimate([outcome.cumulative_reward for outcome in outcomes]),
         ratio=ratio(outcomes, baseline),
-        accuracy=_estimate(accuracies) if accuracies else None,
-        drawdown=_estimate([outcome.drawdown for outcome in outcomes]),
-        signal=_estimate([outcome.signal for outcome in outcomes]),
-        others_used=_estimate([outcome.others_used for outcome in outcomes]),
-        tokens=_estimate([outcome.tokens for outcome in outcomes]),
+        accuracy=estimate(accuracies) if accuracies else None,
+        drawdown=estimate([outcome.drawdown for outcome in outcomes]),
+        signal=estimate([outcome.signal for outcome in outcomes]),
+        others_used=estimate([outcome.others_used for outcome in outcomes]),
+        tokens=estimate([outcome.tokens for outcome in outcomes]),
     )
-
-
-def _estimate(figures: Sequence[float]) -> Estimate:
-    return Estimate(sum(figures) / len(figures), bootstrap_mean(figures), len(figures))

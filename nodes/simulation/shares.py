@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ PERIOD_US = 20_000
 WEIGHT = 10
 """Relative to processes without a limit, which only get what limited ones leave."""
 PATIENCE_S = 2.0
+PREFIX = "swarm-bench-"
 
 
 def missing(root: Path = ROOT) -> str | None:
@@ -33,14 +35,15 @@ class CpuShares:
     """CPU limits of this process's children, removed when closed."""
 
     def __init__(self, root: Path = ROOT) -> None:
-        """Requires that nothing is `missing`."""
+        """Requires that nothing is `missing` once a process is limited."""
         self._parent = _parent(root)
         self._is_v1 = self._parent != root
         self._groups: list[Path] = []
+        _remove_abandoned(self._parent)
 
     def limit(self, pid: int, cores: float) -> None:
         """Give the process and its future children `cores` CPU seconds per second, and no more. Raises `OSError`."""
-        group = self._parent / f"swarm-bench-{os.getpid()}-{pid}"
+        group = self._parent / f"{PREFIX}{os.getpid()}-{pid}"
         group.mkdir()
         self._groups.append(group)
         quota = round(cores * PERIOD_US)
@@ -63,3 +66,12 @@ class CpuShares:
                 time.sleep(0.05)
             else:
                 self._groups.pop()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the groups of processes that were killed before they could."""
+    for group in parent.glob(f"{PREFIX}*"):
+        owner = group.name.removeprefix(PREFIX).partition("-")[0]
+        if not Path("/proc", owner).exists():
+            with contextlib.suppress(OSError):  # its own processes have not ended yet
+                group.rmdir()

@@ -12,6 +12,20 @@ from swarm.telemetry.history import REWARD_SHARE, PeerHistory, mean
 from swarm.telemetry.records import GroupCounts
 
 
+class Evaluated(Struct, frozen=True):
+    """One node when it was evaluated."""
+
+    round: int
+    """Rounds trained: 0 before the first."""
+    tokens: int
+    """Generated for training until then."""
+    seconds: float
+    """That its rounds took until then, by the clock; without evaluations and checkpoints."""
+    accuracy: float
+    tasks: dict[str, tuple[int, int]]
+    """(correct, asked) by task."""
+
+
 class NodeOutcome(Struct, frozen=True):
     """One node at its end."""
 
@@ -24,6 +38,8 @@ class NodeOutcome(Struct, frozen=True):
     accuracy_before: float | None
     """On held-out questions; None where they were not asked."""
     accuracy_after: float | None
+    evaluations: list[Evaluated] = []
+    """By round; empty in a result of an earlier version."""
 
     @property
     def cumulative_reward(self) -> float:
@@ -106,4 +122,18 @@ def node_outcome(history: PeerHistory) -> NodeOutcome:
         tokens=history.latest.tokens_generated if history.latest else 0,
         accuracy_before=before.accuracy if before else None,
         accuracy_after=after.accuracy if after else None,
+        evaluations=_evaluated(history),
     )
+
+
+def _evaluated(history: PeerHistory) -> list[Evaluated]:
+    spent = {0: (0, 0.0)}  # (tokens, seconds) by round
+    seconds = 0.0
+    for event in history.series():
+        seconds += sum(event.timings.values())
+        spent[event.round] = (event.tokens_generated, seconds)
+    return [
+        Evaluated(number, *spent[number], event.accuracy, event.tasks)
+        for number, event in sorted(history.evaluations.items())
+        if number in spent and event.accuracy is not None
+    ]

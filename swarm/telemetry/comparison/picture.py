@@ -1,22 +1,26 @@
-"""The picture of comparisons: each row against the first, and the rewards by round."""
+"""The picture of comparisons: each row against the first, the rewards by round, and what accuracy costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
-from swarm.telemetry.comparison import compare
-from swarm.telemetry.outcome import SwarmOutcome
+from swarm.telemetry.comparison.learning import Cost, mean_learning_curve
+from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.comparison.table import compare
 from swarm.telemetry.plots import FONT, PAPER, PEER_COLOURS, SMOOTHING, Curve, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STYLES = ("-", "--", ":", "-.")
+MIN_POINTS = 3
+"""A curve through fewer evaluations shows nothing that the table does not."""
 
 
 class Section(Struct, frozen=True):
@@ -27,22 +31,45 @@ class Section(Struct, frozen=True):
     """By row; the first is the baseline."""
 
 
+class _Line(Struct, frozen=True):
+    """Two plots beside each other."""
+
+    section: Section
+    left: Callable[[Axes, Section], None]
+    right: Callable[[Axes, Section], None]
+
+    @property
+    def height(self) -> float:
+        return 1.2 + 0.3 * max(6, len(self.section.outcomes))
+
+
 def write_comparisons(path: Path, sections: Sequence[Section]) -> None:
-    """One PNG with a line of plots for each section."""
+    """One PNG with a line of plots for each section, and another where its nodes were evaluated in between."""
     import matplotlib
     from matplotlib.figure import Figure
 
+    lines = [line for section in sections for line in _lines(section)]
     with matplotlib.rc_context(FONT):
-        heights = [1.2 + 0.3 * max(6, len(section.outcomes)) for section in sections]
+        heights = [line.height for line in lines]
         figure = Figure(figsize=(11, sum(heights)), dpi=120, layout="constrained", facecolor="white")
-        plots = figure.subplots(len(sections), 2, squeeze=False, width_ratios=(1, 1.3), height_ratios=heights)
-        for section, (gains, curves) in zip(sections, plots, strict=True):
-            _draw_gains(gains, section)
-            _draw_curves(curves, section)
+        plots = figure.subplots(len(lines), 2, squeeze=False, width_ratios=(1, 1.3), height_ratios=heights)
+        for line, (left, right) in zip(lines, plots, strict=True):
+            line.left(left, line.section)
+            line.right(right, line.section)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.partial")
         figure.savefig(unfinished, format="png")
         unfinished.rename(path)
+
+
+def _lines(section: Section) -> list[_Line]:
+    rewards = _Line(section, _draw_gains, _draw_curves)
+    points = max(len(mean_learning_curve(outcomes)) for outcomes in section.outcomes.values())
+    if points < MIN_POINTS:
+        return [rewards]
+    by_tokens = partial(_draw_accuracy, kind="tokens", label="tokens that a node has generated")
+    by_seconds = partial(_draw_accuracy, kind="seconds", label="seconds of a node's rounds")
+    return [rewards, _Line(section, by_tokens, by_seconds)]
 
 
 def _draw_gains(axes: Axes, section: Section) -> None:
@@ -69,12 +96,28 @@ def _draw_curves(axes: Axes, section: Section) -> None:
             continue
         curve = mean_curve(outcomes)
         window = max(1, int(len(curve) * SMOOTHING) // 2 * 2 + 1)
-        style = STYLES[place // len(PEER_COLOURS) % len(STYLES)]
         rounds = np.arange(1, len(curve) + 1)
-        axes.plot(rounds, smoothed(curve, window), style, color=_colour(place), linewidth=1.6, label=name)
+        axes.plot(rounds, smoothed(curve, window), _style(place), color=_colour(place), linewidth=1.6, label=name)
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9, labelcolor=PAPER.text, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    _name_rows(axes)
     _finish(axes, "Reward, mean of nodes and seeds", "round", "y")
+
+
+def _draw_accuracy(axes: Axes, section: Section, kind: Cost, label: str) -> None:
+    """Accuracy on held-out questions against what it has cost, with intervals."""
+    for place, (name, outcomes) in enumerate(section.outcomes.items()):
+        curve = mean_learning_curve(outcomes)
+        if not curve:
+            continue
+        costs = [point.cost(kind).value for point in curve]
+        values = [point.accuracy.value for point in curve]
+        low, high = np.transpose([point.accuracy.interval or (point.accuracy.value,) * 2 for point in curve])
+        axes.plot(costs, values, _style(place), color=_colour(place), linewidth=1.6, label=name)
+        axes.fill_between(costs, low, high, color=_colour(place), alpha=0.15, linewidth=0)
+    axes.set_ylim(bottom=0)
+    if kind == "seconds":
+        _name_rows(axes)
+    _finish(axes, f"{section.title}: held-out accuracy", f"{label}; 95% intervals over seeds", "y")
 
 
 def mean_curve(outcomes: Sequence[SwarmOutcome]) -> Curve:
@@ -98,6 +141,14 @@ def _finish(axes: Axes, title: str, label: str, grid: str) -> None:
     axes.tick_params(colors=PAPER.faint, labelcolor=PAPER.text, labelsize=9)
     axes.grid(visible=True, axis=grid, color=PAPER.faint, alpha=0.25, linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def _name_rows(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=9, labelcolor=PAPER.text, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _style(place: int) -> str:
+    return STYLES[place // len(PEER_COLOURS) % len(STYLES)]
 
 
 def _colour(place: int) -> str:

@@ -1,0 +1,115 @@
+"""Rows about learning curves: what accuracy on held-out questions costs in tokens and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from benchmarks.common.report import Row
+from benchmarks.sharing.table import Outcomes, figure_row
+from swarm.telemetry.comparison.learning import (
+    COSTS,
+    Cost,
+    Point,
+    accuracy_at,
+    cost_to_reach,
+    learning_curve,
+    mean_learning_curve,
+)
+from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.comparison.table import estimate, ratio_by_seed
+
+UNITS: dict[Cost, str] = {"tokens": "tokens", "seconds": "s"}
+Figures = Mapping[str, Mapping[int, float]]
+"""One figure, by row and seed."""
+
+
+def along(title: str, outcomes: Outcomes) -> list[Row]:
+    """Accuracy at every evaluation, and what a node had spent until then."""
+    rows = []
+    for name, found in outcomes.items():
+        for point in mean_learning_curve(found):
+            what = f"{title}, {name}, after {point.round} rounds"
+            rows.append(figure_row(f"{what}: held-out accuracy", point.accuracy))
+            if point.round > 0:
+                rows += [figure_row(f"{what}: {kind} a node", point.cost(kind), UNITS[kind]) for kind in COSTS]
+    return rows
+
+
+def at_equal_cost(title: str, outcomes: Outcomes) -> list[Row]:
+    """Accuracy when a node has spent what it spends in all in the cheapest of the swarms."""
+    curves = _curves(outcomes)
+    rows: list[Row] = []
+    for kind in COSTS:
+        spent = [curve[-1].cost(kind) for by_seed in curves.values() for curve in by_seed.values()]
+        if spent:
+            amount = min(spent)
+            accuracies = {
+                name: {seed: accuracy_at(curve, kind, amount) for seed, curve in by_seed.items()}
+                for name, by_seed in curves.items()
+            }
+            what = f"held-out accuracy after {amount:,.0f} {UNITS[kind]} a node"
+            rows += _against_the_first(title, what, "", accuracies)
+    return rows
+
+
+def time_to_reach(title: str, outcomes: Outcomes, accuracies: Sequence[float]) -> list[Row]:
+    """Seconds to each accuracy; none where a swarm did not reach it, as a mean of the others would flatter."""
+    curves = _curves(outcomes)
+    rows = []
+    for accuracy in accuracies:
+        what = f"time to a held-out accuracy of {accuracy:.0%}"
+        times = {}
+        for name, by_seed in curves.items():
+            found = {seed: cost_to_reach(curve, "seconds", accuracy) for seed, curve in by_seed.items()}
+            reached = {seed: seconds for seed, seconds in found.items() if seconds is not None}
+            times[name] = reached if len(reached) == len(found) else {}
+            if len(reached) < len(found):
+                rows.append(Row(f"{title}, {name}: {what}, reached by {len(reached)} of {len(found)}", None, "s"))
+        rows += _against_the_first(title, what, "s", times)
+    return rows
+
+
+def by_task(title: str, outcomes: Outcomes) -> list[Row]:
+    """Accuracy on each task before the first round and after the last."""
+    rows: list[Row] = []
+    for when, place in (("before", 0), ("after", -1)):
+        for task in _tasks(outcomes):
+            accuracies = {
+                name: {outcome.seed: _task_accuracy(outcome, task, place) for outcome in found}
+                for name, found in outcomes.items()
+            }
+            rows += _against_the_first(title, f"held-out accuracy on {task}, {when}", "", accuracies)
+    return rows
+
+
+def _against_the_first(title: str, what: str, unit: str, figures: Figures) -> list[Row]:
+    """The mean of each row that has figures, and its ratio to the first row over the seeds that both have."""
+    first, *_ = figures
+    rows = []
+    for name, by_seed in figures.items():
+        if by_seed:
+            rows.append(figure_row(f"{title}, {name}: {what}", estimate(list(by_seed.values())), unit))
+        against = ratio_by_seed(by_seed, figures[first])
+        if against is not None and name != first:
+            rows.append(figure_row(f"{title}, {name}: {what}, against {first}", against))
+    return rows
+
+
+def _curves(outcomes: Outcomes) -> dict[str, dict[int, list[Point]]]:
+    """By row and seed, where nodes were evaluated."""
+    return {
+        name: {outcome.seed: curve for outcome in found if (curve := learning_curve(outcome))}
+        for name, found in outcomes.items()
+    }
+
+
+def _tasks(outcomes: Outcomes) -> list[str]:
+    nodes = (node for found in outcomes.values() for outcome in found for node in outcome.nodes)
+    return sorted({task for node in nodes for each in node.evaluations for task in each.tasks})
+
+
+def _task_accuracy(outcome: SwarmOutcome, task: str, place: int) -> float:
+    """Mean over the nodes, at the evaluation of this index."""
+    counts = [node.evaluations[place].tasks[task] for node in outcome.nodes]
+    return fmean(correct / asked for correct, asked in counts)

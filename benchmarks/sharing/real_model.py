@@ -1,0 +1,51 @@
+"""The table of a real language model: what accuracy costs in tokens and in time, alone and together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.common.report import Row
+from benchmarks.sharing.curves import along, at_equal_cost, by_task
+from benchmarks.sharing.swarms import DEFAULT, Comparison, RealScale, Size, compare_mixes, peers
+from benchmarks.sharing.table import Outcomes
+from nodes.real_models.footprint import check_memory
+from nodes.real_models.settings import real_model
+from nodes.roles.progress import policy_progress
+from nodes.simulation.mixes import Fields, as_fields
+from swarm.policy.loading import find_source
+
+NOTE = (
+    "The tasks are those of `swarm demo --model`, and the answer is a completion's last number. Nodes take turns in "
+    "one process: seconds are those of a node's own rounds, with the whole machine to itself."
+)
+
+
+def of_real_model(size: Size) -> list[Comparison]:
+    """A node alone, half of the groups from others, and the default."""
+    scale = size.real
+    half = scale.groups // 2
+    mixes = (f"{scale.groups}/0", f"{half}/{half}", DEFAULT)
+    return [compare_mixes(scale.policy, mixes, scale, peers(scale.nodes), scale.policy, _changes(scale))]
+
+
+def prepare_real_model(size: Size, console: Console) -> None:
+    """Make the policy where that is to do, and see whether a swarm fits into memory. Raises `SwarmError`."""
+    with policy_progress(console, size.real.policy) as progress:
+        find_source(size.real.policy, progress)
+    (comparison,) = of_real_model(size)
+    cell = next(iter(comparison.cells.values()))[0]
+    check_memory(cell.members(Path())[0].config, size.real.nodes)
+
+
+def real_model_findings(title: str, outcomes: Outcomes) -> list[Row]:
+    """Accuracy at equal cost, on each task, and along the way."""
+    return [*at_equal_cost(title, outcomes), *by_task(title, outcomes), *along(title, outcomes)]
+
+
+def _changes(scale: RealScale) -> Fields:
+    """One node computes at a time, so each has all cores; `auto` composes updates of as many groups as the others."""
+    half = str(scale.groups // 2)
+    values = real_model(scale.policy, scale.groups, num_nodes=1)
+    return [*as_fields(values), ("mix.local", half), ("mix.external", half)]
