@@ -26,7 +26,7 @@ _RESOLUTION = 2**53
 def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> Source:
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, NumberGuessingTask):
-        return EnvironmentSource(config, lambda: NumberGuessing(config.highest))
+        return EnvironmentSource(config, lambda: NumberGuessing(config.highest), counts)
     if isinstance(config, ReasoningGymTask):
         from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -10,13 +12,14 @@ from msgspec.structs import replace
 from swarm.environments.config import NumberGuessingTask, TaskConfig, VerificationSettings
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import MAX_OBSERVATION_CHARS, Replay, replay
+from swarm.environments.episodes.source import EnvironmentSource
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.messages import MAX_PROMPT_CHARS, Graded, GradeGroup, in_order
 from swarm.environments.verification.pool import VerificationPool
-from swarm.errors import Refusal
+from swarm.errors import Refusal, TaskError
 from swarm.protocols import Verifier
 from swarm.types import End, EpisodeRef, Grade, Observation, Rejection, Text, observation_text
 
@@ -74,6 +77,33 @@ def test_an_observation_is_cut_off_over_all_its_parts() -> None:
     assert [part.text for part in observation] == ["x" * length, "xx"]
     (observation,) = replay(Patient(), "x" * (2 * length), 2).observations
     assert [len(part.text) for part in observation] == [MAX_OBSERVATION_CHARS, 0]
+
+
+class Failing(NumberGuessing):
+    """Fails as often as an environment can."""
+
+    def reset(self, seed: int, index: int) -> Observation:
+        if seed == 13:
+            raise KeyError("no such start")
+        return super().reset(seed, index)
+
+    def step(self, action: str) -> Observation | End:
+        return {"nan": End(math.nan), "two": End(2.0)}.get(action) or super().step(str(int(action)))
+
+
+def test_an_environment_that_fails_is_data_and_not_a_crash() -> None:
+    counts: Counter[str] = Counter()
+    source = EnvironmentSource(GAME, lambda: Failing(7), counts)
+    question = source.question(7, 0)
+    number = hidden(GAME, 7, 0)
+    for said, reward in ((str(number), 1.0), ("not a number", 0.0), ("nan", 0.0), ("two", 0.0)):
+        assert replay(source.begin(question.ref), said, 3) == Replay((), reward)
+    assert counts == {"environment_failures": 3}
+    with pytest.raises(TaskError, match="cannot start episode 0 of stream 13"):
+        source.question(13, 0)
+    for ask in (source.recall, source.begin):
+        with pytest.raises(Refusal, match="question_mismatch"):
+            ask(replace(question.ref, seed=13))
 
 
 @pytest.fixture(scope="module", params=["inline", "pool"])

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 
 from swarm.environments.config import EnvironmentTask
 from swarm.environments.digests import digest, question_hash
-from swarm.errors import Refusal
+from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
-from swarm.types import EpisodeRef, Question, TaskRef, observation_text
+from swarm.types import End, EpisodeRef, Observation, Question, TaskRef, observation_text
+
+logger = logging.getLogger(__name__)
 
 
 class EnvironmentSource:
     """Starts of episodes, made and found again by reference, as `TaskSource` does with questions."""
 
-    def __init__(self, config: EnvironmentTask, make: Callable[[], Environment]) -> None:
-        """`make` returns an environment with the options of `config`."""
+    def __init__(self, config: EnvironmentTask, make: Callable[[], Environment], counts: Counter[str]) -> None:
+        """`make` returns an environment with the options of `config`; `counts` gets its failures."""
         self.name = config.name
         self._kind = config.kind
         self._max_turns = config.max_turns
         self._options_digest = digest(config.kind, config.options)
         self._make = make
+        self._counts = counts
 
     @property
     def num_held_out(self) -> int | None:
@@ -29,8 +34,9 @@ class EnvironmentSource:
         return None
 
     def question(self, seed: int, index: int) -> Question:
-        """The start of episode `index` of the stream `seed`."""
-        prompt = observation_text(self._make().reset(seed, index))
+        """The start of episode `index` of the stream `seed`. Raises `TaskError` when the environment fails."""
+        _, start = self._reset(seed, index)
+        prompt = observation_text(start)
         ref = EpisodeRef(
             task=self.name,
             environment=self._kind,
@@ -51,14 +57,47 @@ class EnvironmentSource:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r} of {self._kind}")
         if ref.options_digest != self._options_digest:
             raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
-        question = self.question(ref.seed, ref.index)
+        try:
+            question = self.question(ref.seed, ref.index)
+        except TaskError as error:
+            raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
         if question.ref != ref:
             raise Refusal(Reason.QUESTION_MISMATCH, f"{ref.task}: the episode begins with another text here")
         return question
 
     def begin(self, ref: TaskRef) -> Episode:
-        """The episode behind a reference that `recall` accepts."""
+        """The episode behind a reference that `recall` accepts. Raises `Refusal`."""
         assert isinstance(ref, EpisodeRef)
-        environment = self._make()
-        environment.reset(ref.seed, ref.index)
-        return environment
+        try:
+            environment, _ = self._reset(ref.seed, ref.index)
+        except TaskError as error:
+            raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
+        return _Guarded(environment, self.name, self._counts)
+
+    def _reset(self, seed: int, index: int) -> tuple[Environment, Observation]:
+        try:
+            environment = self._make()
+            return environment, environment.reset(seed, index)
+        except Exception as error:  # an environment may be anybody's code
+            raise TaskError(f"{self.name} cannot start episode {index} of stream {seed}: {error!r}") from error
+
+
+class _Guarded:
+    """An environment whose failures end the episode with the return 0: a scorer's failure means a wrong answer, too."""
+
+    def __init__(self, environment: Environment, name: str, counts: Counter[str]) -> None:
+        self._environment = environment
+        self._name = name
+        self._counts = counts
+
+    def step(self, action: str) -> Observation | End:
+        """As the environment does. See `Episode`."""
+        try:
+            answer = self._environment.step(action)
+            if isinstance(answer, End) and not 0 <= answer.reward <= 1:
+                raise ValueError(f"a return must be in [0, 1], got {answer.reward}")
+            return answer
+        except Exception as error:  # an environment may be anybody's code, and reads foreign text
+            self._counts["environment_failures"] += 1
+            logger.debug("environment %s raised %r", self._name, error)
+            return End(0.0)
