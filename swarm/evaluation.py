@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from swarm.protocols import RolloutEngine, Verifier
-from swarm.types import Answers, Question, Rejection, Sample, Sampling
+from swarm.types import Answers, Question, Rejection, Sample, Sampling, as_text
 
 CORRECT = 0.99
 """Least reward that counts as a correct answer, also for tasks with partial credit."""
@@ -68,4 +68,4 @@ def evaluate(
 
 def _sample(question: Question, answer: Answers, correct: bool) -> Sample:
     text = "" if isinstance(answer, Rejection) else answer[0].text
-    return Sample(question.prompt[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], correct)
+    return Sample(as_text(question.prompt)[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], correct)

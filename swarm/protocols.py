@@ -14,6 +14,7 @@ from swarm.types import (
     GradedGroup,
     NetworkStatus,
     PeerRecord,
+    Prompt,
     Question,
     Rejection,
     RolloutGroup,
@@ -90,7 +91,7 @@ class Verifier(Protocol):
 class RolloutEngine(Protocol):
     """Generates completions with the node's policy."""
 
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+    def generate(self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """G completions for each of P prompts, [P][G]; a failed prompt gets a `Rejection`, the others go on.
 
         A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
@@ -99,7 +100,7 @@ class RolloutEngine(Protocol):
         ...
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """As `generate`, but yields each prompt's index and answers as soon as they are complete; closing it drops the
         rest."""

@@ -22,6 +22,8 @@ MAX_INTEGER = 2**63 - 1
 MAX_NAME_CHARS = 256
 MAX_STOPS = 64
 MAX_COMPLETIONS = 256
+MAX_MESSAGES = 64
+"""Of a conversation that a question continues."""
 ELEMENT_BYTES = 40
 """Memory of one list item and its slot."""
 
@@ -71,11 +73,27 @@ class DatasetRef(Struct, frozen=True, tag="dataset"):
 TaskRef = ProceduralRef | DatasetRef
 
 
+class Message(Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+Prompt = str | Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+"""A question as the policy is asked it: one text, or a conversation that ends with a message of the user."""
+
+
+def as_text(prompt: Prompt) -> str:
+    """A prompt without its roles: the contents of its messages, with empty lines between them."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(message.content for message in prompt)
+
+
 class Question(Struct, frozen=True):
     """A question as asked; the expected answer stays with the task source."""
 
     ref: TaskRef
-    prompt: str
+    prompt: Prompt
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -210,7 +228,7 @@ class GradedGroup(Struct, frozen=True):
     """A group with this node's own question text and rewards: its sender's are never trained on."""
 
     group: RolloutGroup
-    prompt: str
+    prompt: Prompt
     rewards: tuple[float, ...]
     """[G] from this node's verifier."""
 
@@ -218,7 +236,7 @@ class GradedGroup(Struct, frozen=True):
 class Grade(Struct, frozen=True):
     """A verifier's result for one group: all that comes back from the process that read the texts."""
 
-    prompt: str
+    prompt: Prompt
     rewards: tuple[float, ...]
     """[G]"""
     seconds: float = 0.0

@@ -34,6 +34,7 @@ from swarm.types import (
     NetworkStatus,
     PolicyId,
     ProceduralRef,
+    Prompt,
     Question,
     Rejection,
     RolloutGroup,
@@ -142,12 +143,12 @@ class AtOnce:
         """Wrap `engine`."""
         self._engine = engine
 
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+    def generate(self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """As the engine does."""
         return self._engine.generate(prompts, num_completions, sampling, seed)
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """All groups at the end."""
         yield from list(self._engine.stream(prompts, num_completions, sampling, seed))

@@ -26,7 +26,7 @@ from swarm.policy.loading import Policy, load_policy
 from swarm.protocols import GradientSketcher, StreamingEngine
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Answers, GradedGroup, Sampling, UpdateReport
+from swarm.types import Answers, GradedGroup, Prompt, Sampling, UpdateReport
 
 
 class Begin(Struct, frozen=True):
@@ -39,7 +39,7 @@ class Begin(Struct, frozen=True):
 class Generate(Struct, frozen=True):
     """Answer a share of these questions."""
 
-    prompts: Sequence[str]
+    prompts: Sequence[Prompt]
     num_completions: int
     sampling: Sampling
     seed: int
@@ -123,13 +123,13 @@ class RankCoordinator:
         """Sketches the gradients of an update's groups."""
         return self._updater.sketcher
 
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+    def generate(self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """G completions for each of P prompts, [P][G], or a `Rejection`; from the newest policy."""
         self._order(Generate(prompts, num_completions, sampling, seed))
         return self._engine.generate(prompts, num_completions, sampling, seed)
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """The same for training, group by group; any thread may call it if updates run concurrently."""
         if self._beside:

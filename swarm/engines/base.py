@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from swarm.engines.sampling import check_sampling
 from swarm.engines.stopping import Stops
 from swarm.policy.loading import Policy
-from swarm.types import Answers, Sampling
+from swarm.types import Answers, Prompt, Sampling
 
 
 class PolicyEngine(ABC):
@@ -22,14 +22,14 @@ class PolicyEngine(ABC):
         """Raises `SamplingError` for settings that do not work with this policy."""
         self._stops(sampling)
 
-    def generate(self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+    def generate(self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
         """G completions for each of P prompts, [P][G], or a `Rejection`. See `RolloutEngine`."""
         answers = dict(self.stream(prompts, num_completions, sampling, seed))
         return [answers[i] for i in range(len(prompts))]
 
     @abstractmethod
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
 

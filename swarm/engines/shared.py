@@ -8,7 +8,7 @@ from swarm.engines.base import PolicyEngine
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine
-from swarm.types import Answers, Sampling
+from swarm.types import Answers, Prompt, Sampling
 
 
 class SharedEngine(PolicyEngine):
@@ -20,7 +20,7 @@ class SharedEngine(PolicyEngine):
         self._engine = engine
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """Yield this rank's groups as they complete, then those of the others.
 

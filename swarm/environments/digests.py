@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 from pydantic import JsonValue
 
+from swarm.types import Prompt
+
 
 def digest(*parts: str | int | None | Mapping[str, JsonValue]) -> str:
     """32 hexadecimal digits that depend on every part and its type, but not on the order of mapping keys."""
@@ -30,6 +32,8 @@ def draw(bound: int, *parts: str | int) -> int:
     return int(digest(*parts), 16) % bound
 
 
-def question_hash(prompt: str) -> str:
-    """Digest of a question's text, as `TaskRef.question_hash` carries it."""
-    return digest("question", prompt)
+def question_hash(prompt: Prompt) -> str:
+    """Digest of a question as it is asked, as `TaskRef.question_hash` carries it."""
+    if isinstance(prompt, str):
+        return digest("question", prompt)
+    return digest("conversation", *(part for message in prompt for part in (message.role, message.content)))

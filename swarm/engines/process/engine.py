@@ -26,7 +26,7 @@ from swarm.errors import EngineError, Interrupted
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy
 from swarm.policy.weights import check_weights
-from swarm.types import Answers, Sampling
+from swarm.types import Answers, Prompt, Sampling
 
 LOOK_UP_S = 0.1
 """Interval at which a waiting call checks for cancellation."""
@@ -77,7 +77,7 @@ class ProcessEngine(PolicyEngine):
         return self._process.pid
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         while self._stopping:

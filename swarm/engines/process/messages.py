@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from swarm.errors import EngineError, OutOfMemory, SamplingError
-from swarm.types import Answers, Sampling
+from swarm.types import Answers, Prompt, Sampling
 
 RAISED = {error.__name__: error for error in (EngineError, OutOfMemory, SamplingError)}
 """Errors that the process reports instead of exiting."""
@@ -25,7 +25,7 @@ class Setup(msgspec.Struct, frozen=True):
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Stream the answers to these prompts, then an `End`."""
 
-    prompts: list[str]
+    prompts: list[Prompt]
     num_completions: int
     sampling: Sampling
     seed: int

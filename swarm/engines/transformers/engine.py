@@ -22,7 +22,7 @@ from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
-from swarm.types import Answers, Completion, Rejection, Sampling
+from swarm.types import Answers, Completion, Prompt, Rejection, Sampling
 
 
 class TransformersEngine(PolicyEngine):
@@ -41,7 +41,7 @@ class TransformersEngine(PolicyEngine):
         self._decoder = Decoder(policy)
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         stops = self._stops(sampling)

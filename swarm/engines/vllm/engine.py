@@ -22,7 +22,7 @@ from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
-from swarm.types import Answers, Completion, Rejection, Sampling
+from swarm.types import Answers, Completion, Prompt, Rejection, Sampling
 
 SEEDS = 2**63
 """vLLM's seeds are below this."""
@@ -48,7 +48,7 @@ class VllmEngine(PolicyEngine):
         self._cancelled = cancelled
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seed: int
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete.
 

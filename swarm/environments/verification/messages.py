@@ -9,7 +9,7 @@ import msgspec
 
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
-from swarm.types import Grade, Question, Rejection, TaskRef
+from swarm.types import Grade, Question, Rejection, TaskRef, as_text
 
 MAX_REPLY_BYTES = 2**24
 MAX_PROMPT_CHARS = 2**20
@@ -130,11 +130,13 @@ def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
         case Setup(), Ready(skipped, unprotected):
             return skipped.keys() <= set(tasks) and unprotected.keys() <= PROTECTIONS.keys()
         case Draw(), Drawn(question, counts):
-            return question.ref.task in tasks and len(question.prompt) <= MAX_PROMPT_CHARS and _plausible(counts)
+            return (
+                question.ref.task in tasks and len(as_text(question.prompt)) <= MAX_PROMPT_CHARS and _plausible(counts)
+            )
         case GradeGroup(_, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
-            return fair and timed and len(grade.prompt) <= MAX_PROMPT_CHARS and _plausible(counts)
+            return fair and timed and len(as_text(grade.prompt)) <= MAX_PROMPT_CHARS and _plausible(counts)
         case ((Draw() | GradeGroup()), Refused(rejection)):
             return len(rejection.detail) <= MAX_DETAIL_CHARS
         case ((Setup() | Draw()), Failed()):

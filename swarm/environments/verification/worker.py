@@ -43,7 +43,7 @@ from swarm.environments.verification.messages import (
 from swarm.errors import TaskError
 from swarm.protocols import TaskSource
 from swarm.reasons import Reason
-from swarm.types import Grade, Rejection
+from swarm.types import Grade, Prompt, Rejection, as_text
 
 ALARM_GRACE_S = 1.0
 """The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
@@ -121,14 +121,14 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
                 question = mixture.question(seed, index, skip)
             except TaskError as error:
                 return Failed(_cut(error))
-            if len(question.prompt) > MAX_PROMPT_CHARS:
-                return Refused(_too_long(question.prompt))
+            if (too_long := _too_long(question.prompt)) is not None:
+                return Refused(too_long)
             return Drawn(question, _take(mixture.counts))
         case GradeGroup(ref, texts):
             started = time.perf_counter()
             result = mixture.grade(ref, texts)
-            if isinstance(result, Grade) and len(result.prompt) > MAX_PROMPT_CHARS:
-                result = _too_long(result.prompt)
+            if isinstance(result, Grade):
+                result = _too_long(result.prompt) or result
             result = replace(result, seconds=time.perf_counter() - started)
             if isinstance(result, Grade):
                 return Graded(result, _take(mixture.counts))
@@ -137,8 +137,11 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
             raise AssertionError("a worker accepts one Setup")
 
 
-def _too_long(prompt: str) -> Rejection:
-    return Rejection(Reason.QUESTION_MISMATCH, f"a question of {len(prompt)} characters, more than {MAX_PROMPT_CHARS}")
+def _too_long(prompt: Prompt) -> Rejection | None:
+    num_chars = len(as_text(prompt))
+    if num_chars <= MAX_PROMPT_CHARS:
+        return None
+    return Rejection(Reason.QUESTION_MISMATCH, f"a question of {num_chars} characters, more than {MAX_PROMPT_CHARS}")
 
 
 def _cut(error: TaskError) -> str:
