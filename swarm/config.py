@@ -86,6 +86,8 @@ class NodeConfig(Settings):
     tasks: tuple[TaskConfig, ...] = Field(TINY_TASKS, min_length=1)
     files: dict[str, Path] = {}
     """This node's copies of files that tasks of the run are on, by the task's name: `--files.sums ~/sums.jsonl`."""
+    code: dict[str, str] = {}
+    """This node's copies of code that tasks of the run are on, by the task's name: `--code.halve tasks.py:Halve`."""
     policy: PolicySettings = PolicySettings()
     generation: GenerationSettings = GenerationSettings()
     share: ShareSettings = ShareSettings()
@@ -183,10 +185,16 @@ def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
     policy, tasks = merged.setdefault("policy", {}), merged.get("tasks")
     if not isinstance(policy, dict) or not isinstance(tasks, list) or policy.get("system_prompt") is not None:
         return
-    forms = {str(task.get("find") or "tags") for task in tasks if isinstance(task, dict)}
+    forms = {_form(task) for task in tasks if isinstance(task, dict)}
     if forms - {"tags"} and policy.get("model", TINY) not in EMBEDDED:
         policy["system_prompt"] = SYSTEM_PROMPT_OF_FORMS if "tags" not in forms else SYSTEM_PROMPT_WITH_FORMS
         origins["policy.system_prompt"] = "default for the tasks' `find`"
+
+
+def _form(task: Values) -> str:
+    """The form of answer that a task's questions ask for; code of one's own reads the whole completion."""
+    has_code = task.get("kind") == "python" or task.get("scorer") is not None
+    return str(task.get("find") or ("whole" if has_code else "tags"))
 
 
 def _chosen_model(layers: Iterable[Values]) -> str:

@@ -22,6 +22,7 @@ MAX_FIND_PATTERN_SIZE = 1_024
 """Limit of the characters of `find_pattern`, times all its counts such as 3 in `{1,3}`: a bound on its automaton."""
 MAX_CHOICES = 26
 """Of one question: the letters."""
+MAX_TARGET_CHARS = 512
 MAX_HUB_ID_CHARS = 96
 MAX_HUB_NAME_CHARS = 128
 
@@ -30,6 +31,9 @@ Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 Each = Annotated[tuple[Template, ...], Field(min_length=2, max_length=MAX_CHOICES)]
 """Something for each choice."""
+
+Target = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+(:[A-Za-z_]\w*)?$")]
+"""Code of one's own, as in `swarm/environments/code.py`."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 
@@ -67,7 +71,7 @@ class FindSettings(Settings):
     find: FindRule | None = None
     """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of
     `find_pattern`; `whole`: the whole completion. Default: `tags`; in a data set without `find`, the last box counts if
-    there are no tags, and with `match: numeric` else the last number."""
+    there are no tags, and with `match: numeric` else the last number. Code of one's own gets the whole completion."""
     find_pattern: str | None = Field(None, max_length=MAX_FIND_PATTERN_CHARS)
     """Regular expression for `find: regex`, in RE2's syntax; group 1 is the answer if there is one, else the match."""
     ask: Template | None = None
@@ -159,7 +163,10 @@ class DatasetTask(FindSettings):
     """Seed of each row's order of choices; default: as in the data set."""
     match: MatchRule = "exact"
     """Compare text, numbers, or mathematics in \\\\boxed{}."""
-    reward: RewardSettings = RewardSettings()
+    scorer: Target | None = None
+    """A function of one's own instead of `match`, `reward(question, completion, reference) -> float` in [0, 1]:
+    `mypackage.mymodule:reward`, `rewards.py:reward`, or the name under which a package offers it."""
+    reward: RewardSettings = RewardSettings(threshold=None)
 
     @property
     def offers_as(self) -> tuple[Mapping[str, JsonValue], ...]:
@@ -173,8 +180,8 @@ class DatasetTask(FindSettings):
     def _the_right_choice_has_no_fixed_letter(self) -> DatasetTask:
         if self.choices is None and (self.choice_labels is not None or self.shuffle is not None):
             raise ValueError("choice_labels and shuffle need `choices`")
-        if self.choices is not None and self.answer_pattern is not None:
-            raise ValueError("answer_pattern does not go with `choices`: `answer` must name the right one")
+        if self.choices is not None and (self.answer_pattern is not None or self.scorer is not None):
+            raise ValueError("answer_pattern and scorer do not go with `choices`: `answer` must name the right one")
         if isinstance(self.choices, tuple) and self.answer in self.choices and self.shuffle is None:
             raise ValueError(f"choices with the right one always at {self.answer!r} need `shuffle`, a seed")
         return self
@@ -204,7 +211,35 @@ def _is_hub_name(text: str) -> bool:
     return is_name(text, MAX_HUB_NAME_CHARS) and ".." not in text and not text.startswith(("/", "~"))
 
 
-TaskConfig = Annotated[ReasoningGymTask | DatasetTask, Field(discriminator="kind")]
+class PythonTask(FindSettings):
+    """A task of one's own: a subclass of `swarm.environments.task.Task`. Every member needs the same code."""
+
+    kind: Literal["python"]
+    name: TaskName
+    """Name in this run; peers agree on it through the manifest."""
+    target: Target
+    """`mypackage.mymodule:Name`, `path/to/file.py:Name`, or the name under which an installed package offers it: that
+    of an entry point of the group `swarm.environments`."""
+    weight: Weight = 1.0
+    options: dict[str, JsonValue] = {}
+    """Values for the fields of the class."""
+    reward: RewardSettings = RewardSettings(threshold=None)
+
+
+TaskConfig = Annotated[ReasoningGymTask | DatasetTask | PythonTask, Field(discriminator="kind")]
+
+CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target"})
+"""The field that names code of one's own, by kind of task."""
+
+
+def code_of(config: TaskConfig) -> str | None:
+    """The code of one's own that a task runs, if any."""
+    match config:
+        case PythonTask():
+            return config.target
+        case DatasetTask():
+            return config.scorer
+    return None
 
 
 TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, ...])

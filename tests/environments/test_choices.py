@@ -132,7 +132,8 @@ def test_a_row_whose_right_choice_is_not_clear_is_malformed(row: dict[str, objec
     [
         ({"shuffle": 1}, "need `choices`"),
         ({"choice_labels": "x"}, "need `choices`"),
-        ({"choices": "c", "answer_pattern": "x"}, "does not go with `choices`"),
+        ({"choices": "c", "answer_pattern": "x"}, "do not go with `choices`"),
+        ({"choices": "c", "scorer": "own.py:f"}, "do not go with `choices`"),
         ({"choices": ["c"]}, "at least 2 items"),
     ],
 )

@@ -11,17 +11,19 @@ from typing import Protocol
 import datasets
 from datasets.arrow_reader import ArrowReader
 
+from swarm.environments.code import code_digest
 from swarm.environments.config import DatasetTask
-from swarm.environments.digests import content_digest, digest, draw, question_hash
+from swarm.environments.digests import check_options, content_digest, digest, draw, question_hash, with_code
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.items import Item, ItemReader
+from swarm.environments.sources.python import load_reward
 from swarm.environments.sources.stored import FileRows, StoredRows
 from swarm.environments.specs import FORMATS, LOCAL, is_on_disk
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef, as_text
 
 _MAX_ATTEMPTS = 64
 """Malformed rows skipped for one question before the data set counts as unusable."""
@@ -82,7 +84,9 @@ class DatasetSource:
         self._rows = rows.select_columns(sorted({column.name for column in self._items.columns}))
         splits = {part.split("[")[0].strip() for part in config.split.split("+")}
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
-        self._options_digest = digest(config.subset, config.split, config.prompt, *config.finds_as, *config.offers_as)
+        options = digest(config.subset, config.split, config.prompt, *config.finds_as, *config.offers_as)
+        self._own_reward = load_reward(config.scorer, config.name, self.counts) if config.scorer else None
+        self._options_digest = with_code(options, code_digest(config.scorer)) if config.scorer else options
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` after 64 consecutive malformed rows."""
@@ -110,23 +114,28 @@ class DatasetSource:
     def recall(self, ref: TaskRef) -> Question:
         """The question behind a reference.
 
-        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when this node's row is missing,
-        malformed or has another text. Other revisions or copies of the data are fine if the text agrees.
+        Raises `Refusal`: `unknown_task`, `options_differ`, `other_task` when the scorer's code differs, or
+        `question_mismatch` when this node's row is missing, malformed or has another text. Other revisions or copies of
+        the data are fine if the text agrees.
         """
         return Question(ref, self._recall(ref).prompt)
 
     def score(self, ref: TaskRef, completion: str) -> float:
-        """Reward of one completion: its answer, compared under the task's match rule."""
+        """Reward of one completion: its answer, compared under the task's match rule or scored by the user's code."""
         item = self._recall(ref)
         answer = self._find(completion)
-        right = answer is not None and item.is_right(answer, self._config.match)
-        return self._config.reward.reward(1.0 if right else 0.0)
+        return self._config.reward.reward(0.0 if answer is None else self._score(item, answer))
+
+    def _score(self, item: Item, answer: str) -> float:
+        if self._own_reward is None:
+            return 1.0 if item.is_right(answer, self._config.match) else 0.0
+        question = as_text(item.prompt)
+        return max(self._own_reward(question, answer, reference) for reference in item.references)
 
     def _recall(self, ref: TaskRef) -> Item:
         if not isinstance(ref, DatasetRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the data set task {self.name!r}")
-        if ref.options_digest != self._options_digest:
-            raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
+        check_options(ref, self._options_digest)
         here = f"{ref.task} row {ref.row} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
         if not 0 <= ref.row < len(self._rows):
             raise Refusal(Reason.QUESTION_MISMATCH, f"{here} with {len(self._rows)} rows")

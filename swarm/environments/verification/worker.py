@@ -13,12 +13,14 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig
+from swarm.environments.code import file_of, load
+from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of
 from swarm.environments.mixture import TaskMixture, make_source
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.verification.channel import read_message, write_message
@@ -76,11 +78,15 @@ def _prepare(request: Prepare) -> Prepared:
 
 def _serve(descriptor: int, setup: Setup) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
-    rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
-    confinement = Confinement()
-    confinement.enclose(rows, [Path(".")], network=False)
     configs = TASK_LIST.validate_json(setup.configs)
+    rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
+    code = [target for target in map(code_of, configs) if target is not None]
+    confinement = Confinement()
+    confinement.enclose([*rows, *filter(None, map(file_of, code))], [Path(".")], network=False)
     _import_libraries(configs)
+    for target in code:
+        with suppress(TaskError):  # the task's source reports it
+            load(target)
     confinement.seal()
     try:
         mixture = TaskMixture(configs, setup.lenient, partial(_source, setup))
