@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
-FIELD_COMMANDS = frozenset({"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep"})
+FIELD_COMMANDS = frozenset(
+    {"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep", "tasks try"}
+)
 
 SEVERAL = {"sweep": "--mix", "evaluate": "--suite"}
 """By command: its option that takes several values."""
@@ -44,6 +46,9 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+
+tasks_app = typer.Typer(help="List what can be learned; try what a configuration asks.")
+app.add_typer(tasks_app, name="tasks")
 
 identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
 app.add_typer(identity_app, name="identity")
@@ -313,15 +318,32 @@ def simulate_in_memory(
     raise typer.Exit(run(config, out, peers, first_seed, control, supervised))
 
 
-@app.command()
-def tasks(
+@tasks_app.command("list")
+def tasks_list(
     pattern: Annotated[str, typer.Argument(help="Only tasks whose name contains this.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the available tasks, each with an example."""
-    from nodes.commands.tasks import list_tasks
+    """List the available tasks, each with an example: what `swarm tasks` does by default."""
+    from nodes.commands.tasks.listing import list_tasks
 
     list_tasks(pattern, as_json, _console())
+
+
+@tasks_app.command("try")
+def tasks_try(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(help="YAML configuration.")],
+    model: ModelOption = None,
+    questions: Annotated[int, typer.Option(min=1, help="Questions to ask, once each.")] = 5,
+    engine: EngineOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask a model some questions of a configuration's tasks; show each with the completion and its reward."""
+    pairs = [*_given({"policy.model": model, "generation.engine": engine}), *_fields(context)]
+    _check(config, pairs)
+    from nodes.commands.tasks.trial import try_tasks
+
+    try_tasks(config, pairs, questions, as_json, _console())
 
 
 @app.command()
@@ -561,6 +583,8 @@ def main() -> None:
         arguments, fields = split_fields(sys.argv[1:])
         if several := SEVERAL.get(arguments[0] if arguments else ""):
             arguments = repeat_option(arguments, several)
+        if arguments[:1] == ["tasks"] and arguments[1:2] not in (["list"], ["try"], ["--help"]):
+            arguments.insert(1, "list")
         if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
             raise ConfigError(f"--{fields[0][0]} is a configuration field, which this command does not accept")
         app(args=arguments, obj=fields)

@@ -93,6 +93,8 @@ class NodeConfig(Settings):
     tasks: tuple[TaskConfig, ...] = Field(TINY_TASKS, min_length=1)
     files: dict[str, Path] = {}
     """This node's copies of files that tasks of the run are on, by the task's name: `--files.sums ~/sums.jsonl`."""
+    code: dict[str, str] = {}
+    """This node's copies of code that tasks of the run are on, by the task's name: `--code.halve tasks.py:Halve`."""
     policy: PolicySettings = PolicySettings()
     generation: GenerationSettings = GenerationSettings()
     share: ShareSettings = ShareSettings()
@@ -190,15 +192,17 @@ def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
     policy, tasks = merged.setdefault("policy", {}), merged.get("tasks")
     if not isinstance(policy, dict) or not isinstance(tasks, list) or policy.get("system_prompt") is not None:
         return
-    forms = {str(task.get("find") or _usual_form(task)) for task in tasks if isinstance(task, dict)}
+    forms = {_form(task) for task in tasks if isinstance(task, dict)}
     if forms - {"tags"} and policy.get("model", TINY) not in EMBEDDED:
         policy["system_prompt"] = SYSTEM_PROMPT_OF_FORMS if "tags" not in forms else SYSTEM_PROMPT_WITH_FORMS
         origins["policy.system_prompt"] = "default for the tasks' `find`"
 
 
-def _usual_form(task: Values) -> str:
-    """Where the answer is without a setting; an environment reads whole turns."""
-    return "tags" if task.get("kind", "reasoning_gym") in ("reasoning_gym", "dataset") else "whole"
+def _form(task: Values) -> str:
+    """The form of answer that a task's questions ask for; an environment and code of one's own read whole texts."""
+    kind = task.get("kind", "reasoning_gym")
+    reads_all = kind not in ("reasoning_gym", "dataset") or task.get("scorer") is not None
+    return str(task.get("find") or ("whole" if reads_all else "tags"))
 
 
 def _chosen_model(layers: Iterable[Values]) -> str:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from swarm.groups.episodes import Played, by_generate, play
 from swarm.protocols import RolloutEngine, Verifier
-from swarm.types import Rejection, Sample, Sampling
+from swarm.types import Rejection, Sample, Sampling, as_text
 
 CORRECT = 0.99
 """Least reward that counts as a correct answer, also for tasks with partial credit."""
@@ -64,5 +64,5 @@ def evaluate(
         correct, asked = counts.get(question.ref.task, (0, 0))
         counts[question.ref.task] = (correct + right, asked + 1)
         if len(samples) < NUM_SAMPLES:
-            samples.append(Sample(question.prompt[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], right))
+            samples.append(Sample(as_text(question.prompt)[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], right))
     return Evaluation(dict(sorted(counts.items())), tuple(samples))

@@ -112,6 +112,7 @@ class Reason(StrEnum):
         "The grading queue was full, and this was the oldest group of the sender with the most groups in it.",
     )
     UNKNOWN_TASK = "unknown_task", Subject.GROUP, "Its task is not among this node's tasks."
+    OTHER_TASK = "other_task", Subject.GROUP, "Its task runs other code here, with the same options."
     OPTIONS_DIFFER = "options_differ", Subject.GROUP, "Its task's options differ from this node's."
     QUESTION_MISMATCH = (
         "question_mismatch",

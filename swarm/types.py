@@ -24,6 +24,8 @@ MAX_STOPS = 64
 MAX_COMPLETIONS = 256
 MAX_TURNS = 64
 """The policy's turns in one completion."""
+MAX_MESSAGES = 64
+"""Of a conversation that a question continues."""
 ELEMENT_BYTES = 40
 """Memory of one list item and its slot."""
 
@@ -113,12 +115,28 @@ Actions = str | tuple[str, ...]
 """What the policy said: the text of its only turn, or that of each turn."""
 
 
+class Message(Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+Prompt = str | Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+"""A question as the policy is asked it: one text, or a conversation that ends with a message of the user."""
+
+
+def as_text(prompt: Prompt) -> str:
+    """A prompt without its roles: the contents of its messages, with empty lines between them."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(message.content for message in prompt)
+
+
 class Question(Struct, frozen=True):
     """A question as asked; the expected answer stays with the task source."""
 
     ref: TaskRef
-    prompt: str
-    """The first observation's text."""
+    prompt: Prompt
+    """The first observation's text, or a conversation."""
     max_turns: int = 1
     """Turns after which an episode is over."""
 
@@ -133,11 +151,11 @@ class Step(Struct, frozen=True):
 class Past(Struct, frozen=True):
     """What the next turn of an episode continues, exactly: no turn's text is tokenized again."""
 
-    prompt: str
+    prompt: Prompt
     steps: tuple[Step, ...]
 
 
-Context = str | Past
+Context = Prompt | Past
 """What a completion continues: a question, or an episode in progress."""
 
 
@@ -306,7 +324,7 @@ class GradedGroup(Struct, frozen=True):
     """A group with this node's own question text, observations and rewards: its sender's are never trained on."""
 
     group: RolloutGroup
-    prompt: str
+    prompt: Prompt
     rewards: tuple[float, ...]
     """[G] from this node's verifier."""
     observations: tuple[tuple[Observation, ...], ...] = ()
@@ -320,7 +338,7 @@ class GradedGroup(Struct, frozen=True):
 class Grade(Struct, frozen=True):
     """A verifier's result for one group: all that comes back from the process that read the texts."""
 
-    prompt: str
+    prompt: Prompt
     rewards: tuple[float, ...]
     """[G] 0 for an episode that is not over."""
     seconds: float = 0.0

@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Sequence
 
 from swarm.environments.config import ReasoningGymTask
-from swarm.types import Completion, Context, Rejection, Sampling
+from swarm.types import Completion, Context, Past, Prompt, Rejection, Sampling, as_text
 
 SLOW_TASK = "futoshiki"
 """A task whose questions take 0.1 to 1 s to make."""
@@ -34,16 +34,16 @@ _EXPRESSION = re.compile(r"(\d+) ([-+*]) (\d+)")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>")
 
 
-def solve(prompt: str) -> int | None:
+def solve(prompt: Prompt) -> int | None:
     """The answer to a question of `ARITHMETIC`; None for any other."""
-    found = _EXPRESSION.search(prompt)
+    found = _EXPRESSION.search(as_text(prompt))
     if found is None:
         return None
     left, operator, right = int(found[1]), found[2], int(found[3])
     return {"+": left + right, "-": left - right, "*": left * right}[operator]
 
 
-def is_right(prompt: str, text: str) -> bool:
+def is_right(prompt: Prompt, text: str) -> bool:
     """Whether a completion answers a question of `ARITHMETIC` correctly."""
     answers = _ANSWER.findall(text)
     return bool(answers) and answers[-1] == str(solve(prompt))
@@ -67,7 +67,8 @@ class HalfRight:
     ) -> list[tuple[Completion, ...] | Rejection]:
         """[P][G]; the same seed gives the same completions."""
         source = random.Random(seed)
-        return [self._group(solve(str(prompt)), num_completions, source) for prompt in prompts]
+        asked = [each.prompt if isinstance(each, Past) else each for each in prompts]
+        return [self._group(solve(prompt), num_completions, source) for prompt in asked]
 
     def stream(
         self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int

@@ -18,6 +18,7 @@ from swarm.environments.config import ReasoningGymTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
+from swarm.types import as_text
 
 TASK = ReasoningGymTask(name="count_bits", options={"min_n": 2**13, "max_n": 2**14 - 1})
 NUM_EXAMPLES = 6_000
@@ -66,8 +67,8 @@ def warm_start(recipe: WarmStart, verifier: InlineVerifier, directory: Path) -> 
     rng = random.Random(recipe.seed)
     examples = []
     for question in verifier.draw(TRAINING_STREAM, 0, NUM_EXAMPLES):
-        number = int(re.findall(r"\d+", question.prompt)[-1])
-        prompt = tokenizer.encode(question.prompt)
+        number = int(re.findall(r"\d+", as_text(question.prompt))[-1])
+        prompt = tokenizer.encode(as_text(question.prompt))
         answer = tokenizer.encode(working(number, recipe, rng))
         examples.append((prompt, [*answer, tokenizer.eos_token_id]))
     with torch.random.fork_rng(devices=[]):

@@ -24,7 +24,7 @@ from swarm.net.records.envelope import Body, Envelope, SealedRecord, read_record
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Announcement, Limits, seal, seal_announcement
-from swarm.types import SCHEMA_VERSION, Completion, PolicyId, ProceduralRef, Question, RolloutGroup, Sampling
+from swarm.types import SCHEMA_VERSION, Completion, PolicyId, ProceduralRef, Prompt, Question, RolloutGroup, Sampling
 
 KINDS = ("forged", "replayed", "oversize", "malformed", "wrong")
 """Kinds that must never be trained on."""
@@ -447,7 +447,7 @@ class Attacks:
         assert right is not None
         return self._answers([right, right, right + 1, right + 2])
 
-    def _answers(self, values: Sequence[int], *, wrong: str = "") -> tuple[Completion, ...]:
+    def _answers(self, values: Sequence[int], *, wrong: Prompt = "") -> tuple[Completion, ...]:
         """Completions; with `wrong`, the values are offsets from the right answer."""
         offset = (solve(wrong) or 0) if wrong else 0
         return tuple(Completion(answer(offset + value, SMALL, self._random), "stop") for value in values)

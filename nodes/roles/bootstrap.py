@@ -42,7 +42,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     sealed = found_run(config, identity, remembered(config.out))
     remember(config.out, sealed)
     for name in lacking_files(sealed):
-        warn(f"the files of the task {name} are not here, so nobody can join with a copy of them", console)
+        warn(f"the files or code of the task {name} are not here, so nobody can join with a copy of them", console)
     profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
     transport = open_transport(config.network, identity, profile=profile, manifest=sealed)
     try:

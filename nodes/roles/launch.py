@@ -165,7 +165,7 @@ def _launch(
         _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
         if manifest and tasks_of_the_run:
-            for name, reason in left_out(manifest, loaded.config.files).items():
+            for name, reason in left_out(manifest, loaded.config.files, loaded.config.code).items():
                 warn(f"omitting the run's task {name}: {reason}", console)
         elif manifest and manifest.founder != home.identity.peer_id:
             for difference in other_files(manifest, loaded.config.tasks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,13 +15,17 @@ from rich.text import Text
 
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.engines.config import GenerationSettings
-from swarm.environments.config import DatasetTask, TaskConfig
+from swarm.environments.config import DatasetTask, TaskConfig, code_of
 from swarm.environments.specs import (
+    CODE,
+    code_differs,
     differing_copy,
     files_digest,
     from_specs,
+    has_code,
     is_founders_own,
     is_on_disk,
+    lacks_code,
     to_specs,
     why_left_out,
 )
@@ -33,7 +37,7 @@ from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
-from swarm.types import RunManifest
+from swarm.types import RunManifest, TaskSpec
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +84,7 @@ def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None) -> V
     """The run's settings as a layer of its members' configuration.
 
     `own` is the member's configuration without this layer: tasks that it lists replace the run's, and it may have
-    copies of the founder's local files. Raises `TaskError` if no task is left, or a copy differs.
+    copies of the founder's local files and code. Raises `TaskError` if no task is left, or a copy differs.
     """
     values: Values = {
         "generation": _room_for(manifest),
@@ -92,13 +96,12 @@ def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None) -> V
     }
     if own is not None and "tasks" in own.origins:
         return values
-    files = own.config.files if own is not None else {}
-    unused = sorted(files.keys() - {spec.name for spec in manifest.tasks if is_founders_own(spec)})
-    if unused:
-        raise TaskError(f"files.{unused[0]}: run {manifest.run_id} has no task of this name on its founder's files")
-    tasks = from_specs(manifest.tasks, files)
+    files, code = (own.config.files, own.config.code) if own is not None else ({}, {})
+    _check_use("files", files, "on its founder's files", filter(is_founders_own, manifest.tasks), manifest)
+    _check_use("code", code, "with code of its founder's own", filter(has_code, manifest.tasks), manifest)
+    tasks = from_specs(manifest.tasks, files, code)
     if not tasks:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out(manifest, files).items())
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out(manifest, files, code).items())
         raise TaskError(
             f"none of the tasks of run {manifest.run_id} can be set up here; use a configuration with your own tasks "
             f"({reasons})"
@@ -107,24 +110,41 @@ def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None) -> V
     return {"tasks": listed, **values}
 
 
-def left_out(manifest: RunManifest, files: Mapping[str, Path] | None = None) -> dict[str, str]:
-    """By name: why this node, with these copies of the founder's files, omits tasks of the run."""
-    return {spec.name: reason for spec in manifest.tasks if (reason := why_left_out(spec, files)) is not None}
+def _check_use(
+    field: str, given: Mapping[str, object], which: str, specs: Iterable[TaskSpec], manifest: RunManifest
+) -> None:
+    """Raises `TaskError` for a copy for which the run has no task."""
+    for name in sorted(given.keys() - {spec.name for spec in specs}):
+        raise TaskError(f"{field}.{name}: run {manifest.run_id} has no task of this name {which}")
+
+
+def left_out(
+    manifest: RunManifest, files: Mapping[str, Path] | None = None, code: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """By name: why this node, with these copies of the founder's files and code, omits tasks of the run."""
+    return {spec.name: reason for spec in manifest.tasks if (reason := why_left_out(spec, files, code)) is not None}
 
 
 def lacking_files(sealed: bytes) -> list[str]:
-    """The tasks of a run on local files that its founder did not have, so that the manifest lacks their digest."""
-    return [spec.name for spec in reopen(sealed).tasks if is_founders_own(spec) and files_digest(spec) is None]
+    """The tasks of a run on local files or code that its founder did not have: the manifest lacks their digest."""
+    return [
+        spec.name
+        for spec in reopen(sealed).tasks
+        if (is_founders_own(spec) and files_digest(spec) is None) or lacks_code(spec)
+    ]
 
 
 def other_files(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[str]:
-    """How the local files of a member's own tasks differ from those of the run's tasks of the same names.
+    """How the local files and the code of a member's own tasks differ from those of the run's tasks of the same names.
 
-    Their groups agree only where the rows do. Raises `TaskError` if files cannot be read.
+    Their groups agree only where the rows do, and never with other code. Raises `TaskError` if files cannot be read.
     """
+    targets = {task.name: target for task in tasks if (target := code_of(task)) is not None}
+    ran = [spec for spec in manifest.tasks if spec.name in targets and CODE in spec.settings]
+    code = [problem for spec in ran if (problem := code_differs(spec, targets[spec.name])) is not None]
     paths = {task.name: Path(task.path) for task in tasks if isinstance(task, DatasetTask) and is_on_disk(task)}
     both = [spec for spec in manifest.tasks if spec.name in paths and files_digest(spec) is not None]
-    return [problem for spec in both if (problem := differing_copy(spec, paths[spec.name])) is not None]
+    return code + [problem for spec in both if (problem := differing_copy(spec, paths[spec.name])) is not None]
 
 
 def _room_for(manifest: RunManifest) -> Values:

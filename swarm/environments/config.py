@@ -21,12 +21,20 @@ MAX_PATTERN_CHARS = 1_024
 MAX_FIND_PATTERN_CHARS = 256
 MAX_FIND_PATTERN_SIZE = 1_024
 """Limit of the characters of `find_pattern`, times all its counts such as 3 in `{1,3}`: a bound on its automaton."""
+MAX_CHOICES = 26
+"""Of one question: the letters."""
+MAX_TARGET_CHARS = 512
 MAX_HUB_ID_CHARS = 96
 MAX_HUB_NAME_CHARS = 128
 
 TaskName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=f"^[{NAME_CHARS}]+$")]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
+Each = Annotated[tuple[Template, ...], Field(min_length=2, max_length=MAX_CHOICES)]
+"""Something for each choice."""
+
+Target = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+(:[A-Za-z_]\w*)?$")]
+"""Code of one's own, as in `swarm/environments/code.py`."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 
@@ -64,7 +72,7 @@ class FindSettings(Settings):
     find: FindRule | None = None
     """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of
     `find_pattern`; `whole`: the whole completion. Default: `tags`; in a data set without `find`, the last box counts if
-    there are no tags, and with `match: numeric` else the last number."""
+    there are no tags, and with `match: numeric` else the last number. Code of one's own gets the whole completion."""
     find_pattern: str | None = Field(None, max_length=MAX_FIND_PATTERN_CHARS)
     """Regular expression for `find: regex`, in RE2's syntax; group 1 is the answer if there is one, else the match."""
     ask: Template | None = None
@@ -140,14 +148,44 @@ class DatasetTask(FindSettings):
     revision: str | None = None
     """Hub revision; pin it, so that all peers see the same rows."""
     prompt: Template = "{question}"
-    """Column name, or a template with columns in braces."""
+    """Column, or a template with columns in braces. A column may be a path such as `extra_info.question` or
+    `messages[0].content`; one with a list of messages, each with `role` and `content`, is asked as a conversation."""
     answer: Template = "answer"
-    """Column name, or a template with columns in braces."""
+    """As `prompt`; of a list such as `answers.text` any item is right."""
     answer_pattern: str | None = Field(None, max_length=MAX_PATTERN_CHARS)
     """Regular expression; its last match in the answer column (group 1 if there is one) is the reference answer."""
+    choices: Template | Each | None = None
+    """For multiple choice: a column with a list, such as `choices.text`, or a list of columns. The question lists them
+    with letters; the right one's letter or text is a right answer."""
+    choice_labels: Template | Each | None = None
+    """How `answer` names a choice: a column with a list of labels, such as `choices.label`, or these labels. Default:
+    the letter from A, the number from 0, the text, or as one of the columns in `choices`."""
+    shuffle: int | None = Field(None, ge=0, lt=2**32)
+    """Seed of each row's order of choices; default: as in the data set."""
     match: MatchRule = "exact"
     """Compare text, numbers, or mathematics in \\\\boxed{}."""
-    reward: RewardSettings = RewardSettings()
+    scorer: Target | None = None
+    """A function of one's own instead of `match`, `reward(question, completion, reference) -> float` in [0, 1]:
+    `mypackage.mymodule:reward`, `rewards.py:reward`, or the name under which a package offers it."""
+    reward: RewardSettings = RewardSettings(threshold=None)
+
+    @property
+    def offers_as(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """What decides the list of choices, for digests; empty without them."""
+        if self.choices is None:
+            return ()
+        choices = self.choices if isinstance(self.choices, str) else list[JsonValue](self.choices)
+        return ({"choices": choices, "shuffle": self.shuffle},)
+
+    @model_validator(mode="after")
+    def _the_right_choice_has_no_fixed_letter(self) -> DatasetTask:
+        if self.choices is None and (self.choice_labels is not None or self.shuffle is not None):
+            raise ValueError("choice_labels and shuffle need `choices`")
+        if self.choices is not None and (self.answer_pattern is not None or self.scorer is not None):
+            raise ValueError("answer_pattern and scorer do not go with `choices`: `answer` must name the right one")
+        if isinstance(self.choices, tuple) and self.answer in self.choices and self.shuffle is None:
+            raise ValueError(f"choices with the right one always at {self.answer!r} need `shuffle`, a seed")
+        return self
 
     @model_validator(mode="after")
     def _a_public_one_names_nothing_but_a_repository(self) -> DatasetTask:
@@ -205,7 +243,35 @@ class NumberGuessingTask(EnvironmentTask):
     """The numbers are 1 to this."""
 
 
-TaskConfig = Annotated[ReasoningGymTask | DatasetTask | NumberGuessingTask, Field(discriminator="kind")]
+class PythonTask(FindSettings):
+    """A task of one's own: a subclass of `swarm.environments.task.Task`. Every member needs the same code."""
+
+    kind: Literal["python"]
+    name: TaskName
+    """Name in this run; peers agree on it through the manifest."""
+    target: Target
+    """`mypackage.mymodule:Name`, `path/to/file.py:Name`, or the name under which an installed package offers it: that
+    of an entry point of the group `swarm.environments`."""
+    weight: Weight = 1.0
+    options: dict[str, JsonValue] = {}
+    """Values for the fields of the class."""
+    reward: RewardSettings = RewardSettings(threshold=None)
+
+
+TaskConfig = Annotated[ReasoningGymTask | DatasetTask | PythonTask | NumberGuessingTask, Field(discriminator="kind")]
+
+CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target"})
+"""The field that names code of one's own, by kind of task."""
+
+
+def code_of(config: Settings) -> str | None:
+    """The code of one's own that a task runs, if any."""
+    match config:
+        case PythonTask():
+            return config.target
+        case DatasetTask():
+            return config.scorer
+    return None
 
 
 TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, ...])

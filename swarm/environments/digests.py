@@ -9,11 +9,29 @@ from pathlib import Path
 import msgspec
 from pydantic import JsonValue
 
+from swarm.errors import Refusal
+from swarm.reasons import Reason
+from swarm.types import Prompt, TaskRef
+
 
 def digest(*parts: str | int | None | Mapping[str, JsonValue]) -> str:
     """32 hexadecimal digits that depend on every part and its type, but not on the order of mapping keys."""
     canonical = msgspec.json.encode(parts, order="deterministic")
     return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def with_code(options_digest: str, code_digest: str) -> str:
+    """The digest of a task's options and of the code that it runs."""
+    return f"{options_digest}.{code_digest}"
+
+
+def check_options(ref: TaskRef, here: str) -> None:
+    """Raises `Refusal` for a reference with other options than a task has `here`, or with other code: `other_task`."""
+    if ref.options_digest == here:
+        return
+    only_code = ref.options_digest.partition(".")[0] == here.partition(".")[0]
+    reason = Reason.OTHER_TASK if only_code else Reason.OPTIONS_DIFFER
+    raise Refusal(reason, f"{ref.task}: {ref.options_digest}, here {here}")
 
 
 def content_digest(files: Iterable[Path]) -> str:
@@ -30,6 +48,8 @@ def draw(bound: int, *parts: str | int) -> int:
     return int(digest(*parts), 16) % bound
 
 
-def question_hash(prompt: str) -> str:
-    """Digest of a question's text, as `TaskRef.question_hash` carries it."""
-    return digest("question", prompt)
+def question_hash(prompt: Prompt) -> str:
+    """Digest of a question as it is asked, as `TaskRef.question_hash` carries it."""
+    if isinstance(prompt, str):
+        return digest("question", prompt)
+    return digest("conversation", *(part for message in prompt for part in (message.role, message.content)))

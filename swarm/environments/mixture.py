@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from swarm.environments.config import NumberGuessingTask, ReasoningGymTask, TaskConfig
+from swarm.environments.config import NumberGuessingTask, PythonTask, ReasoningGymTask, TaskConfig
 from swarm.environments.digests import draw
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
@@ -31,6 +31,10 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
         from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 
         return ReasoningGymSource(config, counts=counts)
+    if isinstance(config, PythonTask):
+        from swarm.environments.sources.python import PythonSource
+
+        return PythonSource(config, counts=counts)
     from swarm.environments.sources.hf_datasets import DatasetSource
 
     return DatasetSource(config, counts=counts, stored=stored)

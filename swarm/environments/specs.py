@@ -2,7 +2,8 @@
 
 A manifest never makes a node open a local file: its data sets are public repositories of the hub. A task on local files
 is listed with their digest and without their path. A member with a copy gives a path of its own, which is opened only
-if the digest agrees; other members go without the task and count its groups as `unknown_task`.
+if the digest agrees; other members go without the task and count its groups as `unknown_task`. The same holds for code,
+of which a manifest can only name what packages offer as tasks, nothing else that is installed.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from swarm.environments.config import DatasetTask, TaskConfig, is_hub_id
+from swarm.environments.code import code_digest, is_offered, resolved
+from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of, is_hub_id
 from swarm.environments.digests import content_digest
 from swarm.errors import TaskError
 from swarm.foreign import clean
 from swarm.types import TaskSpec
 
 LOCAL = "local"
-"""Replaces the path of local files wherever others can see it."""
+"""Replaces the path of local files, and the place of code, wherever others can see it."""
 DIGEST = "digest"
 """The setting of a specification that holds the digest of local files."""
+CODE = "code"
+"""The setting of a specification that holds the digest of code."""
 MAX_PROBLEM_CHARS = 1_000
 
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -32,7 +36,7 @@ FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".pa
 _ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
 _STAND_IN = "owner/name"
 """A path with which the other settings of a task on local files are checked as strictly as those of a public one."""
-_KINDS = frozenset({"reasoning_gym", "dataset", "number_guessing"})
+_KINDS = frozenset({"reasoning_gym", "dataset", "python", "number_guessing"})
 
 
 def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
@@ -40,20 +44,28 @@ def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
     return tuple(_to_spec(config) for config in configs)
 
 
-def from_specs(specs: Iterable[TaskSpec], files: Mapping[str, Path] | None = None) -> tuple[TaskConfig, ...]:
+def from_specs(
+    specs: Iterable[TaskSpec], files: Mapping[str, Path] | None = None, code: Mapping[str, str] | None = None
+) -> tuple[TaskConfig, ...]:
     """The manifest's tasks that this node can try to set up, without those for which `why_left_out` has a reason.
 
-    `files` are this node's copies of the founder's local files, by task. Raises `TaskError` for a specification that is
-    not a valid configuration, and for a copy that differs.
+    `files` and `code` are this node's copies of the founder's local files and code, by task. Raises `TaskError` for a
+    specification that is not a valid configuration, and for a copy that differs.
     """
-    copies = files or {}
-    return tuple(_from_spec(spec, copies.get(spec.name)) for spec in specs if why_left_out(spec, copies) is None)
+    kept = [spec for spec in specs if why_left_out(spec, files, code) is None]
+    return tuple(_from_spec(spec, (files or {}).get(spec.name), (code or {}).get(spec.name)) for spec in kept)
 
 
-def why_left_out(spec: TaskSpec, files: Mapping[str, Path] | None = None) -> str | None:
+def why_left_out(
+    spec: TaskSpec, files: Mapping[str, Path] | None = None, code: Mapping[str, str] | None = None
+) -> str | None:
     """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
     if spec.kind not in _KINDS:
         return f"this version of swarm knows no tasks of the kind {spec.kind}; a later one may"
+    if lacks_code(spec):
+        return "it runs code of the run's founder, without its digest"
+    if has_code(spec) and spec.name not in (code or {}) and (reason := _why_without_code(spec)) is not None:
+        return reason
     if not is_founders_own(spec):
         return None
     if files_digest(spec) is None:
@@ -61,6 +73,36 @@ def why_left_out(spec: TaskSpec, files: Mapping[str, Path] | None = None) -> str
     if spec.name not in (files or {}):
         return f"it is on local files of the run's founder; if you have a copy, give its path: --files.{spec.name} PATH"
     return None
+
+
+def has_code(spec: TaskSpec) -> bool:
+    """Whether a task runs code of its founder's own, or of a package."""
+    return spec.settings.get(CODE_FIELDS.get(spec.kind, "")) is not None
+
+
+def lacks_code(spec: TaskSpec) -> bool:
+    """Whether a task runs code that its founder did not have."""
+    return has_code(spec) and not isinstance(spec.settings.get(CODE), str)
+
+
+def _why_without_code(spec: TaskSpec) -> str | None:
+    """Why a task whose code this node's user does not name cannot be set up; None if a package offers it."""
+    target = spec.settings[CODE_FIELDS[spec.kind]]
+    if not (isinstance(target, str) and is_offered(target)):
+        return f"it runs code of the run's founder; if you have a copy, name it: --code.{spec.name} tasks.py:Name"
+    try:
+        return code_differs(spec, target)
+    except TaskError as error:
+        return str(error)
+
+
+def code_differs(spec: TaskSpec, target: str) -> str | None:
+    """How this node's code differs from the founder's; None when it does not. Raises `TaskError`."""
+    here, wanted = code_digest(target), spec.settings.get(CODE)
+    if here == wanted:
+        return None
+    text = f"task {spec.name!r}: {target} has the digest {here}, but the run's code has {wanted}; get the same code"
+    return clean(text, MAX_PROBLEM_CHARS)
 
 
 def files_digest(spec: TaskSpec) -> str | None:
@@ -116,6 +158,10 @@ def _to_spec(config: TaskConfig) -> TaskSpec:
             f"task {config.name!r}: a run's data set must be OWNER/NAME on the hub, got {config.path!r}; members would "
             "refuse it"
         )
+    if (target := code_of(config)) is not None:
+        settings[CODE_FIELDS[config.kind]] = target if is_offered(target) else LOCAL
+        with suppress(TaskError):  # as above
+            settings[CODE] = code_digest(target)
     return TaskSpec(name=config.name, kind=config.kind, weight=config.weight, settings=settings)
 
 
@@ -131,8 +177,14 @@ def _digest_at(path: Path, task: str) -> str:
         raise TaskError(f"task {task!r}: cannot read {path}: {error}") from error
 
 
-def _from_spec(spec: TaskSpec, copy: Path | None) -> TaskConfig:
+def _from_spec(spec: TaskSpec, copy: Path | None, target: str | None) -> TaskConfig:
     settings = {**spec.settings, "name": spec.name, "kind": spec.kind, "weight": spec.weight}
+    if has_code(spec):
+        if target is not None and (problem := code_differs(spec, target)):
+            raise TaskError(problem)
+        offered = settings[CODE_FIELDS[spec.kind]]
+        settings[CODE_FIELDS[spec.kind]] = resolved(target or str(offered))
+        settings.pop(CODE, None)
     if spec.kind == "dataset":
         settings["public"] = True
     own = is_founders_own(spec)

@@ -24,7 +24,7 @@ from swarm.policy.reading import outline, read_model
 from swarm.policy.routing import Routers
 from swarm.policy.tiny import ensure_tiny
 from swarm.policy.turns import Between
-from swarm.types import Completion, Context, Observation, Past, observation_text
+from swarm.types import Completion, Context, Message, Observation, Past, Prompt, as_text, observation_text
 
 UNBOUNDED_POSITIONS = 10**9
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -123,16 +123,20 @@ class Policy:
         """
         return self._between.ids(observation_text(observation), after)
 
-    def encode_prompt(self, question: str) -> list[int]:
-        """Token ids of a question, with the tokenizer's chat template if it has one."""
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a question, with the tokenizer's chat template if it has one.
+
+        The system prompt precedes it, unless a conversation begins with its own.
+        """
+        messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+        if self.system_prompt and messages[0].role != "system":
+            messages = (Message("system", self.system_prompt), *messages)
         if self.tokenizer.chat_template:
-            messages = [{"role": "user", "content": question}]
-            if self.system_prompt:
-                messages.insert(0, {"role": "system", "content": self.system_prompt})
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            turns = [{"role": message.role, "content": message.content} for message in messages]
+            ids = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
             return [int(i) for i in ids]
-        text = f"{self.system_prompt}\n\n{question}\n" if self.system_prompt else question
-        return list(self.tokenizer.encode(text))
+        text = as_text(messages)
+        return list(self.tokenizer.encode(f"{text}\n" if len(messages) > 1 else text))
 
     def encode_completion(self, completion: Completion) -> list[int]:
         """Token ids of another policy's completion under this tokenizer."""

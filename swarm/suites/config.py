@@ -47,7 +47,7 @@ class SuiteSettings(Settings):
     """Split of the suite's data sets, in place of each task's own, such as `test` where `train` is trained on."""
     questions: int | None = Field(None, ge=1)
     """Questions of each task. Default: all that are held out, which is every row of a split made for evaluation, such
-    as `test` or `validation`, and every tenth of any other. ReasoningGYM's tasks never end and need a number."""
+    as `test` or `validation`, and every tenth of any other. Other kinds of tasks never end and need a number."""
     k: int = Field(1, ge=1, le=256)
     """Completions per question."""
     every_rounds: int | None = Field(None, ge=1)

@@ -147,7 +147,7 @@ PATTERNS = [
 )
 @FEW
 def test_the_last_match_is_that_of_pythons_own_engine(pattern: str, text: str) -> None:
-    python = re.compile(pattern)
+    python = re.compile(pattern, re.ASCII)  # RE2's classes such as \w, and \b, know ASCII only
     matches = [found[1] if python.groups else found[0] for found in python.finditer(text)]
     assert LinearPattern(pattern).last(text) == ((matches or [""])[-1] or None)
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from swarm.environments.config import MatchRule
 from swarm.environments.scoring.finding import by_match_rule
-from swarm.environments.scoring.grading import boxed, exact, last_number, matches, numeric
-from swarm.environments.scoring.latex import boxed_content, to_number
+from swarm.environments.scoring.grading import exact, last_number, matches, numeric
+from swarm.environments.scoring.latex import boxed_content
+from swarm.environments.scoring.latex_values import to_number
+from swarm.environments.scoring.mathematics import NUM_POINTS, _Comparison, equivalent
 
 
 @pytest.mark.parametrize(
@@ -104,10 +106,103 @@ def test_numeric(answer: str, reference: str, equal: bool) -> None:
         ("9^9^9^9", "1", False),
         (r"\sqrt{-1}", "1", False),
         ("__import__('os')", "1", False),
+        (r"10^{400}", r"10^{401}", False),
+        (r"1\frac{1}{2}", "1.5", True),
+        (r"1\frac{1}{2}", r"\frac{1}{2}", False),
+        (r"x^2\frac{1}{2}", r"\frac{x^2}{2}", True),
+        (r"0.1\overline{6}", r"\frac{1}{6}", True),
+        (r"\$1{,}250", "1250", True),
+        ("5!", "120", True),
+        ("500!", "1", False),
+        (r"\binom{5}{2}", "10", True),
+        (r"\log_2 8", "3", True),
+        (r"\sqrt[3]{-8}", "-2", True),
+        (r"(-8)^{1/3}", "-2", False),
     ],
 )
 def test_boxed(answer: str, reference: str, equal: bool) -> None:
-    assert boxed(answer, reference) is equal
+    assert equivalent(answer, reference) is equal
+    assert equivalent(reference, answer) is equal
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("x+1", "1+x", True),
+        ("x+1", "1-x", False),
+        (r"\frac{x}{2}", "x/2", True),
+        (r"\frac x2", r"\frac{x}{2}", True),
+        ("(x-1)(x+2)", "x^2+x-2", True),
+        ("(x-1)(x+2)", "x^2+x+2", False),
+        ("3x^2y", "3yx^2", True),
+        ("2x", "x^2", False),
+        (r"\sin^2 x + \cos^2 x", "1", True),
+        (r"2\sin x\cos x", r"\sin 2x", True),
+        (r"\cos^2\theta - \sin^2\theta", r"\cos 2\theta", True),
+        (r"\sin x^2", r"\sin^2 x", False),
+        (r"\ln x + \ln y", r"\ln(xy)", True),
+        (r"e^{i\pi}", "-1", True),
+        ("3+4i", "4i+3", True),
+        ("(1+i)^2", "2i", True),
+        ("3+4i", "3-4i", False),
+        (r"|x-1|", r"\lvert 1-x\rvert", True),
+        (r"|x|", "x", False),
+        (r"\alpha\beta", r"\beta\alpha", True),
+        (r"\alpha", r"\beta", False),
+        ("x", "y", False),
+        ("x+0.0000001", "x", False),
+        ("(B)", "B", True),
+        (r"\text{(B)}", "B", True),
+        ("(B)", "C", False),
+    ],
+)
+def test_expressions_with_letters(one: str, other: str, equal: bool) -> None:
+    assert equivalent(one, other) is equal and equivalent(other, one) is equal
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (r"\{1,2\}", r"\{2,1\}", True),
+        (r"\{1,1,2\}", r"\{1,2,2\}", False),
+        ("1, 2", "2,1", True),
+        (r"x=1\text{ or }x=2", "2, 1", True),
+        (r"1\pm\sqrt{2}", r"1-\sqrt 2, 1+\sqrt 2", True),
+        (r"\pm 3", "3", False),
+        ("(1,2)", "1,2", False),
+        (r"(-\infty, 1)\cup(2,\infty)", r"\left(2,+\infty\right) \cup (-\infty,1)", True),
+        (r"(-\infty, 1)\cup(2,\infty)", r"(-\infty, 1]\cup(2,\infty)", False),
+        (r"x\in[1,2]", "[1,2]", True),
+        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix}1&2\\3&\frac{8}{2}\end{bmatrix}", True),
+        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", False),
+        (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", False),
+        (r"\begin{vmatrix} 1 \end{vmatrix}", r"\begin{pmatrix} 1 \end{pmatrix}", False),
+        ("x^2+y^2=1", "y^2=1-x^2", True),
+        ("2x+4y=6", "x+2y=3", True),
+        ("x^2+y^2=1", "x^2+y^2=2", False),
+        ("y=2x+1", "1+2x", True),
+        (r"x \geq 3", "3 <= x", True),
+        ("x>3", r"x \ge 3", False),
+        ("x>3", "x<3", False),
+        ("-x>3", "x<-3", True),
+        ("1<x<3", "1 < x < 3", True),
+    ],
+)
+def test_answers_of_several_parts(one: str, other: str, equal: bool) -> None:
+    assert equivalent(one, other) is equal and equivalent(other, one) is equal
+
+
+@pytest.mark.parametrize("words", [("listen", "silent"), ("no", "on"), (r"\text{east}", r"\text{seat}")])
+def test_words_are_not_products_of_letters(words: tuple[str, str]) -> None:
+    assert not equivalent(*words) and equivalent(words[0], f" {words[0]}. ")
+
+
+def test_nobody_can_aim_at_the_points() -> None:
+    """The wrong term is zero at the points of another pair, but every pair has its own."""
+    comparison = _Comparison("x\nx")
+    seen = [comparison._letter(point, "x").real for point in range(NUM_POINTS)]
+    zeros = "".join(f"(x-{point!r})" for point in seen)
+    assert not equivalent(f"x+{zeros}", "x")
 
 
 @pytest.mark.parametrize(
@@ -156,13 +251,13 @@ def test_score_joins_the_two() -> None:
 def test_whole_numbers_equal_themselves_however_written_and_nothing_else(number: int) -> None:
     assert numeric(f"<b>{number:,}</b>", str(number))
     assert not numeric(str(number + 1), str(number))
-    assert boxed(rf"\boxed{{{number}}}", str(number))
+    assert equivalent(rf"\boxed{{{number}}}", str(number))
 
 
 @given(st.integers(-999, 999), st.integers(1, 999))
 def test_fractions_equal_their_quotient(top: int, bottom: int) -> None:
     assert to_number(rf"\frac{{{top}}}{{{bottom}}}") == pytest.approx(top / bottom)
-    assert boxed(f"{top}/{bottom}", repr(round(top / bottom, 12)))
+    assert equivalent(f"{top}/{bottom}", repr(round(top / bottom, 12)))
 
 
 @given(st.text(st.sampled_from("0123456789.,-+/%$e^(){}[]\\ fracsqtboxed=×π\n"), max_size=120), st.text(max_size=20))
@@ -175,7 +270,10 @@ def test_no_text_is_an_error(text: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    ["1,111", "\\boxed{", "((", "\\frac{", "-", "9", "9^", "1/", " ", "\\text{", "x=", "{", "\\sqrt", "1 ", "10^"],
+    [
+        *("1,111", "\\boxed{", "((", "\\frac{", "-", "9", "9^", "1/", " ", "\\text{", "x=", "{", "\\sqrt", "1 ", "10^"),
+        *("1,", "\\sin", "|", "!", "x\\pm", "\\cup", "\\{1,", "&", "\\\\", "x<", "0.\\overline{", " or "),
+    ],
 )
 def test_long_text_takes_no_quadratic_time(piece: str) -> None:
     text = piece * (60_000 // len(piece))

@@ -6,15 +6,16 @@ import csv
 import json
 from pathlib import Path
 
+import datasets
 import msgspec
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from swarm.environments.config import DatasetTask
-from swarm.environments.sources.hf_datasets import DatasetSource, _row, store
+from swarm.environments.sources.hf_datasets import DatasetSource, _is_plain, _row, store
 from swarm.errors import Refusal, TaskError
-from swarm.types import HELD_OUT_STREAMS, DatasetRef, ProceduralRef
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Message, ProceduralRef
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": f"adding gives #### {2 * n}", "n": n} for n in range(200)]
 
@@ -111,9 +112,9 @@ def test_templates_and_column_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prompt": "{query}"}, "prompt: no column 'query'; the columns are question, answer, n"),
-        ({"answer": "solution"}, "answer: 'solution' names no column; the columns are question, answer, n"),
-        ({"prompt": "{question.__class__}"}, "no column 'question.__class__'"),
+        ({"prompt": "{query}"}, "no column 'query'; the columns are question, answer, n"),
+        ({"answer": "solution"}, "no column 'solution'; the columns are question, answer, n"),
+        ({"prompt": "{question.__class__}"}, "'question.__class__': there is no '__class__' in Value"),
         ({"split": "test"}, "no split 'test'; the splits are train"),
         ({"answer_pattern": "("}, "answer_pattern"),
         ({"split": "train[:0]"}, "no data"),
@@ -217,3 +218,144 @@ def test_the_rows_held_out_are_counted(num_rows: int, expected: int, tmp_path: P
     assert source.num_held_out == expected
     asked = [source.question(HELD_OUT_STREAMS, index).ref.row for index in range(expected)]
     assert len(set(asked)) == expected
+
+
+NESTED: list[dict[str, object]] = [
+    {
+        "question": f"Who wrote book {n}?",
+        "answers": {"text": [f"Author {n}", f"A. {n}"], "answer_start": [1, 2]},
+        "tags": ["x"] * n,
+    }
+    for n in range(30)
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_any_answer_of_a_list_is_right(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, NESTED)
+    source = DatasetSource(task(path, answer="answers.text", answer_pattern=None, match="exact"))
+    ref = source.question(1, 1).ref
+    assert isinstance(ref, DatasetRef)
+    for answer, reward in ((f"author {ref.row}", 1.0), (f"A. {ref.row}", 1.0), ("Author", 0.0)):
+        assert source.score(ref, f"<answer>{answer}</answer>") == reward
+    first = DatasetSource(task(path, answer="answers.text[0]", answer_pattern=None, match="exact"))
+    assert first.score(ref, f"<answer>A. {ref.row}</answer>") == 0.0
+    number = DatasetSource(task(path, answer="answers.text", answer_pattern=r"Author (\d+)"))
+    assert number.score(ref, f"{ref.row}") == 1.0, "items without the pattern are no answers"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answer": "answers.txt"}, "there is no 'txt' in dict with text, answer_start"),
+        ({"answer": "answers[0]"}, "there is no 0 in dict"),
+        ({"answer": "question.text"}, "there is no 'text' in Value"),
+        ({"choices": "tags.text", "answer": "question"}, "there is no 'text' in Value"),
+    ],
+)
+def test_a_path_that_leads_nowhere_in_any_row_is_named_at_once(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError) as error:
+        DatasetSource(task(write(tmp_path, ".jsonl", NESTED), answer_pattern=None, **changes))
+    assert message in str(error.value)
+
+
+def test_a_list_that_is_sometimes_empty_makes_malformed_rows(tmp_path: Path) -> None:
+    source = DatasetSource(task(write(tmp_path, ".jsonl", NESTED), answer="tags", answer_pattern=None))
+    assert {source.question(1, index).ref.row for index in range(200)} == set(range(30)) - {0, 9, 19, 29}
+    assert source.counts["malformed_rows"] > 0
+
+
+VERL: list[dict[str, object]] = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"What is {n} + {n}? End with ####."}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(2 * n)},
+        "extra_info": {"index": n, "split": "train", "question": f"{n} + {n}?"},
+    }
+    for n in range(40)
+]
+
+
+def test_files_in_verl_s_layout(tmp_path: Path) -> None:
+    layout = {"prompt": "prompt", "answer": "reward_model.ground_truth", "answer_pattern": None}
+    rule = {"find": "regex", "find_pattern": r"#### (-?[\d,]+)", "ask": ""}
+    path = write(tmp_path, ".parquet", VERL)
+    source = DatasetSource(task(path, **layout, **rule))
+    question = source.question(2, 2)
+    row = question.ref.row  # type: ignore[union-attr]
+    assert question.prompt == f"What is {row} + {row}? End with ####.", "one message of the user is a question"
+    assert source.score(question.ref, f"so #### {2 * row}") == 1.0
+    assert source.score(question.ref, f"so {2 * row}") == 0.0
+    short = DatasetSource(task(path, **{**layout, "prompt": "{data_source}: {extra_info.question}"}))
+    assert short.question(2, 2).prompt == f"openai/gsm8k: {row} + {row}?"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_conversation_is_asked_as_one_and_its_last_message_asks_for_the_form(suffix: str, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is 1 + 1?"},
+                {"role": "assistant", "content": "2"},
+                {"role": "user", "content": f"And {n} + {n}?"},
+            ],
+            "answer": 2 * n,
+        }
+        for n in range(12)
+    ]
+    asked = task(write(tmp_path, suffix, rows), prompt="messages", answer_pattern=None, find="whole")
+    source = DatasetSource(asked)
+    question = source.question(1, 1)
+    row = question.ref.row  # type: ignore[union-attr]
+    assert question.prompt == (
+        Message("system", "Be brief."),
+        Message("user", "What is 1 + 1?"),
+        Message("assistant", "2"),
+        Message("user", f"And {row} + {row}?\nReply with the answer only."),
+    )
+    assert source.recall(question.ref) == question and source.score(question.ref, str(2 * row)) == 1.0
+    altered = [
+        dict(row, messages=[*row["messages"][:2], {"role": "assistant", "content": "3"}, row["messages"][3]])  # type: ignore[index, misc]
+        for row in rows
+    ]
+    other = DatasetSource(asked.model_copy(update={"path": str(write(tmp_path, suffix, altered))}))
+    with pytest.raises(Refusal, match="question_mismatch"):
+        other.recall(question.ref)
+
+
+def test_choices_are_listed_shuffled_by_row_and_graded_by_letter_or_text(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"question": f"{n} + 1?", "options": [str(n + 1), str(n), str(n + 2), str(n + 3)], "right": "A"}
+        for n in range(1, 60)
+    ]
+    path = write(tmp_path, ".jsonl", rows)
+    settings = {"choices": "options", "answer": "right", "answer_pattern": None, "match": "exact"}
+    source = DatasetSource(task(path, shuffle=5, **settings))
+    letters = set()
+    for index in range(40):
+        question = source.question(1, index)
+        assert isinstance(question.prompt, str)
+        asked, *listed = question.prompt.split("\n")
+        right = str(int(asked.split()[0]) + 1)
+        letter = next(line[0] for line in listed if line[3:] == right)
+        letters.add(letter)
+        for answer, reward in ((letter, 1.0), (right, 1.0), (f"({letter}) {right}", 1.0), ("E", 0.0)):
+            assert source.score(question.ref, f"<answer>{answer}</answer>") == reward
+    assert letters == set("ABCD")
+    ordered = DatasetSource(task(path, **settings))
+    assert ordered.score(ordered.question(1, 1).ref, "<answer>A</answer>") == 1.0
+    with pytest.raises(Refusal, match="options_differ"):
+        ordered.recall(source.question(1, 1).ref)
+
+
+def test_a_public_data_set_may_be_nested_but_hold_no_files() -> None:
+    plain = datasets.Features(
+        {"a": {"b": datasets.List(datasets.Value("string"))}, "c": datasets.ClassLabel(num_classes=2)}
+    )
+    assert all(_is_plain(feature) for feature in plain.values())
+    for hidden in (datasets.Image(), {"b": datasets.Image()}, datasets.List({"b": datasets.Audio()})):
+        assert not _is_plain(datasets.Features({"a": hidden})["a"])

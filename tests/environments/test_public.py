@@ -91,7 +91,7 @@ def test_only_a_public_repository_is_read(secret: Path, tmp_path: Path) -> None:
             "evil/request": "not in the repository",
             "evil/beside": "which is not supported",
             "evil/archive": "its reader is 'webdataset'",
-            "evil/pictures": "must be text or a number, got Image",
+            "evil/pictures": "must be of texts and numbers, got Image",
         }
         for path, reason in reasons.items():
             assert reason in said[path] and "SECRET" not in said[path], said[path]

@@ -96,6 +96,35 @@ def test_files_that_are_missing_changed_or_of_no_task_are_clear_errors(tmp_path:
     assert difference == str(error.value)
 
 
+def _on_code(path: Path) -> tuple[str, str]:
+    return "tasks", f"[{{kind: python, name: mine, target: '{path}:Mine'}}]"
+
+
+def test_a_run_on_own_code_is_joined_with_copies_of_it(tmp_path: Path) -> None:
+    theirs, mine, changed = (tmp_path / f"{name}.py" for name in ("theirs", "mine", "changed"))
+    for path, content in ((theirs, "Mine = 1"), (mine, "Mine = 1"), (changed, "Mine = 2")):
+        path.write_text(content)
+    sealed = found_run(_config(tmp_path / "founder", _on_code(theirs)), Identity.generate())
+    manifest = open_manifest(sealed)
+    assert str(tmp_path) not in repr(manifest) and lacking_files(sealed) == []
+    copy = [("code.mine", f"{mine}:Mine")]
+    joined = load_config(manifest=manifest_values(manifest, load_config(command_line=copy)), command_line=copy)
+    assert joined.config.tasks == load_config(command_line=[_on_code(mine)]).config.tasks
+    assert left_out(manifest, code=joined.config.code) == {}
+
+    with pytest.raises(TaskError, match=r"none of the tasks.*--code\.mine tasks\.py:Name"):
+        manifest_values(manifest, load_config())
+    with pytest.raises(TaskError, match=r"code\.mein: run .* has no task of this name with code"):
+        manifest_values(manifest, load_config(command_line=[("code.mein", f"{mine}:Mine")]))
+    with pytest.raises(TaskError, match="get the same code") as error:
+        manifest_values(manifest, load_config(environment={"SWARM_CODE__MINE": f"{changed}:Mine"}))
+    [difference] = other_files(manifest, load_config(command_line=[_on_code(changed)]).config.tasks)
+    assert difference == str(error.value)
+    assert other_files(manifest, load_config(command_line=[_on_code(mine)]).config.tasks) == []
+    without = found_run(_config(tmp_path / "other", _on_code(tmp_path / "absent.py")), Identity.generate())
+    assert lacking_files(without) == ["mine"]
+
+
 def test_a_founder_hears_which_files_nobody_can_join_with(tmp_path: Path) -> None:
     sealed = found_run(_config(tmp_path, _on_file(tmp_path / "absent.jsonl")), Identity.generate())
     assert lacking_files(sealed) == ["mine"]

@@ -38,6 +38,7 @@ def test_tasks_may_be_named_or_its_own_and_asked_on_another_split_and_otherwise(
     ("values", "message"),
     [
         ({}, "questions must be a number for tasks that never end: gcd"),
+        ({"tasks": [{"kind": "python", "name": "halve", "target": "mine.py:Halve"}]}, "never end: halve"),
         ({"tasks": ["nobody"]}, "the run has no task 'nobody'; its tasks are mine, shared, gcd"),
         ({"tasks": ["mine", "mine"]}, "got mine more than once"),
         ({"tasks": ["shared"], "split": "train;rm"}, "split: task 'shared': split must be like train"),

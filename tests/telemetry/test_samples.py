@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from nodes.commands.samples import SampleFilter, show_samples
@@ -14,6 +15,7 @@ from swarm.reasons import Reason
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.samples.log import MAX_COMPLETIONS, MAX_GROUP_CHARS, SampleLog
 from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE, read
+from swarm.types import Message
 from tests.example_groups import graded, rollout_group
 
 ME = "12D3me"
@@ -49,6 +51,13 @@ def test_a_group_is_kept_with_its_turns_its_rewards_and_what_became_of_it(tmp_pa
     assert [(each.reward, each.claimed) for each in own.completions] == [(1.0, None), (0.0, None)]
     assert [(each.reward, each.claimed) for each in other.completions] == [(1.0, 0.0), (0.0, 0.0)], "it claimed zeros"
     assert refused.question is None and refused.completions[0].reward is None, "it was never graded"
+
+
+def test_a_conversation_is_kept_as_its_text(tmp_path: Path) -> None:
+    log = _log(tmp_path)
+    log.keep("used_local", replace(graded(ME), prompt=(Message("system", "Be brief."), Message("user", "1 + 1?"))))
+    log.close()
+    assert [record.question for record in read(tmp_path)] == ["Be brief.\n\n1 + 1?"]
 
 
 def test_a_round_keeps_so_many_of_each_fate_and_the_next_one_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from swarm.environments.config import DatasetTask, FindSettings, MatchRule
+from swarm.environments.config import DatasetTask, FindSettings, MatchRule, code_of
 from swarm.environments.scoring.grading import is_negative, numbers
 from swarm.environments.scoring.latex import boxed_content
 
@@ -42,6 +42,8 @@ def finder(config: FindSettings) -> Find:
 
             assert config.find_pattern is not None
             return LinearPattern(config.find_pattern).last
+        case None if code_of(config) is not None:
+            return everything
         case None:
             return partial(by_match_rule, config.match) if isinstance(config, DatasetTask) else last_pair
 
@@ -92,6 +94,11 @@ def last_number(completion: str) -> str | None:
 def last_box(completion: str) -> str | None:
     r"""The content of the last closed `\boxed{}`."""
     return boxed_content(completion[-MAX_SEARCHED_CHARS:])
+
+
+def everything(completion: str) -> str | None:
+    """The completion as it is, for code of one's own."""
+    return completion
 
 
 def whole(completion: str) -> str | None:

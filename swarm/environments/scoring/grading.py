@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator
 
 from swarm.environments.config import MatchRule
-from swarm.environments.scoring.latex import boxed_content, normalise, split_tuple, to_number
-
-RELATIVE_TOLERANCE = 1e-6
+from swarm.environments.scoring.latex import boxed_content
+from swarm.environments.scoring.mathematics import equivalent, same_number
 
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?[\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}")
 _NUMBER = re.compile(
@@ -28,7 +27,7 @@ _NUMBER = re.compile(
 
 def matches(rule: MatchRule, answer: str, reference: str) -> bool:
     """Whether an answer matches the reference under the rule."""
-    return {"exact": exact, "numeric": numeric, "boxed": boxed}[rule](answer, reference)
+    return {"exact": exact, "numeric": numeric, "boxed": equivalent}[rule](answer, reference)
 
 
 def exact(answer: str, reference: str) -> bool:
@@ -44,29 +43,12 @@ def numeric(answer: str, reference: str) -> bool:
     given, wanted = last_number(answer), last_number(reference)
     if given is None or wanted is None:
         return False
-    if _equal(given[0], wanted[0]):
+    if same_number(given[0], wanted[0]):
         return True
     if given[1] == wanted[1]:
         return False
     percentage, number = (given[0], wanted[0]) if given[1] else (wanted[0], given[0])
-    return _equal(percentage / 100, number)
-
-
-def boxed(answer: str, reference: str) -> bool:
-    r"""Equal as mathematics: after normalising the notation, or as numbers (fractions, decimals, roots, powers).
-
-    Tuples and intervals are compared elementwise. Either side may include its `\boxed{}`.
-    """
-    given, wanted = (normalise(_unboxed(side)) for side in (answer, reference))
-    if given == wanted:
-        return bool(given)
-    parts, wanted_parts = split_tuple(given), split_tuple(wanted)
-    if parts is not None and wanted_parts is not None:
-        return len(parts) == len(wanted_parts) and all(
-            part == wanted_part or _equal_expressions(part, wanted_part)
-            for part, wanted_part in zip(parts, wanted_parts, strict=True)
-        )
-    return _equal_expressions(given, wanted)
+    return same_number(percentage / 100, number)
 
 
 def last_number(text: str) -> tuple[int | float, bool] | None:
@@ -108,22 +90,3 @@ def _value(found: re.Match[str]) -> int | float:
     else:
         value = float(top)
     return -value if is_negative(found) else value
-
-
-def _equal(one: float, other: float) -> bool:
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    try:
-        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
-    except OverflowError:  # an integer beyond the range of floats
-        return False
-
-
-def _equal_expressions(one: str, other: str) -> bool:
-    value, wanted = to_number(one), to_number(other)
-    return value is not None and wanted is not None and _equal(value, wanted)
-
-
-def _unboxed(text: str) -> str:
-    content = boxed_content(text)
-    return text if content is None else content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,23 +11,26 @@ from typing import Protocol
 import datasets
 from datasets.arrow_reader import ArrowReader
 
+from swarm.environments.code import code_digest
 from swarm.environments.config import DatasetTask
-from swarm.environments.digests import content_digest, digest, draw, question_hash
+from swarm.environments.digests import check_options, content_digest, digest, draw, question_hash, with_code
 from swarm.environments.scoring.finding import finder
-from swarm.environments.scoring.grading import matches
+from swarm.environments.sources.columns import Column, MalformedRow, Row
 from swarm.environments.sources.hub import public_builder
+from swarm.environments.sources.items import Item, ItemReader
+from swarm.environments.sources.python import load_reward
 from swarm.environments.sources.stored import FileRows, StoredRows
 from swarm.environments.specs import FORMATS, LOCAL, is_on_disk
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef, as_text
 
 _MAX_ATTEMPTS = 64
 """Malformed rows skipped for one question before the data set counts as unusable."""
 HELD_OUT_EVERY = 10
 EVALUATION_SPLITS = frozenset({"test", "validation", "valid", "val", "dev", "eval"})
 """Splits made for evaluation: all their rows are used for it."""
-_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+_LISTS = (datasets.List, datasets.LargeList)
 
 
 class Rows(Protocol):
@@ -41,7 +43,7 @@ class Rows(Protocol):
         """Rows."""
         ...
 
-    def __getitem__(self, row: int) -> Mapping[str, object]:
+    def __getitem__(self, row: int) -> Row:
         """One row, by column."""
         ...
 
@@ -73,18 +75,18 @@ class DatasetSource:
         self._dataset = LOCAL if is_on_disk(config) else config.path
         stored = stored or store(config)
         rows, self._revision = _read(stored), stored.revision
-        self._prompt = _Template(config.prompt, "prompt", rows.column_names, config.name)
-        self._answer = _Template(config.answer, "answer", rows.column_names, config.name)
-        self._rows = rows.select_columns(sorted({*self._prompt.columns, *self._answer.columns}))
-        if config.public:
-            _check_plain(self._rows, config.name)
         try:
-            self._answer_pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
-        except re.error as error:
-            raise TaskError(f"task {config.name!r}: answer_pattern {config.answer_pattern!r}: {error}") from error
+            self._items = ItemReader(config, rows.column_names)
+            for column in self._items.columns:
+                _check(column, rows.features[column.name], config.public)
+        except ValueError as error:
+            raise TaskError(f"task {config.name!r}: {error}") from error
+        self._rows = rows.select_columns(sorted({column.name for column in self._items.columns}))
         splits = {part.split("[")[0].strip() for part in config.split.split("+")}
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
-        self._options_digest = digest(config.subset, config.split, config.prompt, *config.finds_as)
+        options = digest(config.subset, config.split, config.prompt, *config.finds_as, *config.offers_as)
+        self._own_reward = load_reward(config.scorer, config.name, self.counts) if config.scorer else None
+        self._options_digest = with_code(options, code_digest(config.scorer)) if config.scorer else options
 
     @property
     def num_held_out(self) -> int:
@@ -96,8 +98,8 @@ class DatasetSource:
         for attempt in range(_MAX_ATTEMPTS):
             row = _row(len(self._rows), seed, self.name, index, attempt, whole=self._is_for_evaluation)
             try:
-                prompt, _ = self._read(row)
-            except _MalformedRow as error:
+                prompt = self._items.read(self._rows[row], row).prompt
+            except MalformedRow as error:
                 self.counts["malformed_rows"] += 1
                 reason = f"row {row}: {error}"
                 continue
@@ -117,46 +119,38 @@ class DatasetSource:
     def recall(self, ref: TaskRef) -> Question:
         """The question behind a reference.
 
-        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when this node's row is missing,
-        malformed or has another text. Other revisions or copies of the data are fine if the text agrees.
+        Raises `Refusal`: `unknown_task`, `options_differ`, `other_task` when the scorer's code differs, or
+        `question_mismatch` when this node's row is missing, malformed or has another text. Other revisions or copies of
+        the data are fine if the text agrees.
         """
-        return Question(ref, self._recall(ref)[0])
+        return Question(ref, self._recall(ref).prompt)
 
     def score(self, ref: TaskRef, completion: str) -> float:
-        """Reward of one completion: its answer, compared under the task's match rule."""
-        reference = self._recall(ref)[1]
+        """Reward of one completion: its answer, compared under the task's match rule or scored by the user's code."""
+        item = self._recall(ref)
         answer = self._find(completion)
-        right = answer is not None and matches(self._config.match, answer, reference)
-        return self._config.reward.reward(1.0 if right else 0.0)
+        return self._config.reward.reward(0.0 if answer is None else self._score(item, answer))
 
-    def _recall(self, ref: TaskRef) -> tuple[str, str]:
+    def _score(self, item: Item, answer: str) -> float:
+        if self._own_reward is None:
+            return 1.0 if item.is_right(answer, self._config.match) else 0.0
+        question = as_text(item.prompt)
+        return max(self._own_reward(question, answer, reference) for reference in item.references)
+
+    def _recall(self, ref: TaskRef) -> Item:
         if not isinstance(ref, DatasetRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the data set task {self.name!r}")
-        if ref.options_digest != self._options_digest:
-            raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
+        check_options(ref, self._options_digest)
         here = f"{ref.task} row {ref.row} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
         if not 0 <= ref.row < len(self._rows):
             raise Refusal(Reason.QUESTION_MISMATCH, f"{here} with {len(self._rows)} rows")
         try:
-            prompt, reference = self._read(ref.row)
-        except _MalformedRow as error:
+            item = self._items.read(self._rows[ref.row], ref.row)
+        except MalformedRow as error:
             raise Refusal(Reason.QUESTION_MISMATCH, f"{here}: {error}") from error
-        if question_hash(prompt) != ref.question_hash:
+        if question_hash(item.prompt) != ref.question_hash:
             raise Refusal(Reason.QUESTION_MISMATCH, here)
-        return prompt, reference
-
-    def _read(self, row: int) -> tuple[str, str]:
-        """Prompt and reference answer of a row."""
-        values = self._rows[row]
-        prompt, answer = self._prompt.fill(values), self._answer.fill(values)
-        if self._answer_pattern is not None:
-            found = list(self._answer_pattern.finditer(answer))
-            if not found:
-                raise _MalformedRow(f"answer_pattern {self._answer_pattern.pattern!r} is not in {answer[:80]!r}")
-            answer = (found[-1][1] if self._answer_pattern.groups else found[-1][0]) or ""
-        if not prompt.strip() or not answer.strip():
-            raise _MalformedRow("empty prompt or answer")
-        return self._config.asked(prompt), answer.strip()
+        return item
 
 
 def _row(num_rows: int, seed: int, task: str, index: int, attempt: int = 0, *, whole: bool = False) -> int:
@@ -186,31 +180,6 @@ def _in_turn(count: int, seed: int, task: str, index: int, attempt: int) -> int:
     while math.gcd(step, count) > 1:
         step += 1
     return (draw(count, "first", seed, task) + step * index + attempt) % count
-
-
-class _MalformedRow(Exception):
-    """A row without a usable prompt or answer."""
-
-
-class _Template:
-    """A column's value, or a text with columns in braces; doubled braces are literal."""
-
-    def __init__(self, template: str, field: str, columns: list[str], task: str) -> None:
-        self._text = template if template not in columns else ""
-        self.columns = [template] if template in columns else [name for name in _PLACEHOLDER.findall(template) if name]
-        unknown = [name for name in self.columns if name not in columns]
-        if unknown or not self.columns:
-            wrong = f"no column {unknown[0]!r}" if unknown else f"{template!r} names no column"
-            raise TaskError(f"task {task!r}: {field}: {wrong}; the columns are {', '.join(columns)}")
-
-    def fill(self, values: Mapping[str, object]) -> str:
-        """The text for one row. Raises `_MalformedRow` when a value is missing or nested."""
-        for name in self.columns:
-            if not isinstance(values[name], str | int | float):
-                raise _MalformedRow(f"column {name!r} is {type(values[name]).__name__}, must be text or a number")
-        if not self._text:
-            return str(values[self.columns[0]])
-        return _PLACEHOLDER.sub(lambda found: str(values[found[1]]) if found[1] else found[0][0], self._text)
 
 
 def store(config: DatasetTask) -> StoredRows:
@@ -267,8 +236,30 @@ def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
     return datasets.load_dataset_builder(FORMATS[suffix], data_files=str(path), **options)
 
 
-def _check_plain(rows: Rows, task: str) -> None:
-    """Raises `TaskError` for a column type that refers to files, such as images: reading a row would open them."""
-    for name, feature in rows.features.items():
-        if not isinstance(feature, datasets.Value):
-            raise TaskError(f"task {task!r}: column {name!r} must be text or a number, got {type(feature).__name__}")
+def _check(column: Column, feature: object, public: bool) -> None:
+    """Raises `ValueError` for a path that leads nowhere in any row.
+
+    In a `public` data set also for types that refer to files, such as images: reading a row would open them.
+    """
+    if public and not _is_plain(feature):
+        raise ValueError(f"column {column.name!r} must be of texts and numbers, got {type(feature).__name__}")
+    for step in column.steps:
+        while isinstance(step, str) and isinstance(feature, _LISTS):
+            feature = feature.feature
+        if isinstance(feature, datasets.Json):
+            return
+        if isinstance(feature, _LISTS):
+            feature = feature.feature
+        elif isinstance(feature, Mapping) and step in feature:
+            feature = feature[step]
+        else:
+            keys = f" with {', '.join(feature)}" if isinstance(feature, Mapping) else ""
+            raise ValueError(f"{column.path!r}: there is no {step!r} in {type(feature).__name__}{keys}")
+
+
+def _is_plain(feature: object) -> bool:
+    if isinstance(feature, _LISTS):
+        return _is_plain(feature.feature)
+    if isinstance(feature, Mapping):
+        return all(map(_is_plain, feature.values()))
+    return isinstance(feature, datasets.Value | datasets.ClassLabel)

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from reasoning_gym.factory import DATASETS
 
 from swarm.environments.config import ReasoningGymTask
-from swarm.environments.digests import digest, draw, question_hash
+from swarm.environments.digests import check_options, digest, draw, question_hash
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
@@ -141,8 +141,7 @@ class ReasoningGymSource:
         """
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
-        if ref.options_digest != self._options_digest:
-            raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
+        check_options(ref, self._options_digest)
         try:
             prompt = self._prompt(ref.seed, ref.index)
         except TaskError as error:

@@ -10,7 +10,7 @@ import msgspec
 
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
-from swarm.types import MAX_TURNS, Actions, Grade, Question, Rejection, TaskRef
+from swarm.types import MAX_TURNS, Actions, Grade, Question, Rejection, TaskRef, as_text
 
 MAX_REPLY_BYTES = 2**24
 MAX_PROMPT_CHARS = 2**20
@@ -137,12 +137,12 @@ def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
             return known and all(0 <= count <= _MOST for count in held_out.values())
         case Draw(task=task), Drawn(question, counts):
             asked = question.ref.task in ([task] if task else tasks)
-            bounded = len(question.prompt) <= MAX_PROMPT_CHARS and 1 <= question.max_turns <= MAX_TURNS
+            bounded = len(as_text(question.prompt)) <= MAX_PROMPT_CHARS and 1 <= question.max_turns <= MAX_TURNS
             return asked and bounded and _plausible(counts)
         case GradeGroup(_, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
-            bounded = len(grade.prompt) <= MAX_PROMPT_CHARS and num_observed_chars(grade) <= MAX_PROMPT_CHARS
+            bounded = max(len(as_text(grade.prompt)), num_observed_chars(grade)) <= MAX_PROMPT_CHARS
             return fair and timed and bounded and _follows(grade, texts) and _plausible(counts)
         case ((Draw() | GradeGroup()), Refused(rejection)):
             return len(rejection.detail) <= MAX_DETAIL_CHARS

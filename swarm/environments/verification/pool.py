@@ -33,7 +33,15 @@ from typing import Literal
 
 import msgspec
 
-from swarm.environments.config import TASK_LIST, DatasetTask, TaskConfig, VerificationSettings
+from swarm.environments.code import resolved
+from swarm.environments.config import (
+    CODE_FIELDS,
+    TASK_LIST,
+    DatasetTask,
+    TaskConfig,
+    VerificationSettings,
+    code_of,
+)
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
     caches,
@@ -582,6 +590,9 @@ def _outcome(reply: Reply) -> Grade | Rejection:
 
 def _from_anywhere(config: TaskConfig) -> TaskConfig:
     """The same task for a process in another directory."""
+    here: dict[str, str] = {}
     if isinstance(config, DatasetTask) and is_on_disk(config):
-        return config.model_copy(update={"path": str(Path(config.path).expanduser().absolute())})
-    return config
+        here["path"] = str(Path(config.path).expanduser().absolute())
+    if (target := code_of(config)) is not None:
+        here[CODE_FIELDS[config.kind]] = resolved(target)
+    return config.model_copy(update=here)

@@ -13,12 +13,14 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from swarm.environments.config import TASK_LIST, DatasetTask, FindSettings, ReasoningGymTask, TaskConfig
+from swarm.environments.code import file_of, load
+from swarm.environments.config import TASK_LIST, DatasetTask, FindSettings, ReasoningGymTask, TaskConfig, code_of
 from swarm.environments.mixture import Source, TaskMixture, make_source
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.verification.channel import read_message, write_message
@@ -44,7 +46,7 @@ from swarm.environments.verification.messages import (
 from swarm.environments.verification.stand_ins import DRAWING, stand_ins
 from swarm.errors import TaskError
 from swarm.reasons import Reason
-from swarm.types import Grade, Rejection
+from swarm.types import Grade, Prompt, Rejection, as_text
 
 ALARM_GRACE_S = 1.0
 """The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
@@ -77,11 +79,15 @@ def _prepare(request: Prepare) -> Prepared:
 
 def _serve(descriptor: int, setup: Setup) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
-    rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
-    confinement = Confinement()
-    confinement.enclose(rows, [Path(".")], network=False)
     configs = TASK_LIST.validate_json(setup.configs)
+    rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
+    code = [target for target in map(code_of, configs) if target is not None]
+    confinement = Confinement()
+    confinement.enclose([*rows, *filter(None, map(file_of, code))], [Path(".")], network=False)
     _import_libraries(configs)
+    for target in code:
+        with suppress(TaskError):  # the task's source reports it
+            load(target)
     confinement.seal()
     try:
         mixture = TaskMixture(configs, setup.lenient, partial(_source, setup))
@@ -124,17 +130,14 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
                 question = mixture.question(seed, index, skip, task)
             except TaskError as error:
                 return Failed(_cut(error))
-            if len(question.prompt) > MAX_PROMPT_CHARS:
-                return Refused(_too_long(question.prompt))
+            if (too_long := _too_long(question.prompt)) is not None:
+                return Refused(too_long)
             return Drawn(question, _take(mixture.counts))
         case GradeGroup(ref, texts):
             started = time.perf_counter()
             result = mixture.grade(ref, texts)
-            if isinstance(result, Grade) and len(result.prompt) > MAX_PROMPT_CHARS:
-                result = _too_long(result.prompt)
-            elif isinstance(result, Grade) and (num_chars := num_observed_chars(result)) > MAX_PROMPT_CHARS:
-                most = f"observations of {num_chars} characters, more than {MAX_PROMPT_CHARS}"
-                result = Rejection(Reason.EPISODE_MISMATCH, most)
+            if isinstance(result, Grade):
+                result = _too_long(result.prompt) or _too_much(result) or result
             result = replace(result, seconds=time.perf_counter() - started)
             if isinstance(result, Grade):
                 return Graded(result, _take(mixture.counts))
@@ -143,8 +146,19 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
             raise AssertionError("a worker accepts one Setup")
 
 
-def _too_long(prompt: str) -> Rejection:
-    return Rejection(Reason.QUESTION_MISMATCH, f"a question of {len(prompt)} characters, more than {MAX_PROMPT_CHARS}")
+def _too_long(prompt: Prompt) -> Rejection | None:
+    num_chars = len(as_text(prompt))
+    if num_chars <= MAX_PROMPT_CHARS:
+        return None
+    return Rejection(Reason.QUESTION_MISMATCH, f"a question of {num_chars} characters, more than {MAX_PROMPT_CHARS}")
+
+
+def _too_much(grade: Grade) -> Rejection | None:
+    num_chars = num_observed_chars(grade)
+    if num_chars <= MAX_PROMPT_CHARS:
+        return None
+    most = f"observations of {num_chars} characters, more than {MAX_PROMPT_CHARS}"
+    return Rejection(Reason.EPISODE_MISMATCH, most)
 
 
 def _cut(error: TaskError) -> str:

@@ -20,7 +20,7 @@ from swarm.telemetry.samples.records import (
     Turn,
     encode,
 )
-from swarm.types import Completion, GradedGroup, RolloutGroup
+from swarm.types import Completion, GradedGroup, RolloutGroup, as_text
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class SampleLog:
             outcome=_outcome(fate, own),
             reason=str(fate) if isinstance(fate, Reason) else "",
             task=source.question.task,
-            question=graded.prompt[:MAX_QUESTION_CHARS] if graded else None,
+            question=as_text(graded.prompt)[:MAX_QUESTION_CHARS] if graded else None,
             sender=source.peer_id,
             own=own,
             policy=source.policy.model,

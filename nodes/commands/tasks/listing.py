@@ -23,8 +23,8 @@ def list_tasks(pattern: str, as_json: bool, console: Console) -> None:
     for entry in entries:
         console.print(_describe(entry))
     console.print(
-        f"{len(entries)} ReasoningGYM tasks. Any Hugging Face data set, hub id or local files, is a task too: an item "
-        "of `tasks` with `kind: dataset`; see docs/configuration.md."
+        f"{len(entries)} ReasoningGYM tasks. A Hugging Face data set, local files and a task of your own are tasks "
+        "too: items of `tasks` with `kind: dataset` and `kind: python`; see docs/tasks.md."
     )
 
 

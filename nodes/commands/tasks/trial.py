@@ -1,0 +1,89 @@
+"""`swarm tasks try`: some episodes of a configuration's tasks, before a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import zip_longest
+from pathlib import Path
+
+from msgspec import Struct, structs
+from rich.console import Console
+from rich.text import Text
+
+from swarm.config import load_config
+from swarm.engines.choice import choose_engine, open_engine
+from swarm.environments.verification.pool import VerificationPool
+from swarm.foreign import clean_lines
+from swarm.groups import episodes
+from swarm.groups.episodes import Played, by_generate
+from swarm.policy.loading import load_policy
+from swarm.protocols import RolloutEngine, Verifier
+from swarm.types import Question, Rejection, Sampling, as_text, observation_text
+
+
+class Episode(Struct, frozen=True):
+    """One question, answered once."""
+
+    task: str
+    question: str
+    completion: str
+    """Of several turns, with what the environment answered after `>`."""
+    reward: float | None
+    """None when there is no completion, or it was not graded."""
+    problem: str = ""
+    """Why not."""
+
+
+def try_tasks(
+    file: Path, overrides: Sequence[tuple[str, str]], num_questions: int, as_json: bool, console: Console
+) -> None:
+    """Print the first questions of the tasks with the policy's completions and rewards.
+
+    Raises `TaskError` for tasks that cannot be set up, before the policy is loaded.
+    """
+    config = load_config(file, None, os.environ, overrides).config
+    with closing(VerificationPool(config.tasks, config.verification)) as verifier:
+        questions = verifier.draw(config.seed or 0, 0, num_questions)
+        policy = load_policy(config.policy)
+        choice = choose_engine(config.generation, policy)
+        with (
+            console.status(f"asking {num_questions} questions"),
+            closing(open_engine(choice, policy, config.policy, config.generation)) as engine,
+        ):
+            played = play(engine, verifier, questions, config.generation.sampling())
+    if as_json:
+        print(json.dumps([structs.asdict(episode) for episode in played], indent=1))
+        return
+    for episode in played:
+        console.print(_describe(episode), soft_wrap=True)
+
+
+def play(engine: RolloutEngine, verifier: Verifier, questions: Sequence[Question], sampling: Sampling) -> list[Episode]:
+    """Answer each question once."""
+    games = dict(episodes.play(by_generate(engine), verifier, questions, 1, sampling, seed=0))
+    return [_episode(question, games[index]) for index, question in enumerate(questions)]
+
+
+def _episode(question: Question, played: Played | Rejection) -> Episode:
+    asked = (question.ref.task, as_text(question.prompt))
+    if isinstance(played, Rejection):
+        return Episode(*asked, "", None, f"{played.reason}: {played.detail}")
+    turns = [turn.text for turn in played.completions[0].by_turn()]
+    verdict = played.grading.result()
+    if isinstance(verdict, Rejection):
+        return Episode(*asked, "\n".join(turns), None, f"{verdict.reason}: {verdict.detail}")
+    # The environment answers in between; the answer to the last turn, if any, is read by nobody.
+    answers = [f"> {observation_text(shown)}" for shown in verdict.observed(0)[: len(turns) - 1]]
+    said = [part for pair in zip_longest(turns, answers) for part in pair if part is not None]
+    return Episode(*asked, "\n".join(said), verdict.rewards[0])
+
+
+def _describe(episode: Episode) -> Text:
+    result = f"not graded: {episode.problem}" if episode.reward is None else f"reward {episode.reward:g}"
+    text = Text().append(episode.task, style="bold").append(f"  {clean_lines(result)}\n", style="green")
+    for title, content in (("question", episode.question), ("completion", episode.completion)):
+        text.append(f"  {title}: ", style="dim").append(clean_lines(content).replace("\n", "\n    ")).append("\n")
+    return text

@@ -1,0 +1,139 @@
+"""What a data set's row holds for a question: values of columns, or nested in them, and templates of both.
+
+A path is data, not code: a column's name, then keys and positions, looked up one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from swarm.types import MAX_MESSAGES, Message, Prompt
+
+Row = Mapping[str, object]
+"""Values by column."""
+
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+_STEP = re.compile(r"\.([^.\[\]{}]+)|\[(-?\d{1,9})\]")
+_NEXT = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
+"""Roles that may follow a role, as chat templates require."""
+
+
+class MalformedRow(Exception):
+    """A row without a usable prompt or answer."""
+
+
+class Column:
+    """A column, or a place in it such as `answers.text[0]`. A key of a list is that of each of its items."""
+
+    def __init__(self, path: str, columns: Collection[str]) -> None:
+        """`path` begins with one of the columns; keys and positions follow. Raises `ValueError`."""
+        self.path = path
+        for name in sorted(columns, key=len, reverse=True):
+            steps = _steps(path.removeprefix(name)) if path.startswith(name) else None
+            if steps is not None:
+                self.name, self.steps = name, steps
+                return
+        raise ValueError(f"no column {path!r}; the columns are {', '.join(columns)}")
+
+    def value(self, row: Row) -> object:
+        """The value in a row. Raises `MalformedRow` if there is none."""
+        value = row[self.name]
+        for step in self.steps:
+            value = self._at(step, value)
+        return value
+
+    def _at(self, step: str | int, value: object) -> object:
+        if isinstance(value, list):
+            if isinstance(step, str):
+                return [self._at(step, item) for item in value]
+            if -len(value) <= step < len(value):
+                return value[step]
+        if isinstance(value, Mapping) and step in value:
+            return value[step]
+        raise MalformedRow(f"{self.path!r}: there is no {step!r} in {describe(value)}")
+
+
+class Template:
+    """A column's value, or a text with columns in braces; doubled braces are literal."""
+
+    def __init__(self, template: str, columns: Collection[str]) -> None:
+        """Raises `ValueError` for an unknown column, and without any."""
+        self._template = template
+        named = [path for path in _PLACEHOLDER.findall(template) if path]
+        if template in columns or not named:
+            self.columns, self._is_text = [Column(template, columns)], False
+        else:
+            self.columns = [Column(path, columns) for path in dict.fromkeys(named)]
+            self._is_text = template != f"{{{named[0]}}}"
+
+    def value(self, row: Row) -> object:
+        """The value of the only column, or the text. Raises `MalformedRow`."""
+        if not self._is_text:
+            return self.columns[0].value(row)
+        texts = {column.path: as_plain(column.value(row), column.path) for column in self.columns}
+        return _PLACEHOLDER.sub(lambda found: texts[found[1]] if found[1] else found[0][0], self._template)
+
+    def prompt(self, row: Row) -> Prompt:
+        """A text, or the conversation in a list of messages. Raises `MalformedRow`."""
+        value = self.value(row)
+        return _conversation(value) if isinstance(value, list) else self._plain(value)
+
+    def texts(self, row: Row) -> tuple[str, ...]:
+        """The text, or all texts of a list. Raises `MalformedRow`."""
+        value = self.value(row)
+        return tuple(map(self._plain, value)) if isinstance(value, list) else (self._plain(value),)
+
+    def _plain(self, value: object) -> str:
+        return as_plain(value, self._template)
+
+
+def as_plain(value: object, where: str) -> str:
+    """A value of one row as text. Raises `MalformedRow` for anything but text, numbers and truth values."""
+    if not isinstance(value, str | int | float):
+        raise MalformedRow(f"{where!r} is {describe(value)}, must be text or a number")
+    return str(value)
+
+
+def describe(value: object) -> str:
+    """A value's type, and the keys of a mapping, for messages."""
+    keys = f" with {', '.join(list(map(str, value))[:10]) or 'no keys'}" if isinstance(value, Mapping) else ""
+    return f"{type(value).__name__}{keys}"
+
+
+def _conversation(values: list[object]) -> Prompt:
+    """Messages; a single one of the user is a plain question."""
+    if not 1 <= len(values) <= MAX_MESSAGES:
+        raise MalformedRow(f"a conversation must have 1 to {MAX_MESSAGES} messages, got {len(values)}")
+    messages = tuple(map(_message, values))
+    last = None
+    for message in messages:
+        if message.role not in _NEXT[last]:
+            raise MalformedRow(f"after {last or 'the start'} must come {' or '.join(_NEXT[last])}, got {message.role}")
+        last = message.role
+    if last != "user":
+        raise MalformedRow(f"a conversation must end with a message of the user, got {last}")
+    return messages[0].content if len(messages) == 1 else messages
+
+
+def _message(value: object) -> Message:
+    content = value.get("content") if isinstance(value, Mapping) else None
+    if not (isinstance(value, Mapping) and isinstance(content, str)):
+        raise MalformedRow(f"a message must have a role and a content of text, got {describe(value)}")
+    match value.get("role"):
+        case "system" | "user" | "assistant" as role:
+            return Message(role, content)
+        case other:
+            raise MalformedRow(f"a message's role must be system, user or assistant, got {str(other)[:40]!r}")
+
+
+def _steps(rest: str) -> tuple[str | int, ...] | None:
+    """Keys and positions after a column's name; None for anything else."""
+    steps: list[str | int] = []
+    position = 0
+    for found in _STEP.finditer(rest):
+        if found.start() != position:
+            return None
+        steps.append(found[1] if found[1] is not None else int(found[2]))
+        position = found.end()
+    return tuple(steps) if position == len(rest) else None

@@ -1,0 +1,145 @@
+"""Tasks of one's own, in Python."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from random import Random
+from typing import cast
+
+from pydantic import ValidationError
+
+from swarm.environments.code import code_digest, load
+from swarm.environments.config import PythonTask
+from swarm.environments.digests import check_options, digest, question_hash, with_code
+from swarm.environments.scoring.finding import finder
+from swarm.environments.sources.lru import LruCache
+from swarm.environments.task import RewardFunction, Task
+from swarm.errors import Refusal, TaskError
+from swarm.reasons import Reason
+from swarm.types import ProceduralRef, Question, TaskRef
+
+logger = logging.getLogger(__name__)
+
+LIBRARY = "python"
+NUM_ITEMS = 512
+"""Questions that a source keeps."""
+
+
+class OwnReward:
+    """A user's reward function, on foreign completions."""
+
+    def __init__(self, function: RewardFunction, name: str, counts: Counter[str]) -> None:
+        """`name` is the task's; `counts` gets `scorer_failures`."""
+        self._function = function
+        self._name = name
+        self._counts = counts
+
+    def __call__(self, question: str, completion: str, reference: str) -> float:
+        """The function's reward, cut to [0, 1]; 0 if it fails or returns no finite number."""
+        try:
+            reward = float(self._function(question, completion, reference))
+        except Exception as error:  # the user's own code
+            self._counts["scorer_failures"] += 1
+            logger.debug("reward of %s raised %r", self._name, error)
+            return 0.0
+        return min(1.0, max(0.0, reward)) if math.isfinite(reward) else 0.0
+
+
+def load_reward(target: str, name: str, counts: Counter[str]) -> OwnReward:
+    """The function that a data set's `scorer` names. Raises `TaskError`."""
+    function = load(target)
+    if not callable(function) or isinstance(function, type):
+        raise TaskError(
+            f"task {name!r}: {target} must be a function (question, completion, reference) -> reward, got {function!r}"
+        )
+    return OwnReward(cast(RewardFunction, function), name, counts)
+
+
+class PythonSource:
+    """Implements `TaskSource` for a subclass of `Task`."""
+
+    def __init__(self, config: PythonTask, *, counts: Counter[str] | None = None) -> None:
+        """Load the class and validate the options. Raises `TaskError`."""
+        self.name = config.name
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        """`scorer_failures`: completions whose reward failed; they got reward 0."""
+        self._config = config
+        self._task = _make(config)
+        self._reward = OwnReward(self._task.reward, config.name, self.counts)
+        self._find = finder(config)
+        self._items: LruCache[tuple[int, int], tuple[str, str]] = LruCache(NUM_ITEMS)
+        self._options_digest = with_code(digest(config.options, *config.finds_as), code_digest(config.target))
+
+    @property
+    def num_held_out(self) -> int | None:
+        """None: questions are made without end."""
+        return None
+
+    def question(self, seed: int, index: int) -> Question:
+        """Question `index` of the stream `seed`. Raises `TaskError` when the task fails to make it."""
+        prompt = self._config.asked(self._made(seed, index)[0])
+        ref = ProceduralRef(
+            task=self.name,
+            library=LIBRARY,
+            options_digest=self._options_digest,
+            seed=seed,
+            index=index,
+            question_hash=question_hash(prompt),
+        )
+        return Question(ref, prompt)
+
+    def recall(self, ref: TaskRef) -> Question:
+        """Make the question behind a reference again.
+
+        Raises `Refusal`: `unknown_task`, `other_task`, `options_differ`, or `question_mismatch` when the same code
+        makes another question here.
+        """
+        if not isinstance(ref, ProceduralRef) or ref.task != self.name:
+            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the Python task {self.name!r}")
+        check_options(ref, self._options_digest)
+        try:
+            question = self.question(ref.seed, ref.index)
+        except TaskError as error:
+            raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
+        if question.ref.question_hash != ref.question_hash:
+            raise Refusal(Reason.QUESTION_MISMATCH, f"{ref.task} {ref.index} of {ref.seed}")
+        return question
+
+    def score(self, ref: TaskRef, completion: str) -> float:
+        """Reward of one completion."""
+        self.recall(ref)
+        assert isinstance(ref, ProceduralRef)
+        question, reference = self._made(ref.seed, ref.index)
+        answer = self._find(completion)
+        score = 0.0 if answer is None else self._reward(question, answer, reference)
+        return self._config.reward.reward(score)
+
+    def _made(self, seed: int, index: int) -> tuple[str, str]:
+        """A question and its reference. Raises `TaskError`."""
+        if (kept := self._items.get((seed, index))) is not None:
+            return kept
+        try:
+            made: object = self._task.question(Random(digest("python", self.name, seed, index)))
+        except Exception as error:  # the user's own code
+            raise TaskError(f"task {self.name!r}: question {index} of {seed}: {error!r}") from error
+        match made:
+            case (str(question), str(reference)) if question.strip():
+                self._items.put((seed, index), (question, reference))
+                return question, reference
+        raise TaskError(f"task {self.name!r}: question() must return a question and its reference, got {made!r:.200}")
+
+
+def _make(config: PythonTask) -> Task:
+    found = load(config.target)
+    where = f"task {config.name!r}: {config.target}"
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise TaskError(f"{where} must be a subclass of swarm.environments.task.Task, got {found!r}")
+    try:
+        return found.model_validate(config.options)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise TaskError(f"{where}: options: {problems}") from error
+    except TypeError as error:  # an abstract method is missing
+        raise TaskError(f"{where}: {error}") from error

@@ -1,0 +1,89 @@
+"""`swarm tasks try`: questions, completions and rewards of a configuration, before a run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nodes.cli import main
+from nodes.commands.tasks.trial import Episode, _describe, play
+from swarm.environments.config import NumberGuessingTask, PythonTask
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.policy.loading import Policy
+from swarm.reasons import Reason
+from swarm.types import Answers, Completion, Past, Rejection, Sampling
+from tests.sapo.test_round import FakeEngine
+
+OWN = Path(__file__).parents[2] / "examples" / "own_task.py"
+HALVE = PythonTask(kind="python", name="halve", target=f"{OWN}:Halve")
+
+
+class Answering(FakeEngine):
+    """Says 1 to every question, but refuses the second."""
+
+    def generate(self, prompts: object, num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        assert num_completions == 1
+        right: Answers = (Completion("1", "stop"),)
+        return [right, Rejection(Reason.PROMPT_TOO_LONG, "9 tokens"), (Completion("one", "stop"),)]
+
+
+def test_each_question_has_a_reward_or_a_reason() -> None:
+    verifier = InlineVerifier([HALVE])
+    questions = verifier.draw(0, 0, 3)
+    episodes = play(Answering(), verifier, questions, Sampling())
+    half = int(str(questions[0].prompt).split()[1]) // 2
+    assert episodes[0] == Episode("halve", str(questions[0].prompt), "1", 1 / half)
+    assert (episodes[1].reward, episodes[1].problem) == (None, "prompt_too_long: 9 tokens")
+    assert (episodes[2].completion, episodes[2].reward) == ("one", 0.0)
+
+
+class Guessing(FakeEngine):
+    """Says 1, then 2, and so on."""
+
+    def generate(self, prompts: object, num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        assert isinstance(prompts, list)
+        turns = [1 + len(each.steps) if isinstance(each, Past) else 1 for each in prompts]
+        return [(Completion(f"{turn}?", "stop"),) for turn in turns]
+
+
+def test_an_episode_of_several_turns_is_shown_with_what_the_environment_answers() -> None:
+    verifier = InlineVerifier([NumberGuessingTask(highest=3, max_turns=2)])
+    episodes = play(Guessing(), verifier, verifier.draw(0, 0, 20), Sampling())
+    assert {(episode.completion, episode.reward) for episode in episodes} == {
+        ("1?", 1.0),
+        ("1?\n> higher\n2?", 1.0),
+        ("1?\n> higher\n2?", 0.0),
+    }
+
+
+def test_episodes_are_shown_without_control_sequences() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, width=80)
+    console.print(_describe(Episode("halve", "Halve\n4.", "\x1b]52;c;x\x07[bold]2", 0.5)))
+    console.print(_describe(Episode("halve", "Halve 4.", "", None, "prompt_too_long: 9 tokens")))
+    assert shown.getvalue().split("\n\n") == [
+        "halve  reward 0.5\n  question: Halve\n    4.\n  completion: ?]52;c;x?[bold]2",
+        "halve  not graded: prompt_too_long: 9 tokens\n  question: Halve 4.\n  completion: ",
+        "",
+    ]
+
+
+@pytest.mark.slow
+def test_the_command_asks_a_model(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.save(tmp_path / "model")
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"tasks: [{{kind: python, name: halve, target: '{OWN}:Halve', options: {{largest: 9}}}}]")
+    arguments = ["swarm", "tasks", "try", str(config), "--model", str(tmp_path / "model"), "--questions", "3", "--json"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--generation.max_new_tokens", "4"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    episodes = json.loads(capsys.readouterr().out)
+    assert len(episodes) == 3 and {episode["task"] for episode in episodes} == {"halve"}
+    assert all(episode["question"].startswith("Calculate ") and 0 <= episode["reward"] <= 1 for episode in episodes)
