@@ -7,12 +7,25 @@ question travels *by reference*; a receiver regenerates what it needs to grade i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from sys import getsizeof
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, msgpack
 
 from swarm.reasons import Reason
+
+
+def complete(module: Mapping[str, object]) -> None:
+    """Have msgspec describe the records of a module, which calls this at its end with `globals()`.
+
+    Otherwise msgspec does so when a record is first decoded. Another thread that decodes one of the same type meanwhile
+    reads a description that is not filled in yet: the process dies with a segmentation fault.
+    """
+    for each in list(module.values()):
+        if isinstance(each, type) and issubclass(each, Struct) and each.__module__ == module["__name__"]:
+            msgpack.Decoder(each)
+
 
 SCHEMA_VERSION = 2
 """The major version: nodes with different ones do not understand each other. What may be added without raising it is
@@ -501,3 +514,6 @@ class Orders(Struct, frozen=True):
     """Whether the learner wants this worker's rollouts now."""
     finished: bool = False
     """The learner has made all its steps; the worker can stop."""
+
+
+complete(globals())

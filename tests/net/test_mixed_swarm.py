@@ -32,7 +32,7 @@ class Node:
 
     def __init__(self, transport: str, folder: Path, name: str, listen: str, manifest: str, bootstrap: str) -> None:
         script = Path(__file__).with_name("driven_node.py")
-        self.transport = transport
+        self.transport, self.name = transport, name
         self.process = subprocess.Popen(
             [sys.executable, str(script), transport, str(folder), name, listen, manifest, bootstrap],
             stdin=subprocess.PIPE,
@@ -44,7 +44,7 @@ class Node:
     def _line(self):  # type: ignore[no-untyped-def]
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, "the node's process ended"
+        assert line, f"the process of the {self.transport} node {self.name} ended with {self.process.wait()}"
         return json.loads(line)
 
     def do(self, order: str, **arguments: object):  # type: ignore[no-untyped-def]

@@ -23,7 +23,7 @@ from swarm.errors import Refusal
 from swarm.foreign import is_name
 from swarm.net.records.identity import MAX_PEER_ID_CHARS, Identity, verify
 from swarm.reasons import Reason
-from swarm.types import SCHEMA_VERSION, TaskRef
+from swarm.types import SCHEMA_VERSION, TaskRef, complete
 
 T = TypeVar("T")
 Kind = Literal["group", "manifest", "peer", "large", "snapshot"]
@@ -193,3 +193,6 @@ def _explained(error: msgspec.ValidationError) -> Refusal:
     if other and other[1] not in QUESTION_KINDS and is_name(other[1], MAX_KIND_CHARS):
         return Refusal(Reason.UNKNOWN_QUESTION, f"this version of swarm does not know questions of kind {other[1]!r}")
     return Refusal(Reason.MALFORMED, text)
+
+
+complete(globals())

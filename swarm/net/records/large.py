@@ -16,7 +16,7 @@ from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.wire import Announcement, seal_announcement
-from swarm.types import Count
+from swarm.types import Count, complete
 
 LARGE_PROTOCOL = "/swarm/large/1"
 INLINE_BYTES = 1_000_000
@@ -198,3 +198,6 @@ def holders(
 def _pieces(record: bytes, offset: int) -> Iterator[bytes]:
     for start in range(offset, len(record), MAX_CHUNK_BYTES):
         yield record[start : start + MAX_CHUNK_BYTES]
+
+
+complete(globals())

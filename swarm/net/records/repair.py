@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from swarm.errors import PeerUnreachable
 from swarm.net.records.large import INLINE_BYTES, Fetch
 from swarm.net.records.record_store import RECORD_ID_BYTES, Held, RecordStore, record_id
+from swarm.types import complete
 
 HAVE_PROTOCOL = "/swarm/have/1"
 GIVE_PROTOCOL = "/swarm/give/1"
@@ -185,3 +186,6 @@ def _first_batch(missing: list[Held]) -> tuple[list[Held], list[Held]]:
             break
         count += 1
     return missing[:count], missing[count:]
+
+
+complete(globals())

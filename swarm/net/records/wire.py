@@ -48,6 +48,7 @@ from swarm.types import (
     SnapshotManifest,
     TaskSpec,
     VerifiedGroup,
+    complete,
 )
 
 
@@ -436,3 +437,6 @@ def _is_plain(value: object, depth: int) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, int)
+
+
+complete(globals())

@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from swarm.errors import PeerUnreachable
 from swarm.protocols import RequestHandler, RequestTransport
+from swarm.types import complete
 
 TIME_PROTOCOL = "/swarm/time/1"
 DIAL_BACK_PROTOCOL = "/swarm/dialback/1"
@@ -235,3 +236,6 @@ async def _greets(host: str, port: int) -> bool:
     finally:
         if writer is not None:
             writer.close()
+
+
+complete(globals())

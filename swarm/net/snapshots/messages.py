@@ -20,7 +20,7 @@ from swarm.net.snapshots.plan import MAX_SOURCES, LinkLimits, PeerId, Place
 from swarm.net.snapshots.store import PartName
 from swarm.protocols import RequestTransport
 from swarm.reasons import Reason
-from swarm.types import MAX_INTEGER
+from swarm.types import MAX_INTEGER, complete
 
 ASK_PROTOCOL = "/swarm/snapshots/ask/1"
 ANNOUNCE_PROTOCOL = "/swarm/snapshots/announce/1"
@@ -82,3 +82,6 @@ def request_status(transport: RequestTransport, peer_id: str, question: StatusRe
         return msgspec.msgpack.decode(answer, type=StatusReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(Reason.MALFORMED, str(error)) from error
+
+
+complete(globals())
