@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.environments.config import EnvironmentTask
-from swarm.environments.digests import digest, question_hash
+from swarm.environments.digests import check_options, digest, question_hash
+from swarm.environments.sources.again import made_again
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
@@ -55,15 +56,8 @@ class EnvironmentSource:
         """
         if not isinstance(ref, EpisodeRef) or (ref.task, ref.environment) != (self.name, self._kind):
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r} of {self._kind}")
-        if ref.options_digest != self._options_digest:
-            raise Refusal(Reason.OPTIONS_DIFFER, f"{ref.task}: {ref.options_digest}, here {self._options_digest}")
-        try:
-            question = self.question(ref.seed, ref.index)
-        except TaskError as error:
-            raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
-        if question.ref != ref:
-            raise Refusal(Reason.QUESTION_MISMATCH, f"{ref.task}: the episode begins with another text here")
-        return question
+        check_options(ref, self._options_digest)
+        return made_again(self.question, ref, f"{ref.task}: the episode begins with another text here")
 
     def begin(self, ref: TaskRef) -> Episode:
         """The episode behind a reference that `recall` accepts. Raises `Refusal`."""

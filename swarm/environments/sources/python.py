@@ -14,6 +14,7 @@ from swarm.environments.code import code_digest, load
 from swarm.environments.config import PythonTask
 from swarm.environments.digests import check_options, digest, question_hash, with_code
 from swarm.environments.scoring.finding import finder
+from swarm.environments.sources.again import made_again
 from swarm.environments.sources.lru import LruCache
 from swarm.environments.task import RewardFunction, Task
 from swarm.errors import Refusal, TaskError
@@ -99,13 +100,7 @@ class PythonSource:
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the Python task {self.name!r}")
         check_options(ref, self._options_digest)
-        try:
-            question = self.question(ref.seed, ref.index)
-        except TaskError as error:
-            raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
-        if question.ref.question_hash != ref.question_hash:
-            raise Refusal(Reason.QUESTION_MISMATCH, f"{ref.task} {ref.index} of {ref.seed}")
-        return question
+        return made_again(self.question, ref, f"{ref.task} {ref.index} of {ref.seed}")
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion."""

@@ -23,6 +23,7 @@ from swarm.environments.digests import check_options, digest, draw, question_has
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
+from swarm.environments.sources.again import made_again
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
@@ -142,13 +143,8 @@ class ReasoningGymSource:
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
         check_options(ref, self._options_digest)
-        try:
-            prompt = self._prompt(ref.seed, ref.index)
-        except TaskError as error:
-            raise Refusal(Reason.QUESTION_MISMATCH, str(error)) from error
-        if question_hash(prompt) != ref.question_hash:
-            raise Refusal(Reason.QUESTION_MISMATCH, f"{ref.task} by {ref.library}, here {LIBRARY}")
-        return Question(ref, prompt)
+        question = made_again(self.question, ref, f"{ref.task} by {ref.library}, here {LIBRARY}")
+        return Question(ref, question.prompt)
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion: its answer, scored by the library, then the task's reward rule."""
