@@ -192,28 +192,29 @@ def _length(row: Tokens) -> int:
     return len(row.prompt) + num_read(row)
 
 
+def by_turn(row: Tokens) -> Iterator[tuple[slice, Sequence[int]]]:
+    """Where each turn's tokens are in the completion, and the environment's tokens after them."""
+    begin = 0
+    for insert in (*row.inserts, Insert(len(row.completion), ())):
+        yield slice(begin, insert.after), insert.ids
+        begin = insert.after
+
+
 def _read(row: Tokens) -> Sequence[int]:
     """Completion with inserts, as the model reads them."""
     if not row.inserts:
         return row.completion
-    ids: list[int] = []
-    done = 0
-    for insert in row.inserts:
-        ids += [*row.completion[done : insert.after], *insert.ids]
-        done = insert.after
-    return [*ids, *row.completion[done:]]
+    return [token for turn, shown in by_turn(row) for token in (*row.completion[turn], *shown)]
 
 
 def _predictors(rows: Sequence[Tokens], starts: Sequence[int]) -> Tensor:
     """[N] the positions before each completion token; `starts` [R] are those of what follows the prompts."""
     begins, lengths = [], []
     for row, position in zip(rows, starts, strict=True):
-        done = 0
-        for insert in (*row.inserts, Insert(len(row.completion), ())):
+        for turn, shown in by_turn(row):
             begins.append(position - 1)
-            lengths.append(insert.after - done)
-            position += insert.after - done + len(insert.ids)
-            done = insert.after
+            lengths.append(turn.stop - turn.start)
+            position += lengths[-1] + len(shown)
     return _ranges(torch.tensor(begins), torch.tensor(lengths))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.policy.batching import Insert
+from swarm.policy.batching import by_turn
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Continuation, completion_logprobs
 from swarm.policy.snapshot import unpack
@@ -139,12 +139,11 @@ class _Turn:
 
 
 def _turns(row: Row, spans: Sequence[VersionSpan]) -> Iterator[_Turn]:
-    context, begin = list(row.prompt), 0
-    for insert in (*row.inserts, Insert(len(row.completion), ())):
-        tokens = row.completion[begin : insert.after]
-        yield _Turn(list(context), tokens, begin, _parts(spans, begin, insert.after))
-        context += [*tokens, *insert.ids]
-        begin = insert.after
+    context = list(row.prompt)
+    for turn, shown in by_turn(row):
+        tokens = row.completion[turn]
+        yield _Turn(list(context), tokens, turn.start, _parts(spans, turn.start, turn.stop))
+        context += [*tokens, *shown]
 
 
 def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list[slice]]:
