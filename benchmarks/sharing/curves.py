@@ -96,7 +96,7 @@ def _against_the_first(title: str, what: str, unit: str, figures: Figures) -> li
     return rows
 
 
-def _curves(outcomes: Outcomes) -> dict[str, dict[int, list[Point]]]:
+def _curves(outcomes: Outcomes) -> dict[str, dict[int, list[Point[float]]]]:
     """By row and seed, where nodes were evaluated."""
     return {
         name: {outcome.seed: curve for outcome in found if (curve := learning_curve(outcome))}
