@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -54,19 +55,14 @@ DEFAULT = Size(
     real=REAL,
     timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
 )
-FULL = Size(
+FULL = replace(
+    DEFAULT,
     name="full",
-    nodes=8,
     rounds=200,
-    seeds=5,
     evaluation=360,
-    starts=STARTS,
-    swarms=SWARMS,
-    kinds=KINDS,
     hostile=(1, 2, 4),
     each_defence=True,
-    real=REAL,
-    timed=Scale(nodes=8, rounds=200, seeds=5, evaluation=360, every=20),
+    timed=replace(DEFAULT.timed, rounds=200),
 )
 ALWAYS = [name for name, table in TABLES.items() if not table.only_when_named]
 CELL_MODULE = "benchmarks.sharing.cell"
