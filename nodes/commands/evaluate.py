@@ -17,7 +17,7 @@ from rich.table import Table
 
 from nodes import exits
 from nodes.commands.checkpoints import find_checkpoint
-from nodes.roles.suites import open_verifier, suites_of
+from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
@@ -29,7 +29,6 @@ from swarm.evaluation import evaluate as run_evaluation
 from swarm.policy.config import MADE_HERE, check_model_path
 from swarm.policy.loading import load_policy
 from swarm.protocols import StreamingEngine
-from swarm.suites.asking import SuiteRun
 from swarm.suites.config import Suite
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import SuiteScores
@@ -154,8 +153,7 @@ def _evaluate_suites(
 
 def _evaluate_suite(suite: Suite, engine: StreamingEngine, config: NodeConfig, stop: Callable[[], bool]) -> SuiteResult:
     began = time.monotonic()
-    with contextlib.closing(open_verifier(suite.tasks, config.verification)) as verifier:
-        run = SuiteRun(suite, engine, verifier, config.evaluation.stream, config.generation.max_batch_sequences)
+    with suite_run(suite, engine, config) as run:
         with _progress(suite.name, run.num_questions) as advance, contextlib.suppress(Interrupted):
             while not (run.done or stop()):
                 run.step()

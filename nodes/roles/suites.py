@@ -10,9 +10,9 @@ Training waits for the first kind; groups that arrive meanwhile are still regrad
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 from swarm.config import NodeConfig
 from swarm.engines.process.engine import ProcessEngine
@@ -55,6 +55,13 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
         pool.close()
         raise
     return pool
+
+
+@contextmanager
+def suite_run(suite: Suite, engine: RolloutEngine, config: NodeConfig) -> Iterator[SuiteRun]:
+    """An evaluation of a suite, with a verifier of its own until the block ends. Raises `TaskError`."""
+    with closing(open_verifier(suite.tasks, config.verification)) as verifier:
+        yield SuiteRun(suite, engine, verifier, config.evaluation.stream, config.generation.max_batch_sequences)
 
 
 class NodeSuites:
@@ -141,14 +148,7 @@ class NodeSuites:
     def _ask(self, engine: RolloutEngine, round: int, suites: Iterable[Suite], between: Callable[[], None]) -> None:
         for suite in suites:
             began = time.monotonic()
-            with closing(open_verifier(suite.tasks, self._config.verification)) as verifier:
-                run = SuiteRun(
-                    suite,
-                    engine,
-                    verifier,
-                    self._config.evaluation.stream,
-                    self._config.generation.max_batch_sequences,
-                )
+            with suite_run(suite, engine, self._config) as run:
                 self._note(f"asking suite {suite.name}: {run.num_questions:,} questions, {suite.k} completions each")
                 while not run.done:
                     run.step()

@@ -14,6 +14,7 @@ from rich.console import Console
 from nodes import exits
 from nodes.commands import evaluate as command
 from nodes.commands.evaluate import Asked, evaluate
+from nodes.roles import suites
 from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.policy.loading import Policy
 from tests.suites.doubles import Numbering, Rows
@@ -54,7 +55,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> Iterator[Engine]:
     made = Engine()
     monkeypatch.setattr(command, "load_policy", lambda settings, weights: policy)
     monkeypatch.setattr(command, "open_engine", lambda *arguments: made)
-    monkeypatch.setattr(command, "open_verifier", lambda tasks, settings: Rows(a=6, b=3))
+    monkeypatch.setattr(suites, "open_verifier", lambda tasks, settings: Rows(a=6, b=3))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield made
     for number, handler in handlers.items():
