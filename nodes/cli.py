@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nodes import exits
+from nodes.command_line import Fields, rewrite
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
 
@@ -23,19 +24,9 @@ if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
-FIELD_COMMANDS = frozenset(
-    {"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep", "tasks try"}
-)
-
-SEVERAL = {"sweep": "--mix", "evaluate": "--suite"}
-"""By command: its option that takes several values."""
-
 DEFAULT_HOME = Path("runs/peer")
 DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
 """Those of SAPO's paper, and the policy that combines the others."""
-
-Fields = list[tuple[str, str]]
-"""(dotted path, text) of configuration fields given on the command line."""
 
 app = typer.Typer(
     name="swarm",
@@ -580,13 +571,7 @@ def main() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
-        arguments, fields = split_fields(sys.argv[1:])
-        if several := SEVERAL.get(arguments[0] if arguments else ""):
-            arguments = repeat_option(arguments, several)
-        if arguments[:1] == ["tasks"] and arguments[1:2] not in (["list"], ["try"], ["--help"]):
-            arguments.insert(1, "list")
-        if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
-            raise ConfigError(f"--{fields[0][0]} is a configuration field, which this command does not accept")
+        arguments, fields = rewrite(sys.argv[1:])
         app(args=arguments, obj=fields)
     except (ConfigError, TaskError, IdentityError) as error:
         _fail(error, exits.USAGE)
@@ -629,39 +614,6 @@ def _given(values: dict[str, object]) -> list[tuple[str, str]]:
 def _fields(context: typer.Context) -> Fields:
     fields: Fields = context.find_root().obj
     return fields
-
-
-def split_fields(arguments: Sequence[str]) -> tuple[list[str], Fields]:
-    """Split options such as `--mix.local 3` and `--mix.local=3` from a command line: a dot marks a field.
-
-    Raises `ConfigError` for a field without a value.
-    """
-    rest: list[str] = []
-    fields: Fields = []
-    waiting = iter(arguments)
-    for argument in waiting:
-        path, equals, value = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or "." not in path:
-            rest.append(argument)
-            continue
-        text = value if equals else next(waiting, None)
-        if text is None:
-            raise ConfigError(f"--{path} needs a value")
-        fields.append((path.replace("-", "_"), text))
-    return rest, fields
-
-
-def repeat_option(arguments: Sequence[str], name: str) -> list[str]:
-    """`--mix A B` as `--mix A --mix B`: the parser's options take one value each."""
-    repeated: list[str] = []
-    inside = False
-    for argument in arguments:
-        inside = argument == name or (inside and not argument.startswith("-"))
-        if inside and repeated[-1:] != [name]:
-            repeated.append(name)
-        if argument != name:
-            repeated.append(argument)
-    return repeated
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from nodes.cli import app, main, split_fields
+from nodes.cli import app, main
+from nodes.command_line import split_fields
 from nodes.commands.bench import BENCHMARKS
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS
