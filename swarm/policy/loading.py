@@ -138,14 +138,11 @@ class Policy:
         text = as_text(messages)
         return list(self.tokenizer.encode(f"{text}\n" if len(messages) > 1 else text))
 
-    def encode_completion(self, completion: Completion) -> list[int]:
-        """Token ids of another policy's completion under this tokenizer."""
-        return self.encode_completions([completion])[0]
-
     def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
-        """The same for several: a tokenizer's call takes longer than reading a short text.
+        """Token ids of other policies' completions under this tokenizer.
 
-        Text that spells a special token stays text: a foreign completion must not end a turn early.
+        A call of the tokenizer takes longer than reading a short text, hence several at once. Text that spells a
+        special token stays text: a foreign completion must not end a turn early.
         """
         if not completions:
             return []

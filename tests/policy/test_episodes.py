@@ -48,7 +48,7 @@ def episode_logprobs(policy: Policy, index: int) -> list[torch.Tensor]:
     turns: list[list[int]] = []
     found = []
     for number, text in enumerate(texts):
-        turn = policy.encode_completion(Completion(text, "stop"))
+        turn = policy.encode_completions([Completion(text, "stop")])[0]
         found.append(turn_logprobs(policy, context(policy, turns, observations[:number]), turn))
         turns.append(turn)
     return found
@@ -59,7 +59,7 @@ def group_of(policy: Policy, ids: bool) -> GradedGroup:
     for index, (texts, observations) in enumerate(EPISODES):
         turns = []
         for text, logprobs in zip(texts, episode_logprobs(policy, index), strict=True):
-            tokens = tuple(policy.encode_completion(Completion(text, "stop"))) if ids else ()
+            tokens = tuple(policy.encode_completions([Completion(text, "stop")])[0]) if ids else ()
             turns.append(Completion(text, "stop", tokens, tuple(logprobs.tolist()) if ids else ()))
         completions.append(joined(turns, observations))
     group = rollout_group(
@@ -101,7 +101,7 @@ def test_rows_continue_what_the_engine_was_given(policy: Policy) -> None:
     group = group_of(policy, ids=True)
     rows = RowReader(policy, MixSettings(), lambda rewards: rewards).local(group, 0)
     for row, (texts, observations) in zip(rows, EPISODES, strict=True):
-        turns = [policy.encode_completion(Completion(text, "stop")) for text in texts]
+        turns = [policy.encode_completions([Completion(text, "stop")])[0] for text in texts]
         read = list(row.prompt)
         done = 0
         for insert in row.inserts:

@@ -39,7 +39,7 @@ def _group(policy: Policy, shift: float = 0.0, version: int = 0) -> GradedGroup:
     """A group whose sampler gave every token `shift` nats more than `policy` does."""
     completions = []
     for text in TEXTS:
-        tokens = policy.encode_completion(Completion(text, "stop"))
+        tokens = policy.encode_completions([Completion(text, "stop")])[0]
         logprobs = tuple(min(0.0, value + shift) for value in _own(policy, tokens))
         completions.append(Completion(text, "stop", tuple(tokens), logprobs))
     group = rollout_group(
@@ -61,7 +61,7 @@ def _updater(policy: Policy, reference: Policy | None = None, mix: MixSettings =
 
 
 def _gepo_loss(policy: Policy, log_denominator: float) -> float:
-    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    rows = [_own(policy, policy.encode_completions([Completion(text, "stop")])[0]) for text in TEXTS]
     weights = [math.exp(sum(row) / len(row) - log_denominator) for row in rows]
     return -sum(w * a for w, a in zip(weights, ADVANTAGES, strict=True)) / len(rows)
 
@@ -72,7 +72,7 @@ def _sequence_ess(group: GradedGroup, shift: float) -> float:
 
 
 def _own_expectation(policy: Policy) -> float:
-    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    rows = [_own(policy, policy.encode_completions([Completion(text, "stop")])[0]) for text in TEXTS]
     return log_expectation([sum(row) / len(row) for row in rows])
 
 
@@ -198,7 +198,7 @@ def test_gepos_clip_holds_what_a_stale_group_would_gain(policy: Policy) -> None:
     # Of weights above 1.28 what was rewarded counts as 1.28 and stops; what was not is pushed down in full.
     far = _text_only(_group(policy), _own_expectation(policy) - 2.0)
     report = _updater(copy.deepcopy(policy), objective="gepo", loss={"group_clip": True}).update([], [far])
-    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    rows = [_own(policy, policy.encode_completions([Completion(text, "stop")])[0]) for text in TEXTS]
     weights = [math.exp(sum(row) / len(row) - _own_expectation(policy) + 2.0) for row in rows]
     held = [min(w * a, min(max(w, 0.8), 1.28) * a) for w, a in zip(weights, ADVANTAGES, strict=True)]
     assert report.figures["loss"] == pytest.approx(-sum(held) / len(held), rel=1e-3)
@@ -209,7 +209,7 @@ def test_gepos_clip_holds_what_a_stale_group_would_gain(policy: Policy) -> None:
 def test_gepos_smoothing_follows_the_variance_within_each_group(policy: Policy) -> None:
     # Of the second group only the text is known: the receiver's probabilities stand in, for the variance as well.
     sampler = (-0.05, -2.0, -2.5, -3.0)
-    rows = [_own(policy, policy.encode_completion(Completion(text, "stop"))) for text in TEXTS]
+    rows = [_own(policy, policy.encode_completions([Completion(text, "stop")])[0]) for text in TEXTS]
     p = [math.exp(sum(row) / len(row)) for row in rows]
     epsilons, losses = [], []
     for q in ([math.exp(value) for value in sampler], p):

@@ -36,7 +36,7 @@ def _sampled(policy: Policy, question: str, texts: tuple[str, ...] = TEXTS) -> G
     """A group as a worker with this policy would have sent it."""
     completions = []
     for text in texts:
-        tokens = policy.encode_completion(Completion(text, "stop"))
+        tokens = policy.encode_completions([Completion(text, "stop")])[0]
         with torch.no_grad():
             logprobs = completion_logprobs(policy, [policy.encode_prompt(question)], [tokens], 1.0)[0].tolist()
         spans = (VersionSpan(policy.version, len(tokens)),)

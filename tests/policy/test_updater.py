@@ -44,7 +44,7 @@ def _updater(policy: Policy, mix: MixSettings | None = None, **settings: object)
 
 
 def _likelihood(policy: Policy, text: str) -> float:
-    return sum(_logprobs(policy, policy.encode_completion(Completion(text, "stop"))))
+    return sum(_logprobs(policy, policy.encode_completions([Completion(text, "stop")])[0]))
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -138,7 +138,7 @@ def test_completions_of_others_are_scored_as_their_text_reads_here(policy: Polic
     scored = updater.logprobs(groups)
     assert [len(each) for each in scored] == [4, 4] and updater.version == 0
     for text, logprobs in zip(TEXTS, scored[1], strict=True):
-        expected = _logprobs(policy, policy.encode_completion(Completion(text, "stop")))
+        expected = _logprobs(policy, policy.encode_completions([Completion(text, "stop")])[0])
         assert logprobs == pytest.approx(expected, abs=1e-4)
     cut = [Completion("", "length"), Completion("19", "stop")]
     empty = GradedGroup(rollout_group(completions=tuple(cut)), PROMPT, (0.0, 1.0))
