@@ -276,7 +276,8 @@ class Attacks:
         """Valid signature, a group with one field of another type."""
         fields = msgspec.to_builtins(self._group("payload_of_wrong_types", attacker))
         required = RolloutGroup.__struct_fields__[: -len(RolloutGroup.__struct_defaults__)]
-        fields[self._random.choice(required)] = self._random.choice([None, -0.5, "x" * 9, [[]], {"task": 1}])
+        # No mapping: one without known fields is a valid `Sampling`, whose fields all have defaults.
+        fields[self._random.choice(required)] = self._random.choice([None, -0.5, "x" * 9, [[]], True])
         return self._around(zstandard.compress(msgspec.msgpack.encode(fields)), attacker)
 
     def _deep(self, attacker: Attacker) -> bytes:

@@ -144,7 +144,8 @@ class Outcome:
             f"{', '.join(f'{name} {n}' for name, n in self.assaults.items())}. Mean node: dropped on arrival "
             f"{mean('counters', (*door, 'drop_over_budget', 'fetch_failures'))}; reached the exchange, "
             f"honest ones included, {received:.0f}, of which dropped {mean('refused', ())}; verification "
-            f"{mean('verifier', ())}; closed {mean('counters', ('banned_connections', 'banned_streams'))}."
+            f"{mean('verifier', ())}; closed {mean('counters', ('banned_connections', 'banned_streams'))}. Hostile "
+            f"groups in updates: {', '.join(f'{variant} {n}' for variant, n in self.entered.items()) or 'none'}."
         )
 
 
