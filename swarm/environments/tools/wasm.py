@@ -123,7 +123,7 @@ class _System:
         self._output_bytes = output_bytes
         self.output = bytearray()
         self._num_calls = 0
-        self._num_read = 0
+        self._num_reads = 0
 
     def linked(self, engine: wasmtime.Engine, module: wasmtime.Module) -> wasmtime.Linker:
         """The module's imports: those named as methods here; the others fail."""
@@ -184,11 +184,13 @@ class _System:
     def fd_read(self, caller: wasmtime.Caller, descriptor: int, pieces: int, num_pieces: int, read: int) -> int:
         if descriptor != _RANDOMNESS:
             return _BAD_DESCRIPTOR
-        address, size = _pieces(caller, pieces, min(num_pieces, 1))[0]
-        self._num_read += 1
-        block = blake2b(self._num_read.to_bytes(8, "little")).digest()[:size]
-        _write(caller, address, block)
-        _write(caller, read, struct.pack("<I", len(block)))
+        total = 0
+        for address, size in _pieces(caller, pieces, num_pieces):
+            self._num_reads += 1
+            block = blake2b(self._num_reads.to_bytes(8, "little")).digest()[:size]
+            _write(caller, address, block)
+            total += len(block)
+        _write(caller, read, struct.pack("<I", total))
         return _SUCCESS
 
     def fd_prestat_get(self, caller: wasmtime.Caller, descriptor: int, about: int) -> int:
