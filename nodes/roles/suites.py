@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from swarm.config import NodeConfig
 from swarm.engines.process.engine import ProcessEngine
 from swarm.environments.config import DatasetTask, TaskConfig, VerificationSettings
+from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.policy.loading import Policy
@@ -54,7 +55,7 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
     except TaskError:
         pool.close()
         raise
-    return pool
+    return with_own_tools(pool, tasks)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -52,7 +52,10 @@ REQUESTS: Mapping[FindRule, str] = MappingProxyType(
 
 ToolName = Literal["calculator", "python"]
 
-TOOL_REQUESTS: Mapping[ToolName, str] = MappingProxyType(
+OwnTool = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+:[A-Za-z_]\w*$")]
+"""A function of one's own, `(call: str) -> str`: it runs in the node's process, without a sandbox."""
+
+TOOL_REQUESTS: Mapping[str, str] = MappingProxyType(
     {
         "calculator": "You may use a calculator before you answer: a message with <tool>12 * (3.5 + 4) / 7</tool> is "
         "answered with the result.",
@@ -61,6 +64,7 @@ TOOL_REQUESTS: Mapping[ToolName, str] = MappingProxyType(
     }
 )
 """What follows a question with a tool, before the request for the answer's form."""
+OWN_TOOL_REQUEST = "You may use a tool before you answer: a message with <tool>...</tool> is answered with its result."
 
 _COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
@@ -129,8 +133,9 @@ class FindSettings(Settings):
 class QuestionSettings(FindSettings):
     """How a question is answered: at once, or after calls of a tool."""
 
-    tool: ToolName | None = None
-    """What the policy may call before it answers: a `calculator`, or `python`, which needs the extra `tools`. A turn
+    tool: ToolName | OwnTool | None = None
+    """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
+    function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are never shared. A turn
     with `<tool>...</tool>` is a call, any other turn the answer."""
     max_turns: int = Field(4, ge=2, le=MAX_TURNS)
     """With a tool: turns of the policy after which an episode is over, without a return."""
@@ -139,7 +144,12 @@ class QuestionSettings(FindSettings):
         asked = super()._request()
         if self.tool is None or self.ask is not None:
             return asked
-        return f"{TOOL_REQUESTS[self.tool]} {asked}".rstrip()
+        return f"{TOOL_REQUESTS.get(self.tool, OWN_TOOL_REQUEST)} {asked}".rstrip()
+
+    @property
+    def own_tool(self) -> str | None:
+        """The code of a tool of one's own, if any."""
+        return None if self.tool in TOOL_REQUESTS else self.tool
 
 
 class ReasoningGymTask(QuestionSettings):
@@ -303,6 +313,11 @@ def code_of(config: Settings) -> str | None:
         case DatasetTask():
             return config.scorer
     return None
+
+
+def unshared(configs: Iterable[TaskConfig]) -> frozenset[str]:
+    """Names of the tasks whose episodes stay on this node, because nobody could replay them: those with own tools."""
+    return frozenset(config.name for config in configs if isinstance(config, QuestionSettings) and config.own_tool)
 
 
 TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, ...])

@@ -13,7 +13,6 @@ from swarm.environments.config import (
     PythonTask,
     ReasoningGymTask,
     TaskConfig,
-    ToolName,
 )
 from swarm.environments.digests import draw
 from swarm.environments.episodes.number_guessing import NumberGuessing
@@ -57,9 +56,12 @@ def _make_questions(
     return DatasetSource(config, counts=counts, stored=stored)
 
 
-def _make_tool(name: ToolName) -> Tool:
+def _make_tool(name: str) -> Tool | None:
+    """None for a tool of one's own, which does not run here."""
     if name == "calculator":
         return Calculator()
+    if name != "python":
+        return None
     from swarm.environments.tools.python import PythonTool
 
     return PythonTool()

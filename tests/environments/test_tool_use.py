@@ -21,7 +21,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
 from swarm.protocols import Verifier
-from swarm.types import Grade, Question, Rejection, Text, as_text
+from swarm.types import Grade, Rejection, Text, as_text
 
 ASKED = ReasoningGymTask(name="products", tool="calculator")
 
@@ -93,9 +93,9 @@ def verifier(request: pytest.FixtureRequest) -> Iterator[Verifier]:
     made.close()
 
 
-def product(question: Question) -> tuple[str, str]:
+def product(question: str) -> tuple[str, str]:
     """A question's call, and its result."""
-    words = as_text(question.prompt).split()
+    words = question.split()
     left, right = (int(word.strip(".")) for word in words if word.strip(".").isdigit())
     return f"<tool>{left} * {right}</tool>", str(left * right)
 
@@ -103,7 +103,7 @@ def product(question: Question) -> tuple[str, str]:
 def test_an_episode_ends_with_the_answer(verifier: Verifier) -> None:
     (question,) = verifier.draw(7, 0, 1)
     assert question.max_turns == 2
-    call, result = product(question)
+    call, result = product(as_text(question.prompt))
     said = [call, (call, f"<answer>{result}</answer>"), f"<answer>{result}</answer>", (call, "<answer>1</answer>")]
     grade = verifier.begin(question.ref, [*said, (call, call), "<tool>" + "1" * 9_000 + "</tool>"]).result()
     assert isinstance(grade, Grade)

@@ -13,19 +13,22 @@ from swarm.environments.tools.base import MAX_CALL_CHARS, TOO_LONG, Tool, last_c
 from swarm.errors import Refusal
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import End, Observation, Question, TaskRef, Text
+from swarm.types import End, Observation, OwnCall, Question, TaskRef, Text
+
+OWN = "own"
+"""In place of the version of a tool that this node alone has."""
 
 
 class ToolSource:
     """A source's questions with a tool. Their references also name the tool, so that members use the same one."""
 
-    def __init__(self, source: TaskSource, tool: Tool, max_turns: int) -> None:
-        """`max_turns` are the policy's, calls and answer together."""
+    def __init__(self, source: TaskSource, tool: Tool | None, max_turns: int) -> None:
+        """`max_turns` are the policy's, calls and answer together. Without a tool here, calls are left to the node."""
         self.name = source.name
         self._source = source
         self._tool = tool
         self._max_turns = max_turns
-        self._digest = digest("tool", tool.version, max_turns)
+        self._digest = digest("tool", tool.version if tool else OWN, max_turns)
 
     @property
     def num_held_out(self) -> int | None:
@@ -63,7 +66,7 @@ class ToolSource:
 class _ToolUse:
     """Implements `Episode`."""
 
-    def __init__(self, source: TaskSource, ref: TaskRef, tool: Tool) -> None:
+    def __init__(self, source: TaskSource, ref: TaskRef, tool: Tool | None) -> None:
         self._source = source
         self._ref = ref
         self._tool = tool
@@ -72,4 +75,6 @@ class _ToolUse:
         call = last_call(action)
         if call is None:
             return End(self._source.score(self._ref, action))
-        return (Text(self._tool.run(call) if len(call) <= MAX_CALL_CHARS else TOO_LONG),)
+        if len(call) > MAX_CALL_CHARS:
+            return (Text(TOO_LONG),)
+        return (Text(self._tool.run(call)) if self._tool is not None else OwnCall(call),)
