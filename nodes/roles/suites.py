@@ -52,10 +52,10 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
     try:
         if left_out := pool.wait_until_ready():
             raise TaskError("; ".join(left_out.values()))
+        return with_own_tools(pool, tasks)
     except TaskError:
         pool.close()
         raise
-    return with_own_tools(pool, tasks)
 
 
 @contextmanager
