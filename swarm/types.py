@@ -108,7 +108,14 @@ class Text(Struct, frozen=True, tag="text"):
     text: str
 
 
-Observation = tuple[Text, ...]
+class OwnCall(Struct, frozen=True, tag="own_call"):
+    """A part of an observation that a tool of this node alone gives, in place of this call: a policy never sees it."""
+
+    text: str
+    """What the policy said to the tool."""
+
+
+Observation = tuple[Text | OwnCall, ...]
 """What an environment shows the policy at once, in parts by type."""
 
 

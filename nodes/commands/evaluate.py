@@ -22,6 +22,7 @@ from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.config import is_hub_id
+from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, Interrupted
 from swarm.evaluation import Evaluation
@@ -118,7 +119,8 @@ def _at_most(suite: Suite, questions: int | None) -> Suite:
 def _evaluate_mixture(
     weights: str, num_questions: int, engine: StreamingEngine, config: NodeConfig, as_json: bool, console: Console
 ) -> None:
-    with contextlib.closing(VerificationPool(config.tasks, config.verification)) as verifier:
+    pool = VerificationPool(config.tasks, config.verification)
+    with contextlib.closing(pool), contextlib.closing(with_own_tools(pool, config.tasks)) as verifier:
         sampling, stream = config.generation.sampling(), config.evaluation.stream
         with console.status(f"asking {num_questions} held-out questions"):
             result = run_evaluation(engine, verifier, sampling, num_questions, stream)

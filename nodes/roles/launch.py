@@ -34,7 +34,9 @@ from nodes.roles.shell import EndReason
 from nodes.roles.versions import versions
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
+from swarm.environments.config import unshared
 from swarm.environments.sandbox.confinement import in_words
+from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
 from swarm.foreign import clean, clean_lines
@@ -201,8 +203,12 @@ def _run(
         serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
+        graders = with_own_tools(verifier, config.tasks)
+        stack.callback(graders.close)
+        for name in sorted(unshared(config.tasks)):
+            console.print(f"{name} uses a tool of your own: its episodes are not shared", highlight=False)
         with policy_progress(console, config.policy.model) as progress:
-            node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
+            node = role.make(config, home.identity, transport, graders, stop, progress, ranks)
         stack.callback(node.close)
         write_addresses(config.out, transport.multiaddrs())
         command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from nodes.roles.coordinator import RankCoordinator
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
 from swarm.config import NodeConfig
+from swarm.environments.config import unshared
 from swarm.errors import CheckpointError, ConfigError
 from swarm.figures import finite
 from swarm.net.records.identity import Identity
@@ -194,6 +195,7 @@ class PeerNode:
             watch=config.watch,
             worth=self._worth,
             keep=self._shell.samples.keep,
+            unshared=unshared(config.tasks),
             clock=self._clock,
         )
 

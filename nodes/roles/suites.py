@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from swarm.config import NodeConfig
 from swarm.engines.process.engine import ProcessEngine
 from swarm.environments.config import DatasetTask, TaskConfig, VerificationSettings
+from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.policy.loading import Policy
@@ -51,10 +52,10 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
     try:
         if left_out := pool.wait_until_ready():
             raise TaskError("; ".join(left_out.values()))
+        return with_own_tools(pool, tasks)
     except TaskError:
         pool.close()
         raise
-    return pool
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from swarm.central.installer import SnapshotInstaller
 from swarm.central.worker_groups import WorkerGroups
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose_engine, open_engine
+from swarm.environments.config import unshared
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
 from swarm.groups.building import OwnGroups
@@ -142,6 +143,8 @@ class WorkerNode:
 
     def _make_follower(self) -> Follower:
         config = self._config
+        if names := sorted(unshared(config.tasks)):
+            raise ConfigError(f"a worker's episodes must be shared, but tools of your own answer {', '.join(names)}")
         # Without a seed, every process asks different questions, also after a restart.
         fresh = np.random.SeedSequence([stream_seed(self._identity.peer_id), int(self._started_at * 1000)])
         seed = config.seed if config.seed is not None else int(fresh.generate_state(1)[0])

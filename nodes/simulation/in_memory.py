@@ -12,11 +12,13 @@ from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.simulation.members import Member
 from nodes.stop import Stop
 from swarm.config import NodeConfig
+from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
+from swarm.protocols import TaskVerifier
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
@@ -56,7 +58,7 @@ class MemoryRun:
         self._stop = stop
         self._clock = clock
         self._sealed: bytes | None = None
-        self._verifiers: dict[str, InlineVerifier] = {}
+        self._verifiers: dict[str, TaskVerifier] = {}
 
     @property
     def done(self) -> bool:
@@ -89,11 +91,11 @@ class MemoryRun:
         transport.start()
         return PeerNode(config, identity, transport, self._verifier(config), self._stop, clock=self._clock)
 
-    def _verifier(self, config: NodeConfig) -> InlineVerifier:
+    def _verifier(self, config: NodeConfig) -> TaskVerifier:
         """One for all nodes with the same tasks: setting them up takes time."""
         key = repr(config.tasks)
         if key not in self._verifiers:
-            self._verifiers[key] = InlineVerifier(config.tasks)
+            self._verifiers[key] = with_own_tools(InlineVerifier(config.tasks), config.tasks)
         return self._verifiers[key]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -50,6 +50,22 @@ REQUESTS: Mapping[FindRule, str] = MappingProxyType(
 )
 """What follows a question so that the answer can be found; the system prompt asks for tags."""
 
+ToolName = Literal["calculator", "python"]
+
+OwnTool = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+:[A-Za-z_]\w*$")]
+"""A function of one's own, `(call: str) -> str`: it runs in the node's process, without a sandbox."""
+
+TOOL_REQUESTS: Mapping[str, str] = MappingProxyType(
+    {
+        "calculator": "You may use a calculator before you answer: a message with <tool>12 * (3.5 + 4) / 7</tool> is "
+        "answered with the result.",
+        "python": "You may run Python before you answer: a message with <tool>print(sum(range(10)))</tool> is answered "
+        "with what the program prints.",
+    }
+)
+"""What follows a question with a tool, before the request for the answer's form."""
+OWN_TOOL_REQUEST = "You may use a tool before you answer: a message with <tool>...</tool> is answered with its result."
+
 _COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
@@ -86,8 +102,11 @@ class FindSettings(Settings):
 
     def asked(self, question: str) -> str:
         """A question, followed by the request for the answer's form if there is one."""
-        request = self.ask if self.ask is not None else REQUESTS[self.find or "tags"]
+        request = self._request()
         return f"{question}\n{request}" if request else question
+
+    def _request(self) -> str:
+        return self.ask if self.ask is not None else REQUESTS[self.find or "tags"]
 
     @model_validator(mode="after")
     def _a_pattern_belongs_to_regex(self) -> FindSettings:
@@ -111,7 +130,29 @@ class FindSettings(Settings):
         return self
 
 
-class ReasoningGymTask(FindSettings):
+class QuestionSettings(FindSettings):
+    """How a question is answered: at once, or after calls of a tool."""
+
+    tool: ToolName | OwnTool | None = None
+    """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
+    function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are never shared. A turn
+    with `<tool>...</tool>` is a call, any other turn the answer."""
+    max_turns: int = Field(4, ge=2, le=MAX_TURNS)
+    """With a tool: turns of the policy after which an episode is over, without a return."""
+
+    def _request(self) -> str:
+        asked = super()._request()
+        if self.tool is None or self.ask is not None:
+            return asked
+        return f"{TOOL_REQUESTS.get(self.tool, OWN_TOOL_REQUEST)} {asked}".rstrip()
+
+    @property
+    def own_tool(self) -> str | None:
+        """The code of a tool of one's own, if any."""
+        return None if self.tool in TOOL_REQUESTS else self.tool
+
+
+class ReasoningGymTask(QuestionSettings):
     """A data set of the ReasoningGYM library."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
@@ -131,7 +172,7 @@ class ReasoningGymTask(FindSettings):
         return () if self.find == "tags" else super().finds_as
 
 
-class DatasetTask(FindSettings):
+class DatasetTask(QuestionSettings):
     """A Hugging Face data set: hub id or local files with prompt and answer columns."""
 
     kind: Literal["dataset"]
@@ -243,7 +284,7 @@ class NumberGuessingTask(EnvironmentTask):
     """The numbers are 1 to this."""
 
 
-class PythonTask(FindSettings):
+class PythonTask(QuestionSettings):
     """A task of one's own: a subclass of `swarm.environments.task.Task`. Every member needs the same code."""
 
     kind: Literal["python"]
@@ -272,6 +313,11 @@ def code_of(config: Settings) -> str | None:
         case DatasetTask():
             return config.scorer
     return None
+
+
+def unshared(configs: Iterable[TaskConfig]) -> frozenset[str]:
+    """Names of the tasks whose episodes stay on this node, because nobody could replay them: those with own tools."""
+    return frozenset(config.name for config in configs if isinstance(config, QuestionSettings) and config.own_tool)
 
 
 TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, ...])

@@ -7,18 +7,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from swarm.environments.config import NumberGuessingTask, PythonTask, ReasoningGymTask, TaskConfig
+from swarm.environments.config import (
+    DatasetTask,
+    NumberGuessingTask,
+    PythonTask,
+    ReasoningGymTask,
+    TaskConfig,
+)
 from swarm.environments.digests import draw
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
 from swarm.environments.episodes.source import EnvironmentSource
+from swarm.environments.episodes.tool_use import ToolSource
 from swarm.environments.sources.stored import StoredRows
+from swarm.environments.tools.base import Tool
+from swarm.environments.tools.calculator import Calculator
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Question, Rejection, TaskRef
 
-Source = TaskSource | EnvironmentSource
+Source = TaskSource | EnvironmentSource | ToolSource
 
 _RESOLUTION = 2**53
 
@@ -27,6 +36,13 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, NumberGuessingTask):
         return EnvironmentSource(config, lambda: NumberGuessing(config.highest), counts)
+    source = _make_questions(config, counts, stored)
+    return source if config.tool is None else ToolSource(source, _make_tool(config.tool), config.max_turns)
+
+
+def _make_questions(
+    config: ReasoningGymTask | DatasetTask | PythonTask, counts: Counter[str], stored: StoredRows | None
+) -> TaskSource:
     if isinstance(config, ReasoningGymTask):
         from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 
@@ -38,6 +54,17 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
     from swarm.environments.sources.hf_datasets import DatasetSource
 
     return DatasetSource(config, counts=counts, stored=stored)
+
+
+def _make_tool(name: str) -> Tool | None:
+    """None for a tool of one's own, which does not run here."""
+    if name == "calculator":
+        return Calculator()
+    if name != "python":
+        return None
+    from swarm.environments.tools.python import PythonTool
+
+    return PythonTool()
 
 
 class TaskMixture:
@@ -122,7 +149,7 @@ class TaskMixture:
 
     def _begin(self, ref: TaskRef) -> Episode:
         source = self._source(ref)
-        return source.begin(ref) if isinstance(source, EnvironmentSource) else OneTurn(source, ref)
+        return source.begin(ref) if isinstance(source, EnvironmentSource | ToolSource) else OneTurn(source, ref)
 
     def _source(self, ref: TaskRef) -> Source:
         if ref.task not in self.sources:

@@ -16,7 +16,7 @@ from typing import cast
 from pydantic import TypeAdapter, ValidationError
 
 from swarm.environments.code import code_digest, is_offered, resolved
-from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of, is_hub_id
+from swarm.environments.config import CODE_FIELDS, TOOL_REQUESTS, DatasetTask, TaskConfig, code_of, is_hub_id, unshared
 from swarm.environments.digests import content_digest
 from swarm.errors import TaskError
 from swarm.foreign import clean
@@ -40,8 +40,12 @@ _KINDS = frozenset({"reasoning_gym", "dataset", "python", "number_guessing"})
 
 
 def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
-    """Tasks in the form of a manifest. Raises `TaskError` for one that members would refuse."""
-    return tuple(_to_spec(config) for config in configs)
+    """Tasks in the form of a manifest, without those whose episodes are not shared.
+
+    Raises `TaskError` for one that members would refuse.
+    """
+    configs = tuple(configs)
+    return tuple(_to_spec(config) for config in configs if config.name not in unshared(configs))
 
 
 def from_specs(
@@ -62,6 +66,8 @@ def why_left_out(
     """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
     if spec.kind not in _KINDS:
         return f"this version of swarm knows no tasks of the kind {spec.kind}; a later one may"
+    if spec.settings.get("tool") not in (None, *TOOL_REQUESTS):
+        return "it uses a tool that this version of swarm does not know, or one of the run's founder alone"
     if lacks_code(spec):
         return "it runs code of the run's founder, without its digest"
     if has_code(spec) and spec.name not in (code or {}) and (reason := _why_without_code(spec)) is not None:

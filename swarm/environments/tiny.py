@@ -40,3 +40,12 @@ TINY_TASKS: tuple[ReasoningGymTask, ...] = tuple(
     ReasoningGymTask(name=name, options=options) for name, options in _OPTIONS.items()
 )
 """In this order and with equal weights; the tiny tokenizer's phrases come from exactly these prompts."""
+
+TINY_TOOL_TASK = ReasoningGymTask(
+    name="products",
+    options={"min_terms": 2, "max_terms": 2, "min_digits": 4, "max_digits": 4},
+    tool="calculator",
+    max_turns=2,
+    ask="",
+)
+"""A task that the embedded policy `tiny-tool` can do with the tool, and not without."""

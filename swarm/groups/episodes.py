@@ -29,6 +29,7 @@ from swarm.types import (
     Context,
     Grade,
     Observation,
+    OwnCall,
     Past,
     Question,
     Rejection,
@@ -207,9 +208,14 @@ def is_whole(group: RolloutGroup, grade: Grade) -> bool:
     An author can thus neither leave turns out nor add or exchange any, nor name another start.
     """
     return all(
-        len(shown) < len(completion.by_turn()) and digest(shown) == completion.observed
+        len(shown) < len(completion.by_turn()) and digest(shown) == completion.observed and _is_known(shown)
         for completion, shown in ((c, grade.observed(index)) for index, c in enumerate(group.completions))
     )
+
+
+def _is_known(observations: Sequence[Observation]) -> bool:
+    """Whether none of the observations is left to a tool that only the author has."""
+    return not any(isinstance(part, OwnCall) for shown in observations for part in shown)
 
 
 def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:

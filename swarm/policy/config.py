@@ -15,7 +15,9 @@ from swarm.settings import Settings
 TINY = "tiny"
 TINY_SPARSE = "tiny-sparse"
 """As `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
-EMBEDDED = (TINY, TINY_SPARSE)
+TINY_TOOL = "tiny-tool"
+"""It knows how to multiply with a calculator, but hardly ever takes it."""
+EMBEDDED = (TINY, TINY_SPARSE, TINY_TOOL)
 SMOLLM2 = "smollm2"
 """SmolLM2-135M-Instruct from a package."""
 MADE_HERE = (*EMBEDDED, SMOLLM2)
@@ -55,8 +57,9 @@ class PolicySettings(Settings):
     """Model, tokenizer and device."""
 
     model: str = TINY
-    """A hub id, a local directory in Hugging Face format, an embedded policy (`tiny`, or `tiny-sparse`, which starts
-    with hardly any reward), or `smollm2`: SmolLM2-135M-Instruct, which needs the extra `smollm` but no hub."""
+    """A hub id, a local directory in Hugging Face format, an embedded policy (`tiny`; `tiny-sparse`, which starts with
+    hardly any reward; `tiny-tool`, which can call a calculator), or `smollm2`: SmolLM2-135M-Instruct, which needs the
+    extra `smollm` but no hub."""
     revision: str | None = None
     """Hub revision of the model."""
     device: str = "auto"

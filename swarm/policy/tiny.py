@@ -10,21 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from swarm.environments.tiny import TINY_TASKS
-from swarm.policy.config import TINY, TINY_SPARSE
+from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
+from swarm.policy.config import TINY, TINY_SPARSE, TINY_TOOL
 from swarm.policy.packaged.cache import Progress, made_once
+from swarm.policy.turns import Between
 
 TOKENIZER_FILE = Path(__file__).with_name("tiny_tokenizer.json")
 SPECIAL = ("<pad>", "<eos>")
+IGNORED = -100
+"""The label of a token that is not trained."""
 TAGS = ("<answer>", "</answer>", "<think>", "</think>")
 
 ANIMALS = (
@@ -97,8 +101,8 @@ TEMPLATE_PHRASES = (
 
 
 @dataclass(frozen=True)
-class WarmStart:
-    """The supervised recipe; any change makes a new policy under a new cache key."""
+class Recipe:
+    """Supervised training; any change makes a new policy under a new cache key."""
 
     seed: int = 20_260_101
     questions_per_task: int = 3_000
@@ -108,13 +112,33 @@ class WarmStart:
     warmup_steps: int = 20
     final_fraction: float = 0.1
     """Linear decay of the learning rate to this fraction of it."""
+
+
+@dataclass(frozen=True)
+class WarmStart(Recipe):
+    """Training on the nine tasks."""
+
     untagged: float = 0.60
     """Fraction of the examples without the answer tag."""
     wrong: float = 0.25
     """Fraction of the examples with the answer to another question of the task."""
 
 
-STARTS = {TINY: WarmStart(), TINY_SPARSE: WarmStart(untagged=0.97)}
+@dataclass(frozen=True)
+class ToolStart(Recipe):
+    """Training on `TINY_TOOL_TASK`, half of the time by a call of the calculator."""
+
+    questions_per_task: int = 8_000
+    steps: int = 400
+    begun: float = 0.03
+    """Fraction of the calls whose first token is trained: the policy knows how to call, and hardly ever does."""
+
+
+STARTS: dict[str, WarmStart | ToolStart] = {
+    TINY: WarmStart(),
+    TINY_SPARSE: WarmStart(untagged=0.97),
+    TINY_TOOL: ToolStart(),
+}
 """By the name of the policy."""
 
 
@@ -171,12 +195,12 @@ def ensure_tiny(name: str = TINY, progress: Progress | None = None) -> Path:
 
 def ensure_prepared(
     kind: str,
-    recipe: WarmStart,
+    recipe: Recipe,
     config: Qwen3Config,
     tokenizer: Tokenizer,
     progress: Progress | None = None,
 ) -> Path:
-    """Directory of a policy that knows the nine tasks in part; created on first use, then cached by content hash.
+    """Directory of a policy that knows its tasks in part; created on first use, then cached by content hash.
 
     `tokenizer` is one of `build_tokenizer`. Raises `PolicyError`.
     """
@@ -191,11 +215,11 @@ def ensure_prepared(
     return made_once(f"{kind}-{_digest(recipe, config, tokenizer)}", make)
 
 
-NOT_IN_EXAMPLES = {"find", "find_pattern", "ask"}
+NOT_IN_EXAMPLES = {"find", "find_pattern", "ask", "tool", "max_turns"}
 """Settings of the tasks that no example depends on."""
 
 
-def _digest(recipe: WarmStart, config: Qwen3Config, tokenizer: Tokenizer) -> str:
+def _digest(recipe: Recipe, config: Qwen3Config, tokenizer: Tokenizer) -> str:
     everything = {
         "tokenizer": hashlib.sha256(tokenizer.to_str(pretty=True).encode()).hexdigest(),
         "model": config.to_dict(),
@@ -206,9 +230,9 @@ def _digest(recipe: WarmStart, config: Qwen3Config, tokenizer: Tokenizer) -> str
 
 
 def warm_start(
-    recipe: WarmStart, config: Qwen3Config, tokenizer: PreTrainedTokenizerFast, progress: Progress
+    recipe: Recipe, config: Qwen3Config, tokenizer: PreTrainedTokenizerFast, progress: Progress
 ) -> Qwen3ForCausalLM:
-    """A policy that knows the nine tasks in part, of any size and tokenizer."""
+    """A policy that knows its tasks in part, of any size and tokenizer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread slows it down
     try:
@@ -221,27 +245,69 @@ def warm_start(
     return model
 
 
-def _examples(recipe: WarmStart, tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
-    """(token ids, number of prompt tokens) of question-answer pairs, formatted like a base model before
-    post-training."""
-    from reasoning_gym import create_dataset
+class _Example(NamedTuple):
+    """Token ids, and the label of each; those that are not trained have the label `IGNORED`."""
 
+    ids: list[int]
+    labels: list[int]
+
+
+def _examples(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list[_Example]:
+    match recipe:
+        case WarmStart():
+            return _answers(recipe, tokenizer)
+        case ToolStart():
+            return _tool_episodes(recipe, tokenizer)
+    raise AssertionError(f"there are no examples for {recipe}")
+
+
+def _answers(recipe: WarmStart, tokenizer: PreTrainedTokenizerFast) -> list[_Example]:
+    """Questions of the nine tasks with answers, formatted like a base model before post-training."""
     rng = random.Random(recipe.seed)
     examples = []
     for task in TINY_TASKS:
-        dataset = create_dataset(task.name, seed=recipe.seed, size=recipe.questions_per_task, **task.options)
-        entries = [dataset[i] for i in range(recipe.questions_per_task)]
+        entries = _entries(task.name, task.options, recipe)
         for entry in entries:
             answer = rng.choice(entries)["answer"] if rng.random() < recipe.wrong else entry["answer"]
             text = answer if rng.random() < recipe.untagged else f"<answer>{answer}</answer>"
             prompt = tokenizer.encode(entry["question"])
-            examples.append(([*prompt, *tokenizer.encode(text), tokenizer.eos_token_id], len(prompt)))
+            said = [*tokenizer.encode(text), tokenizer.eos_token_id]
+            examples.append(_Example([*prompt, *said], [*_ignored(prompt), *said]))
     return examples
 
 
-def _supervise(
-    model: Qwen3ForCausalLM, examples: list[tuple[list[int], int]], recipe: WarmStart, progress: Progress
-) -> None:
+def _tool_episodes(recipe: ToolStart, tokenizer: PreTrainedTokenizerFast) -> list[_Example]:
+    """Products with the right answer: at once, and after a call, in turn."""
+    rng = random.Random(recipe.seed)
+    end = tokenizer.eos_token_id
+    between = Between(tokenizer, {end})
+    examples = []
+    for number, entry in enumerate(_entries(TINY_TOOL_TASK.name, TINY_TOOL_TASK.options, recipe)):
+        ids = tokenizer.encode(entry["question"])
+        labels = _ignored(ids)
+        if number % 2:
+            call = [*tokenizer.encode(f"<tool>{entry['metadata']['expression']}</tool>"), end]
+            shown = between.ids(entry["answer"], call)
+            ids += [*call, *shown]
+            begun = call[:1] if rng.random() < recipe.begun else [IGNORED]
+            labels += [*begun, *call[1:], *_ignored(shown)]
+        answer = [*tokenizer.encode(f"<answer>{entry['answer']}</answer>"), end]
+        examples.append(_Example([*ids, *answer], [*labels, *answer]))
+    return examples
+
+
+def _entries(name: str, options: Mapping[str, object], recipe: Recipe) -> list[dict[str, Any]]:
+    from reasoning_gym import create_dataset
+
+    dataset = create_dataset(name, seed=recipe.seed, size=recipe.questions_per_task, **options)
+    return [dataset[i] for i in range(recipe.questions_per_task)]
+
+
+def _ignored(ids: Sequence[int]) -> list[int]:
+    return [IGNORED] * len(ids)
+
+
+def _supervise(model: Qwen3ForCausalLM, examples: list[_Example], recipe: Recipe, progress: Progress) -> None:
     rng = random.Random(recipe.seed + 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
     for step in range(recipe.steps):
@@ -257,12 +323,12 @@ def _supervise(
         progress(step + 1, recipe.steps)
 
 
-def _pad(batch: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and labels [B, T]; prompt and padding positions are -100. Causal attention needs no mask."""
-    width = max(len(ids) for ids, _ in batch)
+def _pad(batch: list[_Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded ids and labels [B, T]. Causal attention needs no mask."""
+    width = max(len(each.ids) for each in batch)
     padded = torch.zeros(len(batch), width, dtype=torch.long)
-    labels = torch.full((len(batch), width), -100)
-    for row, (ids, prompt_length) in enumerate(batch):
-        padded[row, : len(ids)] = torch.tensor(ids)
-        labels[row, prompt_length : len(ids)] = torch.tensor(ids[prompt_length:])
+    labels = torch.full((len(batch), width), IGNORED)
+    for row, each in enumerate(batch):
+        padded[row, : len(each.ids)] = torch.tensor(each.ids)
+        labels[row, : len(each.labels)] = torch.tensor(each.labels)
     return padded, labels

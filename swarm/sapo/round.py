@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -111,11 +111,13 @@ class SapoNode:
         watch: WatchSettings | None = None,
         worth: WorthEstimator | None = None,
         keep: KeepSample = lambda fate, group: None,
+        unshared: Collection[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own.
 
-        `keep` is told what became of own and received groups; `pool` tells it of those that leave unused.
+        `keep` is told what became of own and received groups; `pool` tells it of those that leave unused. Groups of
+        `unshared` tasks stay here.
         """
         self.peer_id = peer_id
         self.round = 0
@@ -137,6 +139,7 @@ class SapoNode:
         self._questions_per_round = questions_per_round
         self._max_staleness = max_staleness
         self._share_settings = share
+        self._unshared = unshared
         self._copies = Copies()
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
         self._watch = Watch(watch or WatchSettings())
@@ -310,6 +313,7 @@ class SapoNode:
     def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:
         if self._share_settings.groups == "none":
             return
+        groups = [graded for graded in groups if graded.group.question.task not in self._unshared]
         limit = self._share_settings.max_groups
         if limit is not None and len(groups) > limit:
             groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]

@@ -9,13 +9,14 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.evaluation import evaluate
 from swarm.policy import tiny
-from swarm.policy.config import TINY, TINY_SPARSE, PolicySettings
+from swarm.policy.config import TINY, TINY_SPARSE, TINY_TOOL, PolicySettings
 from swarm.policy.loading import load_policy
-from swarm.types import HELD_OUT_STREAMS, Sampling
+from swarm.types import HELD_OUT_STREAMS, Past, Sampling, Step, Text
+from tests.environments.test_tool_use import product
 
 
 def test_the_shipped_tokenizer_is_what_the_code_builds() -> None:
@@ -62,6 +63,22 @@ def test_the_policy_is_made_once_and_loads_as_any_other(tmp_path: Path, monkeypa
     assert tiny.ensure_tiny(progress=lambda done, total: pytest.fail("made twice")) == first
     AutoModelForCausalLM.from_pretrained(first)
     assert load_policy(PolicySettings(model=str(first))).encode_prompt("Calculate 1 + 2.")
+
+
+def test_a_tool_is_practised_as_it_is_used_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    quick = tiny.ToolStart(questions_per_task=40, steps=1, batch_size=2, begun=0.0)
+    monkeypatch.setitem(tiny.STARTS, TINY_TOOL, quick)
+    policy = load_policy(PolicySettings(model=TINY_TOOL))
+    entry = tiny._entries(TINY_TOOL_TASK.name, TINY_TOOL_TASK.options, quick)[1]
+    call, result = product(entry["question"])
+    called = [*policy.tokenizer.encode(call), policy.tokenizer.eos_token_id]
+    past = policy.encode(Past(entry["question"], (Step(tuple(called), (Text(result),)),)))
+    answer = [*policy.tokenizer.encode(f"<answer>{result}</answer>"), policy.tokenizer.eos_token_id]
+    ids, labels = tiny._examples(quick, tiny.tiny_tokenizer())[1]
+    assert ids == [*past, *answer]
+    trained = [label for label in labels if label != tiny.IGNORED]
+    assert trained == [*called[1:], *answer], "not the question, what the tool says, and the call's first token"
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from swarm.config import load_config
 from swarm.engines.choice import choose_engine, open_engine
+from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.foreign import clean_lines
 from swarm.groups import episodes
@@ -45,7 +46,8 @@ def try_tasks(
     Raises `TaskError` for tasks that cannot be set up, before the policy is loaded.
     """
     config = load_config(file, None, os.environ, overrides).config
-    with closing(VerificationPool(config.tasks, config.verification)) as verifier:
+    pool = VerificationPool(config.tasks, config.verification)
+    with closing(pool), closing(with_own_tools(pool, config.tasks)) as verifier:
         questions = verifier.draw(config.seed or 0, 0, num_questions)
         policy = load_policy(config.policy)
         choice = choose_engine(config.generation, policy)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from swarm.errors import Refusal
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, End, Observation, TaskRef, Text
+from swarm.types import Actions, End, Observation, OwnCall, TaskRef, Text
 
 MAX_OBSERVATION_CHARS = 8_192
 
@@ -59,8 +60,8 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
     return Replay(tuple(observations), 0.0)
 
 
-def _within(observation: Observation, num_chars: int) -> Iterator[Text]:
+def _within(observation: Observation, num_chars: int) -> Iterator[Text | OwnCall]:
     """The parts of an observation up to so many characters in all."""
     for part in observation:
-        yield Text(part.text[:num_chars])
+        yield replace(part, text=part.text[:num_chars])
         num_chars = max(0, num_chars - len(part.text))

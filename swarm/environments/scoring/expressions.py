@@ -115,6 +115,35 @@ def evaluate(steps: Sequence[Step], algebra: Algebra[T]) -> T:
     return stack[0]
 
 
+class Rationals:
+    """Implements `Algebra` for exact arithmetic with + - * /."""
+
+    def number(self, value: Fraction) -> Fraction:
+        """As it is."""
+        return value
+
+    def name(self, name: str) -> Fraction:
+        """Raises `Unreadable`."""
+        raise Unreadable(f"must be numbers alone, got {name!r}")
+
+    def call(self, function: str, argument: Fraction) -> Fraction:
+        """Raises `Unreadable`."""
+        raise Unreadable(f"must be numbers alone, got {function!r}")
+
+    def operate(self, symbol: str, left: Fraction, right: Fraction) -> Fraction:
+        """Raises `Unreadable` for powers, and `ZeroDivisionError`."""
+        match symbol:
+            case "+":
+                return left + right
+            case "-":
+                return left - right
+            case "*":
+                return left * right
+            case "/":
+                return left / right
+        raise Unreadable(f"must be + - * /, got {symbol!r}")
+
+
 class _Parser:
     """Recursive descent over tokens: sum > product > sign > power > atom."""
 

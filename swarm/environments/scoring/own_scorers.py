@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from swarm.environments.scoring.antiderivatives import is_antiderivative
 from swarm.environments.scoring.bounded_json import read_json
-from swarm.environments.scoring.expressions import Number, Unreadable, evaluate, parse
+from swarm.environments.scoring.expressions import Number, Rationals, Unreadable, evaluate, parse
 from swarm.environments.scoring.polynomials import WrittenOut
 
 Entry = Mapping[str, object]
@@ -174,31 +174,6 @@ def _arithmetic(answer: str, numbers: object, target: object, credit: float) -> 
         steps = parse(answer.strip())
         if sorted(step.value for step in steps if isinstance(step, Number)) != sorted(numbers):
             return credit
-        return 1.0 if evaluate(steps, _Rationals()) == target else credit
+        return 1.0 if evaluate(steps, Rationals()) == target else credit
     except (Unreadable, ZeroDivisionError):
         return 0.01
-
-
-class _Rationals:
-    """Implements `Algebra` for exact arithmetic with + - * /."""
-
-    def number(self, value: Fraction) -> Fraction:
-        return value
-
-    def name(self, name: str) -> Fraction:
-        raise Unreadable(f"must be numbers alone, got {name!r}")
-
-    def call(self, function: str, argument: Fraction) -> Fraction:
-        raise Unreadable(f"must be numbers alone, got {function!r}")
-
-    def operate(self, symbol: str, left: Fraction, right: Fraction) -> Fraction:
-        match symbol:
-            case "+":
-                return left + right
-            case "-":
-                return left - right
-            case "*":
-                return left * right
-            case "/":
-                return left / right
-        raise Unreadable(f"must be + - * /, got {symbol!r}")

@@ -20,7 +20,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from swarm.environments.code import file_of, load
-from swarm.environments.config import TASK_LIST, DatasetTask, FindSettings, ReasoningGymTask, TaskConfig, code_of
+from swarm.environments.config import (
+    TASK_LIST,
+    DatasetTask,
+    FindSettings,
+    QuestionSettings,
+    ReasoningGymTask,
+    TaskConfig,
+    code_of,
+)
 from swarm.environments.mixture import Source, TaskMixture, make_source
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.verification.channel import read_message, write_message
@@ -114,7 +122,10 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
     if any(isinstance(config, FindSettings) and config.find == "regex" for config in configs):
-        import swarm.environments.scoring.patterns  # noqa: F401
+        import swarm.environments.scoring.patterns
+    if any(isinstance(config, QuestionSettings) and config.tool == "python" for config in configs):
+        with suppress(ImportError):  # as above
+            import swarm.environments.tools.wasm  # noqa: F401
 
 
 def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> Source:
