@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,7 +25,7 @@ LEARNER = (
     f"--checkpoint.every_rounds={CHECKPOINT_EVERY}",
     "--evaluation.num_questions=0",
 )
-WORKER = ("--follow.questions=4000",)
+WORKER = ("--follow.questions=1000",)
 """A batch takes many learner steps."""
 
 
@@ -36,7 +37,7 @@ def stack() -> ExitStack:
 
 def _start(stack: ExitStack, out: Path, role: str, *arguments: str) -> Swarm:
     (out / "multiaddrs").unlink(missing_ok=True)
-    return stack.enter_context(swarm(out, role, *arguments, "--out", str(out), *LOOPBACK))
+    return stack.enter_context(swarm(out, role, *arguments, "--out", str(out), "--no-report", *LOOPBACK))
 
 
 def _steps(node: Swarm) -> list[RoundEvent]:
@@ -105,9 +106,19 @@ def test_versions_rise_over_a_learners_death_and_nothing_waits_for_a_dead_worker
         newest = max(map(_sampled_by, _steps(learner)))
         return newest > max(published, worker.history().latest.following.version)
 
-    until(in_a_batch, learner, "a step on new snapshots alone")
+    def held_in_a_batch() -> bool:
+        """As before, and the worker stands still."""
+        if not in_a_batch():
+            return False
+        worker.process.send_signal(signal.SIGSTOP)
+        if not in_a_batch():  # the batch has just ended
+            worker.process.send_signal(signal.SIGCONT)
+            return False
+        return True
+
+    until(held_in_a_batch, learner, "a step on new snapshots alone")
+    assert worker.history().phase == "running", worker.text()
     _kill(worker)
-    assert in_a_batch() and worker.history().phase == "running", worker.text()
     waiting = len(_steps(learner))
     assert worker.round() >= batches
     worker = _start(stack, worker.out, "work", address_of(learner), *WORKER)

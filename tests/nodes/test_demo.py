@@ -14,6 +14,12 @@ from tests.nodes.processes import balanced, gone, is_daemon, summary, swarm, unt
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 
+@pytest.fixture
+def short_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that do not look at what was learned: a demo's 360 questions take longer than a few rounds."""
+    monkeypatch.setenv("SWARM_EVALUATION__NUM_QUESTIONS", "9")
+
+
 def _peer_round(out: Path) -> int:
     metrics = out / "metrics.jsonl"
     return metrics.read_text().count('"event":"round"') if metrics.exists() else 0
@@ -50,6 +56,7 @@ def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path
     assert (out / "report.png").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("short_evaluations")
 def test_ctrl_c_stops_everything_soon_and_reports(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     began = time.monotonic()
@@ -70,6 +77,7 @@ def test_ctrl_c_stops_everything_soon_and_reports(tmp_path: Path) -> None:
     assert "report.html" in demo.text()
 
 
+@pytest.mark.usefixtures("short_evaluations")
 def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     with swarm(tmp_path, "demo", "--peers", "1", "--rounds", "5000", "--out", str(out), "--no-live") as demo:
@@ -79,6 +87,7 @@ def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
         assert gone(everything)
 
 
+@pytest.mark.usefixtures("short_evaluations")
 def test_in_memory_the_same_seed_gives_the_same_curves(tmp_path: Path) -> None:
     rewards = []
     for name in ("one", "two"):
@@ -95,6 +104,7 @@ def test_in_memory_the_same_seed_gives_the_same_curves(tmp_path: Path) -> None:
     assert rewards[0] == rewards[1]
 
 
+@pytest.mark.usefixtures("short_evaluations")
 def test_a_learner_teaches_workers_that_end_with_it(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     arguments = ["--mode", "learner", "--peers", "3", "--rounds", "8", "--out", str(out), "--no-live"]
