@@ -27,7 +27,7 @@ def _peer_round(out: Path) -> int:
 
 def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    with swarm(tmp_path, "demo", "--peers", "3", "--rounds", "60", "--out", str(out), "--no-live") as demo:
+    with swarm(tmp_path, "demo", "--peers", "3", "--rounds", "40", "--out", str(out), "--no-live") as demo:
         until(lambda: (out / "peer-2" / "checkpoints" / "round-00000025").is_dir(), demo, "a checkpoint")
         victim = next(p for p in demo.tree() if writes_to(p, out / "peer-2" / "log.txt"))
         victim.send_signal(signal.SIGKILL)
@@ -38,7 +38,7 @@ def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path
     result = summary(out)
     peers = {peer["name"]: peer for peer in result["peers"]}
     assert sorted(peers) == ["peer-1", "peer-2", "peer-3"]
-    assert all(peer["rounds"] == 60 for peer in peers.values())
+    assert all(peer["rounds"] == 40 for peer in peers.values())
     assert all(peer["groups"]["used_external"] > 0 for peer in peers.values())
     assert all(balanced(peer) for peer in peers.values()), peers
     assert peers["peer-2"]["restarts"] == 1
@@ -46,10 +46,10 @@ def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path
     assert result["mean_reward_last"] > result["mean_reward_first"]
     assert result["mean_eval_after"] > result["mean_eval_before"]
     control = result["control"]
-    assert control["name"] == "alone" and control["rounds"] == 60 and balanced(control)
+    assert control["name"] == "alone" and control["rounds"] == 40 and balanced(control)
     assert control["groups"]["received"] == control["groups"]["used_external"] == 0 < control["groups"]["used_local"]
     assert result["help"]["low"] <= result["help"]["cumulative_ratio"] <= result["help"]["high"]
-    assert result["help"]["rounds"] == 60 and "With others" in demo.text()
+    assert result["help"]["rounds"] == 40 and "With others" in demo.text()
     assert "peer-2 died (exit code -9)" in demo.text()
     page = (out / "report.html").read_text()
     assert "<svg" in page or "data:image/png" in page
