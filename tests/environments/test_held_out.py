@@ -19,7 +19,7 @@ from tests.sapo.test_round import FakeUpdater, Swarm
 OWN = Path(__file__).parent.parent.parent / "examples" / "own_task.py"
 STREAMS = (HELD_OUT_STREAMS, HELD_OUT_STREAMS + 5, HELD_OUT_STREAMS + 2**40)
 """Those of `evaluation.seed` 0 and 5, and of a follower's comparisons."""
-KINDS = ("dataset", "number_guessing", "python", "reasoning_gym")
+KINDS = ("dataset", "number_guessing", "python", "reasoning_gym", "with a tool")
 
 
 def rows(folder: Path, count: int, split: str = "train") -> DatasetTask:
@@ -42,6 +42,7 @@ def test_what_evaluations_ask_is_held_out_and_what_nodes_train_on_is_not(kind: s
         "number_guessing": NumberGuessingTask(),
         "python": PythonTask(kind="python", name="halve", target=f"{OWN}:Halve"),
         "reasoning_gym": ReasoningGymTask(name="gcd"),
+        "with a tool": ReasoningGymTask(name="gcd", tool="calculator", max_turns=2),
     }
     mixture = TaskMixture([tasks[kind]])
     for index in range(20):
