@@ -9,10 +9,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from swarm.config import load_config
-from swarm.environments.config import NumberGuessingTask
+from swarm.environments.config import NumberGuessingTask, ReasoningGymTask, TaskConfig
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import digest, joined
 from swarm.telemetry.samples.records import read
@@ -39,6 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "number-guessing.yaml"
 (GAME,) = load_config(EXAMPLE).config.tasks
 assert isinstance(GAME, NumberGuessingTask) and (GAME.highest, GAME.max_turns) == (3, 2)
+WITH_TOOL = ReasoningGymTask(name="gcd", tool="calculator", max_turns=2, ask="")
 NUM_HONEST = 8
 Change = Callable[[RolloutGroup], RolloutGroup]
 
@@ -50,14 +52,15 @@ class Player:
         """Episodes of one stream; its groups are numbered from `first` on."""
         self._peer_id = peer_id
         self._run_id = run_id
-        self._verifier = InlineVerifier([GAME])
+        tasks: list[TaskConfig] = [GAME, WITH_TOOL]
+        self._verifier = InlineVerifier(tasks)
         self._stream = stream
         self._sequence = count(first)
 
     def group(self, change: Change = lambda group: group) -> RolloutGroup:
         """One episode that finds the number and one that does not; then changed."""
         sequence = next(self._sequence)
-        (question,) = self._verifier.draw(self._stream, sequence, 1)
+        (question,) = self._verifier.draw(self._stream, sequence, 1, GAME.name)
         assert isinstance(question.ref, EpisodeRef)
         first, second = wrong_guesses(question.ref)
         guesses = ((first, second), (first, hidden(GAME, self._stream, sequence)))
@@ -74,10 +77,21 @@ class Player:
         )
         return change(group)
 
+    def with_tool(self, output: str) -> RolloutGroup:
+        """A group whose episodes called a calculator, which is said to have answered with `output`."""
+        group = self.group()
+        (question,) = self._verifier.draw(self._stream, group.sequence, 1, WITH_TOOL.name)
+        turns = [Completion("<tool>2 * 3</tool>", "stop"), Completion("<answer>6</answer>", "stop")]
+        return replace(group, question=question.ref, completions=(joined(turns, ((Text(output),),)),) * 2)
+
     def _episode(self, ref: EpisodeRef, *guesses: int) -> Completion:
         (grade,) = self._verifier.grade([(ref, [tuple(map(str, guesses))])])
         assert isinstance(grade, Grade)
         return said(guesses, grade.observed(0)[: len(guesses) - 1])
+
+
+def _fields(*tasks: TaskConfig) -> list[dict[str, object]]:
+    return [task.model_dump(mode="json") for task in tasks]
 
 
 def said(guesses: tuple[int, ...], observations: tuple[Observation, ...]) -> Completion:
@@ -125,7 +139,9 @@ def test_altered_episodes_are_refused_with_their_reason_and_honest_ones_are_trai
     tmp_path: Path, victims: Callable[..., Swarm], strangers: Callable[..., Stranger]
 ) -> None:
     keep_all = ("--telemetry.samples_per_outcome=1000", "--plausibility.slack_nats=1000")
-    peer = victims(tmp_path / "peer", "join", str(EXAMPLE), "--evaluation.num_questions=0", *keep_all)
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(EXAMPLE.read_text()), "tasks": _fields(GAME, WITH_TOOL)}))
+    peer = victims(tmp_path / "peer", "join", str(config), "--evaluation.num_questions=0", *keep_all)
     liar, friend = strangers("liar"), strangers("friend")
     address = address_of(peer)
     for stranger in (liar, friend):
@@ -137,20 +153,22 @@ def test_altered_episodes_are_refused_with_their_reason_and_honest_ones_are_trai
 
     lies = Player(liar.peer_id, run_id, stream=1)
     sent = [(liar, lies.group(change)) for change in CHANGES.values()]
-    cheat = Player(liar.peer_id, run_id, stream=HELD_OUT_STREAMS, first=len(CHANGES) + 1)
+    sent += [(liar, lies.with_tool("7")), (liar, lies.with_tool("6"))]
+    cheat = Player(liar.peer_id, run_id, stream=HELD_OUT_STREAMS, first=len(sent) + 1)
     sent.append((liar, cheat.group()))
     honest = Player(friend.peer_id, run_id, stream=2)
     sent += [(friend, honest.group()) for _ in range(NUM_HONEST)]
     for stranger, group in sent:
         stranger.publish(run_id, stranger.seal(run_id, "group", group))
 
-    expected = Counter(episode_mismatch=len(CHANGES), held_out=1)
+    # The calculator's true output is accepted: all that this group lacks is a difference in reward.
+    expected = Counter(episode_mismatch=len(CHANGES) + 1, zero_advantage=1, held_out=1)
 
     def settled() -> bool:
         """Whether an update has used one of the friend's groups, and all of the liar's have been graded."""
         if (latest := peer.history().latest) is None or not latest.groups["used_external"]:
             return False
-        return sum(latest.groups["dropped"].get(reason, 0) for reason in expected) == expected.total()
+        return sum(latest.groups["dropped"].get(reason, 0) for reason in expected) >= expected.total()
 
     until(settled, "a verdict on all of them")
     samples = read(peer.out)
