@@ -79,6 +79,10 @@ class TaskSource(Protocol):
         """The question behind a reference. Raises `Refusal` when this node cannot produce it or its text differs."""
         ...
 
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether only evaluations ask the question behind a reference that `recall` accepts."""
+        ...
+
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion text, in [0, 1]."""
         ...

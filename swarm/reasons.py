@@ -124,6 +124,7 @@ class Reason(StrEnum):
         Subject.GROUP,
         "Replayed here, an episode does not end with its last turn, or the environment answers in another way.",
     )
+    HELD_OUT = "held_out", Subject.GROUP, "Its question is held out for evaluation: no node trains on it."
     VERIFIER_TIMEOUT = "verifier_timeout", Subject.GROUP, "Grading it took longer than `verification.time_limit_s`."
     VERIFIER_CRASH = "verifier_crash", Subject.GROUP, "The process that was grading it ended."
     ZERO_ADVANTAGE = (

@@ -366,6 +366,8 @@ class Grade(Struct, frozen=True):
     observations: tuple[tuple[Observation, ...], ...] = ()
     """[G] what the environment answered to each turn except one that ended its episode; empty if all ended with their
     first turn."""
+    held_out: bool = False
+    """Whether the question is for evaluation: no node trains on it."""
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations of episode `index`: as many as turns if it is not over, else one less."""

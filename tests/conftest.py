@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from swarm.machine import num_cores
+
 MAX_ID_CHARS = 80
 
 
@@ -37,6 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=_rank)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: while tests wait, for a network or for other processes, another runs."""
+    return num_cores() + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:

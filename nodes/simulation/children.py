@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -123,15 +124,31 @@ def start_function(function: Callable[..., None], *arguments: object) -> BasePro
     """Run a module's function in a child with this process's environment.
 
     On Linux it is a fork of a process that has already imported what nodes need: this takes each node seconds
-    otherwise. Other systems' libraries do not allow a fork after these imports.
+    otherwise. Neither hears of SIGINT unless it unblocks it: the terminal's Ctrl-C is for this process. Other systems'
+    libraries do not allow a fork after these imports.
     """
     linux = sys.platform == "linux"
     context = multiprocessing.get_context("forkserver") if linux else multiprocessing.get_context("spawn")
     context.set_forkserver_preload(IMPORTED_ONCE)
     os.environ.update(THREADS)  # read when torch is imported
     process = context.Process(target=_call, args=(dict(os.environ), function, arguments))
+    if linux:
+        _start_server()
     process.start()
     return process
+
+
+def _start_server() -> None:
+    """Start the process that children are forked from, unless it runs.
+
+    It ignores SIGINT, but only after its imports, which take seconds; blocked, the signal has no effect before.
+    """
+    resource_tracker.ensure_running()  # otherwise the server's start does this, and unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _call(environment: dict[str, str], function: Callable[..., None], arguments: Sequence[object]) -> None:
@@ -142,6 +159,7 @@ def _call(environment: dict[str, str], function: Callable[..., None], arguments:
 
 def _run(module: str, arguments: Sequence[str], log: Path, stdin: Connection, ready: Connection) -> None:
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with log.open("ab") as output:
         for source, target in ((stdin.fileno(), STDIN), (output.fileno(), STDOUT), (output.fileno(), STDERR)):
             os.dup2(source, target)

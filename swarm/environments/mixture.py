@@ -135,6 +135,7 @@ class TaskMixture:
             question.prompt,
             tuple(each.reward for each in replays),
             observations=observations if any(observations) else (),
+            held_out=self._source(ref).is_held_out(ref),
         )
 
     def num_held_out(self, task: str) -> int | None:

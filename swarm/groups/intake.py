@@ -131,6 +131,8 @@ class Intake:
         """The group with this node's rewards, or why it cannot teach."""
         if isinstance(verdict, Rejection):
             return verdict.reason
+        if verdict.held_out:
+            return Reason.HELD_OUT
         if not is_whole(group, verdict):
             return Reason.EPISODE_MISMATCH
         if not self._teaches(verdict.rewards):

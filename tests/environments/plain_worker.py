@@ -31,6 +31,9 @@ class PlainSource:
         assert isinstance(ref, ProceduralRef)
         return Question(ref, f"Say {ref.index}.")
 
+    def is_held_out(self, ref: TaskRef) -> bool:
+        return False
+
     def score(self, ref: TaskRef, completion: str) -> float:
         assert isinstance(ref, ProceduralRef)
         if self.name == HANGING.name:

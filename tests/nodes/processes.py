@@ -80,12 +80,15 @@ class Swarm:
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
         self.log = out / "test-log.txt"
+        self._history = PeerHistory(out / METRICS_FILE)
         self.process = (
             Torchrun(self.log, arguments, num_processes) if num_processes > 1 else Command(self.log, arguments)
         )
 
     def history(self) -> PeerHistory:
-        return PeerHistory.read(self.out / METRICS_FILE)
+        """All so far, the same object each time: tests ask often, and each line is read once."""
+        self._history.tail()
+        return self._history
 
     def round(self) -> int:
         latest = self.history().latest

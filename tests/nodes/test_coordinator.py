@@ -15,7 +15,13 @@ from tests.nodes.processes import LOOPBACK, Swarm, command_of, gone, swarm, unti
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-OPTIONS = [*LOOPBACK, "--checkpoint.every_rounds=2", "--evaluation.num_questions=8", "--mix.fill=local"]
+OPTIONS = [
+    *LOOPBACK,
+    "--no-report",
+    "--checkpoint.every_rounds=2",
+    "--evaluation.num_questions=8",
+    "--mix.fill=local",
+]
 
 
 def _join(out: Path, *arguments: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,7 +25,7 @@ LEARNER = (
     f"--checkpoint.every_rounds={CHECKPOINT_EVERY}",
     "--evaluation.num_questions=0",
 )
-WORKER = ("--follow.questions=4000",)
+WORKER = ("--follow.questions=1000",)
 """A batch takes many learner steps."""
 
 
@@ -36,13 +37,17 @@ def stack() -> ExitStack:
 
 def _start(stack: ExitStack, out: Path, role: str, *arguments: str) -> Swarm:
     (out / "multiaddrs").unlink(missing_ok=True)
-    return stack.enter_context(swarm(out, role, *arguments, "--out", str(out), *LOOPBACK))
+    return stack.enter_context(swarm(out, role, *arguments, "--out", str(out), "--no-report", *LOOPBACK))
 
 
 def _steps(node: Swarm) -> list[RoundEvent]:
     """All of its rounds, those made again after a restart too."""
     events = map(decode, (node.out / METRICS_FILE).read_bytes().splitlines())
     return [event for event in events if isinstance(event, RoundEvent)]
+
+
+def _num_steps(node: Swarm) -> int:
+    return (node.out / METRICS_FILE).read_bytes().count(b'"event":"round"')
 
 
 def _sampled_by(step: RoundEvent) -> int:
@@ -96,23 +101,32 @@ def test_versions_rise_over_a_learners_death_and_nothing_waits_for_a_dead_worker
     batches = worker.round()
 
     learner = _start(stack, learner.out, "learn", *LEARNER)
-    until(lambda: len(_steps(learner)) > len(lost), learner, "a step after the resume")
+    until(lambda: _num_steps(learner) > len(lost), learner, "a step after the resume")
     assert learner.history().start.resumed_from == checkpoint
     until(lambda: "the learner answers again" in worker.text(), worker, "a word about the learner")
 
     def in_a_batch() -> bool:
-        """Whether a step was all sampled under snapshots that the worker's last whole batch did not have."""
-        newest = max(map(_sampled_by, _steps(learner)))
-        return newest > max(published, worker.history().latest.following.version)
+        """Whether the last step was all sampled under snapshots that the worker's last whole batch did not have."""
+        return _sampled_by(learner.history().latest) > max(published, worker.history().latest.following.version)
 
-    until(in_a_batch, learner, "a step on new snapshots alone")
+    def held_in_a_batch() -> bool:
+        """As before, and the worker stands still."""
+        if not in_a_batch():
+            return False
+        worker.process.send_signal(signal.SIGSTOP)
+        if not in_a_batch():  # the batch has just ended
+            worker.process.send_signal(signal.SIGCONT)
+            return False
+        return True
+
+    until(held_in_a_batch, learner, "a step on new snapshots alone")
+    assert worker.history().phase == "running", worker.text()
     _kill(worker)
-    assert in_a_batch() and worker.history().phase == "running", worker.text()
-    waiting = len(_steps(learner))
+    waiting = _num_steps(learner)
     assert worker.round() >= batches
     worker = _start(stack, worker.out, "work", address_of(learner), *WORKER)
     # More than what the dead worker had sent can give.
-    until(lambda: len(_steps(learner)) > waiting + MAX_STALENESS + 1, learner, "steps without waiting for the dead")
+    until(lambda: _num_steps(learner) > waiting + MAX_STALENESS + 1, learner, "steps without waiting for the dead")
     assert worker.stop() == 130
     assert learner.stop() == 130
 

@@ -15,7 +15,13 @@ from swarm.errors import ConfigError
 from swarm.policy.distributed.ranks import Ranks
 from tests.nodes.processes import LOOPBACK, command_of, gone, swarm, until
 
-OPTIONS = [*LOOPBACK, "--evaluation.num_questions=8", "--mix.fill=local", "--generation.max_staleness=1"]
+OPTIONS = [
+    *LOOPBACK,
+    "--no-report",
+    "--evaluation.num_questions=8",
+    "--mix.fill=local",
+    "--generation.max_staleness=1",
+]
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
+from nodes.simulation.children import start_function
 from swarm.algorithms.losses import LOSSES
 from swarm.engines.config import GenerationSettings
 from swarm.engines.shared import SharedEngine
@@ -182,7 +182,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_one_of_several, (port, base, alone, together), nprocs=NUM_RANKS)
+    ranks = [start_function(_one_of_several, rank, port, base, alone, together) for rank in range(NUM_RANKS)]
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0] * NUM_RANKS
     _resume(base, together, alone, Ranks())
     _generate(base, alone, Ranks())
     return base, alone, together

@@ -12,7 +12,7 @@ from swarm.environments.sources.again import made_again
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
-from swarm.types import End, EpisodeRef, Observation, Question, TaskRef, observation_text
+from swarm.types import HELD_OUT_STREAMS, End, EpisodeRef, Observation, Question, TaskRef, observation_text
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,10 @@ class EnvironmentSource:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r} of {self._kind}")
         check_options(ref, self._options_digest)
         return made_again(self.question, ref, f"{ref.task}: the episode begins with another text here")
+
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether it is of a held-out stream. See `TaskSource`."""
+        return isinstance(ref, EpisodeRef) and ref.seed >= HELD_OUT_STREAMS
 
     def begin(self, ref: TaskRef) -> Episode:
         """The episode behind a reference that `recall` accepts. Raises `Refusal`."""

@@ -46,6 +46,10 @@ class ToolSource:
         """
         return self._start(self._source.recall(self._without_tool(ref)))
 
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether the source's question is. See `TaskSource`."""
+        return self._source.is_held_out(self._without_tool(ref))
+
     def begin(self, ref: TaskRef) -> Episode:
         """The episode behind a reference that `recall` accepts. Raises `Refusal`."""
         return _ToolUse(self._source, self._without_tool(ref), self._tool)

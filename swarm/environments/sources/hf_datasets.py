@@ -125,6 +125,11 @@ class DatasetSource:
         """
         return Question(ref, self._recall(ref).prompt)
 
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether its row is reserved for evaluation. See `TaskSource`."""
+        reserves = self.num_held_out < len(self._rows)
+        return reserves and isinstance(ref, DatasetRef) and ref.row % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion: its answer, compared under the task's match rule or scored by the user's code."""
         item = self._recall(ref)

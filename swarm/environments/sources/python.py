@@ -19,7 +19,7 @@ from swarm.environments.sources.lru import LruCache
 from swarm.environments.task import RewardFunction, Task
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import ProceduralRef, Question, TaskRef
+from swarm.types import HELD_OUT_STREAMS, ProceduralRef, Question, TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,10 @@ class PythonSource:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the Python task {self.name!r}")
         check_options(ref, self._options_digest)
         return made_again(self.question, ref, f"{ref.task} {ref.index} of {ref.seed}")
+
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether it is of a held-out stream. See `TaskSource`."""
+        return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion."""

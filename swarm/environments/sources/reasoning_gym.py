@@ -27,7 +27,7 @@ from swarm.environments.sources.again import made_again
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import ProceduralRef, Question, TaskRef
+from swarm.types import HELD_OUT_STREAMS, ProceduralRef, Question, TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +145,10 @@ class ReasoningGymSource:
         check_options(ref, self._options_digest)
         question = made_again(self.question, ref, f"{ref.task} by {ref.library}, here {LIBRARY}")
         return Question(ref, question.prompt)
+
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether it is of a held-out stream. See `TaskSource`."""
+        return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion: its answer, scored by the library, then the task's reward rule."""

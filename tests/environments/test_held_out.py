@@ -1,0 +1,90 @@
+"""Questions for evaluation, of every kind of task: whoever sends groups on them, nobody trains on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.environments.config import DatasetTask, NumberGuessingTask, PythonTask, ReasoningGymTask, TaskConfig
+from swarm.environments.mixture import TaskMixture
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.net.trust.accounts import OFFENCES
+from swarm.reasons import Reason
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Grade, Question, TaskRef
+from tests.sapo.test_round import FakeUpdater, Swarm
+
+OWN = Path(__file__).parent.parent.parent / "examples" / "own_task.py"
+STREAMS = (HELD_OUT_STREAMS, HELD_OUT_STREAMS + 5, HELD_OUT_STREAMS + 2**40)
+"""Those of `evaluation.seed` 0 and 5, and of a follower's comparisons."""
+KINDS = ("dataset", "number_guessing", "python", "reasoning_gym", "with a tool")
+
+
+def rows(folder: Path, count: int, split: str = "train") -> DatasetTask:
+    """Rows that are answered with `good`."""
+    path = folder / f"{split}.jsonl"
+    path.write_text("\n".join(json.dumps({"question": f"{k}?", "answer": "good"}) for k in range(count)))
+    return DatasetTask(kind="dataset", name="rows", path=str(folder), split=split, find="whole")
+
+
+def is_held_out(mixture: TaskMixture, ref: TaskRef) -> bool:
+    grade = mixture.grade(ref, ["x"])
+    assert isinstance(grade, Grade)
+    return grade.held_out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_evaluations_ask_is_held_out_and_what_nodes_train_on_is_not(kind: str, tmp_path: Path) -> None:
+    tasks: dict[str, TaskConfig] = {
+        "dataset": rows(tmp_path, 45),
+        "number_guessing": NumberGuessingTask(),
+        "python": PythonTask(kind="python", name="halve", target=f"{OWN}:Halve"),
+        "reasoning_gym": ReasoningGymTask(name="gcd"),
+        "with a tool": ReasoningGymTask(name="gcd", tool="calculator", max_turns=2),
+    }
+    mixture = TaskMixture([tasks[kind]])
+    for index in range(20):
+        assert all(is_held_out(mixture, mixture.question(seed, index).ref) for seed in STREAMS)
+        assert not any(is_held_out(mixture, mixture.question(s, index).ref) for s in (0, 7, HELD_OUT_STREAMS - 1))
+
+
+def test_a_row_is_held_out_by_its_number_whatever_drew_it(tmp_path: Path) -> None:
+    mixture = TaskMixture([rows(tmp_path, 45)])
+    refs = [mixture.question(seed, index).ref for seed in (0, HELD_OUT_STREAMS) for index in range(400)]
+    held_out = {ref.row: is_held_out(mixture, ref) for ref in refs if isinstance(ref, DatasetRef)}
+    assert held_out == {row: row % 10 == 9 for row in range(45)}
+    elsewhere = replace(refs[0], revision="another copy")
+    assert is_held_out(mixture, elsewhere) == is_held_out(mixture, refs[0])
+
+
+@pytest.mark.parametrize(("count", "split"), [(9, "train"), (45, "test")])
+def test_where_training_and_evaluation_share_all_rows_none_is_refused(count: int, split: str, tmp_path: Path) -> None:
+    mixture = TaskMixture([rows(tmp_path, count, split)])
+    assert not any(is_held_out(mixture, mixture.question(HELD_OUT_STREAMS, index).ref) for index in range(count))
+
+
+class DrawsHeldOut(InlineVerifier):
+    """Asks what evaluations ask."""
+
+    def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:
+        return super().draw(HELD_OUT_STREAMS + seed, start, count, task)
+
+
+def test_groups_on_rows_for_evaluation_are_refused_and_count_against_their_sender(tmp_path: Path) -> None:
+    tasks = [rows(tmp_path, 200)]
+    swarm, updater = Swarm(), FakeUpdater()
+    cheat = swarm.node(1, verifier=DrawsHeldOut(tasks), updater=FakeUpdater())
+    honest = swarm.node(2, verifier=InlineVerifier(tasks), updater=FakeUpdater())
+    receiver = swarm.node(3, verifier=InlineVerifier(tasks), updater=updater)
+    for node in (cheat, honest, receiver):
+        node.run_round()
+    counts, sent = receiver.ledger.snapshot(), cheat.ledger.snapshot()["shared"]
+    assert counts["dropped"] == {"held_out": sent} and sent > 0
+    trained = [graded.group for local, external in updater.batches for graded in (*local, *external)]
+    assert {group.peer_id for group in trained} == {honest.peer_id, receiver.peer_id}
+    assert all(isinstance(group.question, DatasetRef) and group.question.row % 10 != 9 for group in trained)
+    account = receiver._exchange.book.stats()[cheat.peer_id]  # type: ignore[attr-defined]
+    assert account.dropped["held_out"] == sent
+    assert account.offence > 0.9 * sent * OFFENCES[Reason.HELD_OUT]

@@ -1,0 +1,44 @@
+"""Children of a simulation, and the terminal's Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.net.records import until
+
+PARENT = """
+import signal
+from nodes.simulation import children
+signal.signal(signal.SIGINT, lambda *_: print("asked to stop", flush=True))
+children.IMPORTED_ONCE = ["slow_to_import"]
+children.start_function(print, "a child").join()
+"""
+SLOW = """
+import pathlib, time
+pathlib.Path("importing").touch()
+while not pathlib.Path("go on").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_ctrl_c_during_the_first_imports_reaches_the_parent_alone(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    until((tmp_path / "importing").exists, "the imports have begun")
+    os.killpg(parent.pid, signal.SIGINT)
+    (tmp_path / "go on").touch()
+    said, _ = parent.communicate(timeout=300)
+    assert sorted(said.splitlines()) == ["a child", "asked to stop"], said
