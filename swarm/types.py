@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from sys import getsizeof
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, msgpack
 
@@ -39,6 +39,8 @@ MAX_TURNS = 64
 """The policy's turns in one completion."""
 MAX_MESSAGES = 64
 """Of a conversation that a question continues."""
+ANSWER: Final = "answer"
+"""Among a task's named rewards, the one that the task itself gives."""
 ELEMENT_BYTES = 40
 """Memory of one list item and its slot."""
 
@@ -349,6 +351,8 @@ class GradedGroup(Struct, frozen=True):
     """[G] from this node's verifier."""
     observations: tuple[tuple[Observation, ...], ...] = ()
     """[G] those between the turns of each completion, from this node's verifier; empty if all have a single turn."""
+    parts: dict[str, tuple[float, ...]] = {}
+    """[G] the named rewards whose weighted mean `rewards` is, for a task that has them."""
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations between the turns of completion `index`."""
@@ -368,6 +372,13 @@ class Grade(Struct, frozen=True):
     first turn."""
     held_out: bool = False
     """Whether the question is for evaluation: no node trains on it."""
+    parts: dict[str, tuple[float, ...]] = {}
+    """[G] as in `GradedGroup`."""
+
+    @property
+    def answers(self) -> tuple[float, ...]:
+        """[G] the rewards of the answers alone, for evaluations: without format, length and judge."""
+        return self.parts.get(ANSWER, self.rewards)
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations of episode `index`: as many as turns if it is not over, else one less."""

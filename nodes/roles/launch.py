@@ -38,8 +38,9 @@ from swarm.environments.config import unshared
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
-from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
+from swarm.errors import ConfigError, EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
 from swarm.foreign import clean, clean_lines
+from swarm.judging.opening import lacking_judge, other_judges, with_judge
 from swarm.net.backends import open_transport
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
@@ -164,8 +165,9 @@ def _launch(
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
         asked = manifest_values(manifest, loaded) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
-        _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+        config = _judgeable(loaded.config, tasks_of_the_run, console)
+        _show_plan(role, config, home.identity, manifest, ranks.size, console)
         if manifest and tasks_of_the_run:
             for name, reason in left_out(manifest, loaded.config.files, loaded.config.code).items():
                 warn(f"omitting the run's task {name}: {reason}", console)
@@ -173,9 +175,22 @@ def _launch(
             for difference in other_files(manifest, loaded.config.tasks):
                 warn(f"{difference}, or learn only from rows that agree", console)
         live = live and console.is_terminal
-        return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
+        return _run(role, config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
         home.identity.close()
+
+
+def _judgeable(config: NodeConfig, tasks_of_the_run: bool, console: Console) -> NodeConfig:
+    """The configuration without the run's tasks for which this node has no judge. Raises `ConfigError`."""
+    for difference in other_judges(config.tasks, config.judge):
+        warn(f"{difference}: groups may be rated differently here", console)
+    lacking = lacking_judge(config.tasks, config.judge)
+    kept = tuple(task for task in config.tasks if task.name not in lacking)
+    if lacking and not (tasks_of_the_run and kept):
+        raise ConfigError("; ".join(f"task {name}: {reason}" for name, reason in lacking.items()))
+    for name, reason in lacking.items():
+        warn(f"omitting the run's task {name}: {reason}", console)
+    return config.model_copy(update={"tasks": kept})
 
 
 def _run(
@@ -193,22 +208,24 @@ def _run(
     transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         # A run may list tasks unknown to the local library version; the node's own list must be complete.
-        verifier = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
-        stack.callback(verifier.close)
-        for name, reason in verifier.wait_until_ready().items():
+        pool = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
+        stack.callback(pool.close)
+        for name, reason in pool.wait_until_ready().items():
             warn(f"omitting the run's task {name}: {reason}", console)
-        unprotected = verifier.unprotected()
+        graders = with_own_tools(pool, config.tasks)
+        stack.callback(graders.close)
+        verifier = with_judge(graders, config.tasks, config.judge)
+        stack.callback(verifier.close)
+        unprotected = pool.unprotected()
         line = f"other peers' answers are graded in a sandbox: {in_words(unprotected)}"
         console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
         serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
-        graders = with_own_tools(verifier, config.tasks)
-        stack.callback(graders.close)
         for name in sorted(unshared(config.tasks)):
             console.print(f"{name} uses a tool of your own: its episodes are not shared", highlight=False)
         with policy_progress(console, config.policy.model) as progress:
-            node = role.make(config, home.identity, transport, graders, stop, progress, ranks)
+            node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
         stack.callback(node.close)
         write_addresses(config.out, transport.multiaddrs())
         command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"

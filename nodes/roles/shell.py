@@ -15,6 +15,7 @@ from nodes.roles.versions import versions
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import evaluate
+from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange
@@ -143,7 +144,7 @@ class Shell:
         settings = self._config.evaluation
         if settings.num_questions == 0:
             return
-        result = evaluate(engine, self._verifier, self._sampling, settings.num_questions, settings.stream)
+        result = evaluate(engine, unjudged(self._verifier), self._sampling, settings.num_questions, settings.stream)
         self._metrics.write(
             EvaluationEvent(
                 time=time.time(),
