@@ -69,9 +69,10 @@ class JudgeProcess:
     def receive(self) -> Reply:
         """The next reply. Raises `EngineCrashed`, also for one that no intact process sends."""
         try:
-            return decode_reply(self.connection.recv_bytes(MAX_REPLY_BYTES))
+            reply: Reply = decode_reply(self.connection.recv_bytes(MAX_REPLY_BYTES))
         except (EOFError, OSError, msgspec.DecodeError) as error:
             raise EngineCrashed("the judge's process has ended, or sent what it must not") from error
+        return reply
 
     def kill(self) -> None:
         """End the process."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Literal
 
 from swarm.environments.digests import digest, draw
 from swarm.environments.rewards import JudgeReward
@@ -108,10 +109,8 @@ class Sheet:
             "Which answer is better? End with one line: BETTER: 1 or BETTER: 2, or BETTER: 0 if they are equally good",
         )
 
-    def _query(self, label: str, most: int, prompt: str) -> Query:
-        part = self._part
-        known = "SCORE" if label == "SCORE" else "BETTER"
-        return Query(prompt, known, most, part.max_new_tokens, part.temperature)
+    def _query(self, label: Literal["SCORE", "BETTER"], most: int, prompt: str) -> Query:
+        return Query(prompt, label, most, self._part.max_new_tokens, self._part.temperature)
 
     def _quoted(self, text: str) -> str:
         """A stranger's text between marks that it cannot contain: they depend on all of it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -88,7 +89,7 @@ class JudgingVerifier:
                 self._finish(key, verdict)
             else:
                 ref, texts, sender = kept
-                self._add(ref, texts, verdict, sender, lambda judged, key=key: self._finish(key, judged))
+                self._add(ref, texts, verdict, sender, partial(self._finish, key))
         with self._lock:
             done, self._done = self._done, []
             return done
