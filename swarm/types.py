@@ -408,7 +408,24 @@ class TaskSpec(Struct, frozen=True):
     """The task's configuration as plain JSON values, defaults left out."""
 
 
-class RunManifest(Struct, frozen=True):
+class Terms(Struct, frozen=True):
+    """What a worker and its learner must agree on."""
+
+    model: Name
+    """The model's public name."""
+    temperature: Annotated[float, Meta(ge=0, le=1e6)]
+    top_p: Fraction
+    top_k: Count
+    min_p: Fraction
+    system_prompt: Name
+    """Its digest."""
+    tokenizer_hash: Name = ""
+    """Empty while no model is loaded, as in a manifest."""
+    template: Name = ""
+    """Digest of the chat template; likewise."""
+
+
+class RunManifest(Struct, frozen=True, omit_defaults=True):
     """The definition of a run: signed by its founder, served by every member."""
 
     run_id: str
@@ -422,6 +439,8 @@ class RunManifest(Struct, frozen=True):
     external: Count
     max_record_bytes: Positive
     max_completion_chars: Positive
+    terms: Terms | None = None
+    """Of the learner that founded the run; None for a run without one."""
 
 
 class ChunkList(Struct, frozen=True):
@@ -522,6 +541,8 @@ class Heartbeat(Struct, frozen=True):
     """Sum of the rewards of these completions under its own verifier: telemetry only."""
     price: Annotated[float, Meta(ge=0, le=1e9)]
     """Cost per hour, in the run's currency."""
+    terms: Terms | None = None
+    """The worker's; None from versions that do not say."""
 
 
 class Orders(Struct, frozen=True):
@@ -534,6 +555,8 @@ class Orders(Struct, frozen=True):
     """Whether the learner wants this worker's rollouts now."""
     finished: bool = False
     """The learner has made all its steps; the worker can stop."""
+    terms: Terms | None = None
+    """The learner's; None from versions that do not say."""
 
 
 complete(globals())

@@ -22,11 +22,14 @@ from nodes.roles.run import (
     PEERS_FILE,
     ask_bootstraps,
     best_address,
+    check_terms,
     left_out,
     manifest_values,
     other_files,
+    other_options,
     remember,
     reopen,
+    terms_of,
     warn,
     write_addresses,
 )
@@ -118,6 +121,10 @@ class Role:
     """Its activity while no peer is connected, for messages."""
     invites: str = "join"
     """The subcommand with which others join it."""
+    sets_terms: bool = False
+    """Whether those who join must share its terms."""
+    keeps_terms: bool = False
+    """Whether it must share those of the run's founder."""
 
 
 def launch(
@@ -158,14 +165,17 @@ def _launch(
     if loaded.config.policy.model == SMOLLM2:
         check_smollm2()
     sealed = ask_bootstraps(loaded.config.network, console)
-    home = claim_home(loaded.config, "out" in loaded.origins, sealed)
+    terms = terms_of(loaded.config) if role.sets_terms else None
+    home = claim_home(loaded.config, "out" in loaded.origins, sealed, terms)
     try:
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
-        asked = manifest_values(manifest, loaded) if manifest else None
+        asked = manifest_values(manifest, loaded, role.keeps_terms) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+        if manifest and role.keeps_terms:
+            check_terms(loaded.config, manifest)
         config = _judgeable(loaded.config, tasks_of_the_run, console)
         _show_plan(role, config, home.identity, manifest, ranks.size, console)
         if manifest and tasks_of_the_run:
@@ -174,6 +184,8 @@ def _launch(
         elif manifest and manifest.founder != home.identity.peer_id:
             for difference in other_files(manifest, loaded.config.tasks):
                 warn(f"{difference}, or learn only from rows that agree", console)
+            for difference in other_options(manifest, loaded.config.tasks):
+                warn(f"{difference}: groups of members that differ count for neither; take the run's", console)
         live = live and console.is_terminal
         return _run(role, config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:

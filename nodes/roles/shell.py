@@ -28,10 +28,12 @@ from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
     EvaluationEvent,
+    GroupCounts,
     NoteEvent,
     RoundEvent,
     StartEvent,
 )
+from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
@@ -73,6 +75,7 @@ class Shell:
         self._verifier = verifier
         self._sampling = config.generation.sampling()
         self._metrics = MetricsWriter(config.out, config.telemetry)
+        self._refusals = RefusalWatch()
         self._suites: NodeSuites | None = None
         self._began = time.monotonic()
 
@@ -102,6 +105,7 @@ class Shell:
 
     def made(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
+        self.tell_of_refusals(event.groups)
         network = self._transport.status()
         self._metrics.write(
             replace(
@@ -116,6 +120,11 @@ class Shell:
                 },
             )
         )
+
+    def tell_of_refusals(self, groups: GroupCounts) -> None:
+        """Note when many of others' groups are dropped because of a difference between the nodes, and what helps."""
+        for line in self._refusals.look(groups["dropped"]):
+            self.note(line, "warning")
 
     def note(self, text: str, level: str = "info") -> None:
         """Write a note for people."""
