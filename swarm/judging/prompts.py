@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import combinations
 from typing import Literal
 
@@ -29,21 +30,20 @@ _MARK_CHARS = 16
 
 
 class Sheet:
-    """The queries about one group."""
+    """The queries about one group, which are made when they are needed first: waiting groups take little memory."""
 
     def __init__(self, part: JudgeReward, question: str, completions: Sequence[str]) -> None:
         """`question` is as the policy was asked; `completions` [G]."""
         self._part = part
-        self._size = len(completions)
-        self._asked: dict[Query, list[tuple[int, int]]] = {}
-        """The completions that each query is about, in the order in which it shows them."""
-        if part.mode == "points":
-            for k, completion in enumerate(completions):
-                self._ask(self._points(question, completion), k, k)
-        else:
-            for a, b in combinations(range(self._size), 2):
-                if completions[a] != completions[b]:
-                    self._ask_pair(question, completions, a, b)
+        self._question = _encodable(question)
+        self._completions = tuple(map(_encodable, completions))
+
+    @property
+    def most_queries(self) -> int:
+        """Their number if all completions differ."""
+        size = len(self._completions)
+        pairs = size * (size - 1) // 2
+        return size if self._part.mode == "points" else pairs * self._orders
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -58,7 +58,7 @@ class Sheet:
         return tuple(found)
 
     def _by_points(self, numbers: Mapping[Query, int]) -> list[float]:
-        rewards = [0.0] * self._size
+        rewards = [0.0] * len(self._completions)
         for query, pairs in self._asked.items():
             for k, _ in pairs:
                 rewards[k] = numbers[query] / query.most
@@ -66,7 +66,8 @@ class Sheet:
 
     def _by_wins(self, numbers: Mapping[Query, int]) -> list[float]:
         """The fraction of its comparisons that each completion wins; equal texts draw."""
-        wins, compared = [0.0] * self._size, [0] * self._size
+        size = len(self._completions)
+        wins, compared = [0.0] * size, [0] * size
         for query, pairs in self._asked.items():
             for first, second in pairs:
                 won = {FIRST: 1.0, SECOND: 0.0, DRAW: 0.5}[numbers[query]]
@@ -74,37 +75,49 @@ class Sheet:
                 wins[second] += 1.0 - won
                 compared[first] += 1
                 compared[second] += 1
-        orders = 2 if self._part.orders == "both" else 1
-        least = orders * (self._size - 1)
-        return [(won + 0.5 * (least - num)) / least if least else 0.5 for won, num in zip(wins, compared, strict=True)]
+        every = self._orders * (size - 1)
+        return [(won + 0.5 * (every - num)) / every if every else 0.5 for won, num in zip(wins, compared, strict=True)]
 
-    def _ask(self, query: Query, first: int, second: int) -> None:
-        self._asked.setdefault(query, []).append((first, second))
+    @property
+    def _orders(self) -> int:
+        return 2 if self._part.orders == "both" else 1
 
-    def _ask_pair(self, question: str, completions: Sequence[str], a: int, b: int) -> None:
-        # The order depends on the texts alone: equal texts must be shown in the same places.
-        a, b = sorted((a, b), key=lambda k: completions[k])
-        if draw(2, "order", completions[a], completions[b]):
-            a, b = b, a
-        self._ask(self._pair(question, completions[a], completions[b]), a, b)
-        if self._part.orders == "both":
-            self._ask(self._pair(question, completions[b], completions[a]), b, a)
+    @cached_property
+    def _asked(self) -> dict[Query, list[tuple[int, int]]]:
+        """The completions that each query is about, in the order in which it shows them."""
+        asked: dict[Query, list[tuple[int, int]]] = {}
+        texts = self._completions
+        if self._part.mode == "points":
+            for k, text in enumerate(texts):
+                asked.setdefault(self._points(text), []).append((k, k))
+            return asked
+        for pair in combinations(range(len(texts)), 2):
+            # The order depends on the texts alone: equal texts must be shown in the same places.
+            a, b = sorted(pair, key=lambda k: texts[k])
+            if texts[a] == texts[b]:
+                continue
+            orders = [(a, b), (b, a)]
+            if self._orders == 1:
+                orders = [orders[draw(2, "order", texts[a], texts[b])]]
+            for first, second in orders:
+                asked.setdefault(self._pair(texts[first], texts[second]), []).append((first, second))
+        return asked
 
-    def _points(self, question: str, completion: str) -> Query:
+    def _points(self, completion: str) -> Query:
         most = self._part.most
         return self._query(
             "SCORE",
             most,
-            f"Question:\n{self._quoted(question)}\n\nAnswer:\n{self._quoted(completion)}\n\n"
+            f"Question:\n{self._quoted(self._question)}\n\nAnswer:\n{self._quoted(completion)}\n\n"
             f"Rubric:\n{self._part.rubric}\n\n"
             f"Rate the answer from 0 (worst) to {most} (best). End with one line, an integer: SCORE: N",
         )
 
-    def _pair(self, question: str, first: str, second: str) -> Query:
+    def _pair(self, first: str, second: str) -> Query:
         return self._query(
             "BETTER",
             SECOND,
-            f"Question:\n{self._quoted(question)}\n\nAnswer 1:\n{self._quoted(first)}\n\n"
+            f"Question:\n{self._quoted(self._question)}\n\nAnswer 1:\n{self._quoted(first)}\n\n"
             f"Answer 2:\n{self._quoted(second)}\n\nRubric:\n{self._part.rubric}\n\n"
             "Which answer is better? End with one line: BETTER: 1 or BETTER: 2, or BETTER: 0 if they are equally good",
         )
@@ -117,6 +130,11 @@ class Sheet:
         shown = _TEMPLATE_MARK.sub(lambda found: f"{found[0]} ", shortened(text, self._part.max_chars))
         mark = digest("quotation", text)[:_MARK_CHARS]
         return f"[TEXT {mark}]\n{shown}\n[END {mark}]"
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, which cannot be sent."""
+    return text.encode(errors="replace").decode()
 
 
 def shortened(text: str, max_chars: int) -> str:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from multiprocessing.connection import Connection, Pipe, wait
 
 from swarm.environments.sources.lru import LruCache
@@ -22,7 +23,7 @@ from swarm.environments.verification.fair import FairQueue
 from swarm.errors import ConfigError, EngineCrashed
 from swarm.judging.budget import Budget
 from swarm.judging.config import JudgeSettings
-from swarm.judging.messages import Broken, Query, Ready, Told
+from swarm.judging.messages import Broken, Query, Ready, Told, encode
 from swarm.judging.process import Asked, JudgeProcess
 from swarm.judging.prompts import Sheet
 from swarm.reasons import Reason
@@ -86,7 +87,7 @@ class JudgeService:
         self._lock = threading.Lock()
         self._own: deque[_Job] = deque()
         self._others: FairQueue[_Job] = FairQueue(settings.queue_groups)
-        self._cache: LruCache[Query, int] = LruCache(settings.cache_scores)
+        self._cache: LruCache[bytes, int] = LruCache(settings.cache_scores)
         limits = (settings.requests_per_hour, settings.tokens_per_hour, settings.strangers_share)
         self._budget = Budget(*limits, clock)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -115,8 +116,8 @@ class JudgeService:
         """Get a group's rewards without waiting; `finish` is called once. `sender`: None for an own group."""
         late_at = self._clock() + self._settings.time_limit_s if sender is None else math.inf
         job = _Job(sheet, finish, sender is None, late_at)
-        if len(sheet.queries) > self._settings.requests_per_group:
-            job.settle(Rejection(Reason.JUDGE_BUDGET, f"{len(sheet.queries)} requests for one group"))
+        if sheet.most_queries > self._settings.requests_per_group:
+            job.settle(Rejection(Reason.JUDGE_BUDGET, f"{sheet.most_queries} requests for one group"))
             return
         dropped, closed = None, False
         with self._lock:
@@ -191,7 +192,7 @@ class JudgeService:
         jobs: list[_Job] = []
         queries: dict[Query, None] = {}
         while len(queries) < self._settings.requests_at_once and (job := self._next()) is not None:
-            missing = [query for query in job.sheet.queries if self._cache.get(query) is None]
+            missing = [query for query in job.sheet.queries if self._cache.get(_key(query)) is None]
             new = sum(query not in queries for query in missing)
             if not missing:
                 self._count("cached", len(job.sheet.queries))
@@ -247,7 +248,7 @@ class JudgeService:
         self._budget.spend(0, round(told.tokens * strangers), own=False)
         for query, number in zip(batch.queries, told.numbers, strict=True):
             if number is not None:
-                self._cache.put(query, number)
+                self._cache.put(_key(query), number)
         for job in batch.jobs:
             self._settle(job, told.error)
         if told.unanswered == len(batch.queries):
@@ -258,7 +259,7 @@ class JudgeService:
 
     def _settle(self, job: _Job, error: str = "") -> None:
         """Report a group's rewards by the replies that are known."""
-        known = {query: number for query in job.sheet.queries if (number := self._cache.get(query)) is not None}
+        known = {query: number for query in job.sheet.queries if (number := self._cache.get(_key(query))) is not None}
         if len(known) == len(job.sheet.queries):
             job.settle(job.sheet.rewards(known))
         else:
@@ -311,6 +312,11 @@ class JudgeService:
     def _count(self, what: str, by: int) -> None:
         with self._lock:
             self._counters[what] += by
+
+
+def _key(query: Query) -> bytes:
+    """Names a query in the cache, whose texts would take much more memory."""
+    return blake2b(encode(query), digest_size=16).digest()
 
 
 def _fits(told: Told, queries: Sequence[Query]) -> bool:

@@ -95,6 +95,18 @@ def test_an_answer_cannot_leave_its_quotation(attack: str) -> None:
     assert before.endswith(attack.splitlines()[-1].replace("<", "< ").replace("[", "[ ")) or "<" not in attack
 
 
+def test_texts_that_are_no_unicode_are_shown_without_it() -> None:
+    (query,) = Sheet(part(), "Q\ud800", ["a\udfff"]).queries
+    assert "Q?" in query.prompt and "a?" in query.prompt
+
+
+def test_the_number_of_queries_is_known_before_they_are_made() -> None:
+    texts = ["a", "b", "c", "d"]
+    for changes in ({}, {"mode": "pairs"}, {"mode": "pairs", "orders": "one"}):
+        sheet = Sheet(part(**changes), "Q?", texts)
+        assert sheet.most_queries == len(sheet.queries)
+
+
 def test_long_texts_are_cut_in_the_middle() -> None:
     assert shortened("abc", 3) == "abc"
     cut = shortened("a" * 50 + "b" * 50, 11)
