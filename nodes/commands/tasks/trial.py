@@ -37,10 +37,10 @@ class Episode(Struct, frozen=True):
     """Of several turns, with what the environment answered after `>`."""
     reward: float | None
     """None when there is no completion, or it was not graded."""
-    parts: dict[str, float] = {}
-    """Its named rewards, for a task that has them."""
     problem: str = ""
     """Why not."""
+    parts: dict[str, float] = {}
+    """Its named rewards, for a task that has them."""
 
 
 def try_tasks(
@@ -85,16 +85,16 @@ def play(engine: RolloutEngine, verifier: Verifier, questions: Sequence[Question
 def _episode(question: Question, played: Played | Rejection) -> Episode:
     asked = (question.ref.task, as_text(question.prompt))
     if isinstance(played, Rejection):
-        return Episode(*asked, "", None, problem=f"{played.reason}: {played.detail}")
+        return Episode(*asked, "", None, f"{played.reason}: {played.detail}")
     turns = [turn.text for turn in played.completions[0].by_turn()]
     verdict = played.grading.result()
     if isinstance(verdict, Rejection):
-        return Episode(*asked, "\n".join(turns), None, problem=f"{verdict.reason}: {verdict.detail}")
+        return Episode(*asked, "\n".join(turns), None, f"{verdict.reason}: {verdict.detail}")
     # The environment answers in between; the answer to the last turn, if any, is read by nobody.
     answers = [f"> {observation_text(shown)}" for shown in verdict.observed(0)[: len(turns) - 1]]
     said = [part for pair in zip_longest(turns, answers) for part in pair if part is not None]
     parts = {name: values[0] for name, values in verdict.parts.items()}
-    return Episode(*asked, "\n".join(said), verdict.rewards[0], parts)
+    return Episode(*asked, "\n".join(said), verdict.rewards[0], parts=parts)
 
 
 def _describe(episode: Episode) -> Text:
