@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from nodes.roles.home import claim_home
+from nodes.roles.launch import _judgeable
 from nodes.roles.run import (
     MANIFEST_FILE,
     best_address,
@@ -318,3 +321,18 @@ def test_a_task_of_another_kind_is_named(tmp_path: Path) -> None:
     assert other_options(run, other.tasks) == [
         "task gcd: it is of the kind number_guessing here and reasoning_gym in the run"
     ]
+
+
+def test_a_node_without_a_judge_goes_without_the_run_s_tasks_that_need_one(tmp_path: Path) -> None:
+    judged = "{kind: reasoning_gym, name: gcd, rewards: [{kind: judge, model: wise, rubric: Be kind.}]}"
+    both = _config(tmp_path, ("tasks", f"[{judged}, {{kind: reasoning_gym, name: lcm}}]"))
+    shown = io.StringIO()
+    console = Console(file=shown, width=200)
+    assert [task.name for task in _judgeable(both, True, console).tasks] == ["lcm"]
+    assert "omitting the run's task gcd: its rewards need a judge, wise: set judge.model" in shown.getvalue()
+    for config, of_the_run in ((both, False), (_config(tmp_path, ("tasks", f"[{judged}]")), True)):
+        with pytest.raises(ConfigError, match="task gcd: its rewards need a judge"):
+            _judgeable(config, of_the_run, console)
+    other = _config(tmp_path, ("tasks", f"[{judged}]"), ("judge.model", "cheap"))
+    assert _judgeable(other, True, console) == other
+    assert "task gcd: its judge is wise, but judge.model is cheap" in shown.getvalue()
