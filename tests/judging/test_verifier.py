@@ -19,7 +19,7 @@ from swarm.judging.messages import Query, Told
 from swarm.judging.opening import lacking_judge, other_judges, unjudged, with_judge
 from swarm.judging.verifier import JudgingVerifier
 from swarm.reasons import Reason
-from swarm.types import Grade, Question, Rejection
+from swarm.types import HELD_OUT_STREAMS, Grade, Question, Rejection
 from tests.judging.fake import FakeProcess, fives, service
 
 JUDGE = {"kind": "judge", "name": "style", "model": "wise", "rubric": "Be kind.", "tolerance": 0.1}
@@ -94,6 +94,13 @@ def test_a_group_that_is_refused_is_not_judged() -> None:
         made.submit("key", other, ["x"], "stranger")
         verdict = collected(made)
         assert isinstance(verdict, Rejection) and verdict.reason == Reason.OPTIONS_DIFFER and process.asked == []
+
+
+def test_others_groups_on_held_out_questions_are_not_judged() -> None:
+    with verifier() as (made, (process, *_)):
+        made.submit("key", made.draw(HELD_OUT_STREAMS, 0, 1, "gcd")[0].ref, ["x"], "stranger")
+        verdict = collected(made)
+        assert isinstance(verdict, Grade) and verdict.held_out and process.asked == []
 
 
 def test_a_judge_without_a_reply_leaves_the_group_out() -> None:
