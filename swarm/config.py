@@ -22,6 +22,7 @@ from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.groups.plausibility import PlausibilitySettings
+from swarm.judging.config import JudgeSettings
 from swarm.net.config import NetworkSettings
 from swarm.policy.config import (
     EMBEDDED,
@@ -106,6 +107,7 @@ class NodeConfig(Settings):
     learner: LearnerSettings = LearnerSettings()
     follow: FollowSettings = FollowSettings()
     verification: VerificationSettings = VerificationSettings()
+    judge: JudgeSettings = JudgeSettings()
     network: NetworkSettings = NetworkSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig
 from swarm.environments.config import DatasetTask, NumberGuessingTask, PythonTask, ReasoningGymTask
+from swarm.environments.rewards import AnswerReward, FormatReward, JudgeReward, OverlongReward
 from swarm.environments.tiny import TINY_TASKS
 from swarm.sapo.mixing.policies import POLICIES
 from swarm.suites.config import SuiteSettings
@@ -34,6 +35,9 @@ def reference() -> str:
     for task in (ReasoningGymTask, DatasetTask, PythonTask, NumberGuessingTask):
         kind = get_args(task.model_fields["kind"].annotation)[0]
         sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task)}")
+    for reward in (AnswerReward, FormatReward, OverlongReward, JudgeReward):
+        kind = get_args(reward.model_fields["kind"].annotation)[0]
+        sections.append(f"## An item of `rewards` with `kind: {kind}`\n\n{_summary(reward)}\n\n{_table(reward)}")
     for title, model in _groups(SuiteSettings, "`evaluation.suites.NAME`", "evaluation.suites.NAME."):
         sections.append(f"## {title}\n\n{_summary(model)}\n\n{_table(model)}")
     for name, loss in LOSSES.items():

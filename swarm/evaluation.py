@@ -59,7 +59,7 @@ def evaluate(
             verdict = played.grading.result()
             if isinstance(verdict, Rejection):
                 continue
-            right = verdict.rewards[0] >= CORRECT
+            right = verdict.answers[0] >= CORRECT
             text = " / ".join(turn.text for turn in played.completions[0].by_turn())
         correct, asked = counts.get(question.ref.task, (0, 0))
         counts[question.ref.task] = (correct + right, asked + 1)

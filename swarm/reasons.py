@@ -127,6 +127,26 @@ class Reason(StrEnum):
     HELD_OUT = "held_out", Subject.GROUP, "Its question is held out for evaluation: no node trains on it."
     VERIFIER_TIMEOUT = "verifier_timeout", Subject.GROUP, "Grading it took longer than `verification.time_limit_s`."
     VERIFIER_CRASH = "verifier_crash", Subject.GROUP, "The process that was grading it ended."
+    JUDGE_SKIPPED = (
+        "judge_skipped",
+        Subject.GROUP,
+        "Its task has a judge, and this node asks its judge only about its own groups (`judge.strangers`).",
+    )
+    JUDGE_BUDGET = (
+        "judge_budget",
+        Subject.GROUP,
+        "Nothing is left of the judge's hourly budget for the group, received or own, or it needs too many requests.",
+    )
+    JUDGE_TIMEOUT = (
+        "judge_timeout",
+        Subject.GROUP,
+        "The judge took longer than `judge.time_limit_s` for the group, received or own.",
+    )
+    JUDGE_FAILED = (
+        "judge_failed",
+        Subject.GROUP,
+        "The judge was down, or one of its replies about the group, received or own, did not end with its number.",
+    )
     ZERO_ADVANTAGE = (
         "zero_advantage",
         Subject.GROUP,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from sys import getsizeof
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, msgpack
 
@@ -39,6 +39,8 @@ MAX_TURNS = 64
 """The policy's turns in one completion."""
 MAX_MESSAGES = 64
 """Of a conversation that a question continues."""
+ANSWER: Final = "answer"
+"""Among a task's named rewards, the one that the task itself gives."""
 ELEMENT_BYTES = 40
 """Memory of one list item and its slot."""
 
@@ -349,6 +351,8 @@ class GradedGroup(Struct, frozen=True):
     """[G] from this node's verifier."""
     observations: tuple[tuple[Observation, ...], ...] = ()
     """[G] those between the turns of each completion, from this node's verifier; empty if all have a single turn."""
+    parts: dict[str, tuple[float, ...]] = {}
+    """[G] the named rewards whose weighted mean `rewards` is, for a task that has them."""
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations between the turns of completion `index`."""
@@ -368,6 +372,13 @@ class Grade(Struct, frozen=True):
     first turn."""
     held_out: bool = False
     """Whether the question is for evaluation: no node trains on it."""
+    parts: dict[str, tuple[float, ...]] = {}
+    """[G] as in `GradedGroup`."""
+
+    @property
+    def answers(self) -> tuple[float, ...]:
+        """[G] the rewards of the answers alone, for evaluations: without format, length and judge."""
+        return self.parts.get(ANSWER, self.rewards)
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations of episode `index`: as many as turns if it is not over, else one less."""
@@ -397,7 +408,24 @@ class TaskSpec(Struct, frozen=True):
     """The task's configuration as plain JSON values, defaults left out."""
 
 
-class RunManifest(Struct, frozen=True):
+class Terms(Struct, frozen=True):
+    """What a worker and its learner must agree on."""
+
+    model: Name
+    """The model's public name."""
+    temperature: Annotated[float, Meta(ge=0, le=1e6)]
+    top_p: Fraction
+    top_k: Count
+    min_p: Fraction
+    system_prompt: Name
+    """Its digest."""
+    tokenizer_hash: Name = ""
+    """Empty while no model is loaded, as in a manifest."""
+    template: Name = ""
+    """Digest of the chat template; likewise."""
+
+
+class RunManifest(Struct, frozen=True, omit_defaults=True):
     """The definition of a run: signed by its founder, served by every member."""
 
     run_id: str
@@ -411,6 +439,8 @@ class RunManifest(Struct, frozen=True):
     external: Count
     max_record_bytes: Positive
     max_completion_chars: Positive
+    terms: Terms | None = None
+    """Of the learner that founded the run; None for a run without one."""
 
 
 class ChunkList(Struct, frozen=True):
@@ -511,6 +541,8 @@ class Heartbeat(Struct, frozen=True):
     """Sum of the rewards of these completions under its own verifier: telemetry only."""
     price: Annotated[float, Meta(ge=0, le=1e9)]
     """Cost per hour, in the run's currency."""
+    terms: Terms | None = None
+    """The worker's; None from versions that do not say."""
 
 
 class Orders(Struct, frozen=True):
@@ -523,6 +555,8 @@ class Orders(Struct, frozen=True):
     """Whether the learner wants this worker's rollouts now."""
     finished: bool = False
     """The learner has made all its steps; the worker can stop."""
+    terms: Terms | None = None
+    """The learner's; None from versions that do not say."""
 
 
 complete(globals())

@@ -46,6 +46,9 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/environments": PURE | {"swarm.environments"},
+    "swarm/judging": PURE
+    | {"swarm.judging", "swarm.environments"}
+    | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
     "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
     "swarm/sapo/pool.py": PURE,
@@ -82,6 +85,7 @@ FORBIDDEN = {
     "swarm/engines/vllm/messages.py": {"torch", "pydantic", "vllm"},
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
+    "swarm/judging": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }
 
@@ -173,6 +177,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm",
         "import swarm.config",
         "import swarm.sapo.round",
+        "import swarm.judging.opening, swarm.judging.endpoint",
         "import swarm.net.hivemind.transport",
         "import swarm.net.libp2p.transport, swarm.net.backends",
         "import nodes.cli",

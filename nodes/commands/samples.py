@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -82,10 +82,15 @@ def _in_words(record: SampleRecord) -> Text:
 
 
 def _rewards(completion: SampledCompletion) -> str:
-    own = "not graded" if completion.reward is None else f"reward {completion.reward:g}"
+    own = "not graded" if completion.reward is None else f"reward {completion.reward:g}{in_words(completion.parts)}"
     claimed = completion.claimed
     says = "" if claimed is None or claimed == completion.reward else f", its sender says {claimed:g}"
     return f"{own}{says}, ended by {clean(completion.finish_reason)}\n"
+
+
+def in_words(parts: Mapping[str, float]) -> str:
+    """Named rewards after their weighted mean; empty without any."""
+    return f" ({', '.join(f'{clean(name)} {value:.3g}' for name, value in parts.items())})" if parts else ""
 
 
 def _turns(completion: SampledCompletion) -> Iterator[str]:

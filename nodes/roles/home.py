@@ -12,6 +12,7 @@ from swarm.config import NodeConfig
 from swarm.errors import ConfigError, IdentityInUse
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated
+from swarm.types import Terms
 
 
 class Home(Struct, frozen=True):
@@ -23,8 +24,8 @@ class Home(Struct, frozen=True):
     """The run's manifest; None until a bootstrap answers, unless one was stored before."""
 
 
-def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None) -> Home:
-    """Claim a directory for a peer of the run `sealed`, or of the stored run.
+def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None, terms: Terms | None = None) -> Home:
+    """Claim a directory for a peer of the run `sealed`, or of the stored run; `terms` are for one that it founds.
 
     `config.out` if it was set. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that belongs to
     the same run: the same command in several terminals starts several peers, and each resumes when restarted. Raises
@@ -33,14 +34,14 @@ def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None) ->
     for number in count(1):
         out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
         try:
-            return _claim(config, out, sealed)
+            return _claim(config, out, sealed, terms)
         except (IdentityInUse, ConfigError):
             if out_was_given or config.network.identity:
                 raise
     raise AssertionError("count() does not end")
 
 
-def _claim(config: NodeConfig, out: Path, sealed: bytes | None) -> Home:
+def _claim(config: NodeConfig, out: Path, sealed: bytes | None, terms: Terms | None) -> Home:
     out.mkdir(parents=True, exist_ok=True)
     kept = remembered(out)
     chosen = sealed or kept
@@ -53,7 +54,7 @@ def _claim(config: NodeConfig, out: Path, sealed: bytes | None) -> Home:
         chosen = kept if is_outdated(asked, ours) else sealed
     identity = Identity.load_or_create(config.network.identity or out / IDENTITY_FILE)
     if not config.network.bootstrap and (chosen is None or reopen(chosen).founder == identity.peer_id):
-        chosen = found_run(config, identity, kept)  # again, with the current configuration
+        chosen = found_run(config, identity, kept, terms)  # again, with the current configuration
     if chosen:
         remember(out, chosen)
     return Home(out, identity, chosen)

@@ -22,11 +22,14 @@ from nodes.roles.run import (
     PEERS_FILE,
     ask_bootstraps,
     best_address,
+    check_terms,
     left_out,
     manifest_values,
     other_files,
+    other_options,
     remember,
     reopen,
+    terms_of,
     warn,
     write_addresses,
 )
@@ -38,8 +41,9 @@ from swarm.environments.config import unshared
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
-from swarm.errors import EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
+from swarm.errors import ConfigError, EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
 from swarm.foreign import clean, clean_lines
+from swarm.judging.opening import lacking_judge, other_judges, with_judge
 from swarm.net.backends import open_transport
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
@@ -117,6 +121,10 @@ class Role:
     """Its activity while no peer is connected, for messages."""
     invites: str = "join"
     """The subcommand with which others join it."""
+    sets_terms: bool = False
+    """Whether those who join must share its terms."""
+    keeps_terms: bool = False
+    """Whether it must share those of the run's founder."""
 
 
 def launch(
@@ -157,25 +165,44 @@ def _launch(
     if loaded.config.policy.model == SMOLLM2:
         check_smollm2()
     sealed = ask_bootstraps(loaded.config.network, console)
-    home = claim_home(loaded.config, "out" in loaded.origins, sealed)
+    terms = terms_of(loaded.config) if role.sets_terms else None
+    home = claim_home(loaded.config, "out" in loaded.origins, sealed, terms)
     try:
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
-        asked = manifest_values(manifest, loaded) if manifest else None
+        asked = manifest_values(manifest, loaded, role.keeps_terms) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
-        _show_plan(role, loaded.config, home.identity, manifest, ranks.size, console)
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+        if manifest and role.keeps_terms:
+            check_terms(loaded.config, manifest)
+        config = _judgeable(loaded.config, tasks_of_the_run, console)
+        _show_plan(role, config, home.identity, manifest, ranks.size, console)
         if manifest and tasks_of_the_run:
             for name, reason in left_out(manifest, loaded.config.files, loaded.config.code).items():
                 warn(f"omitting the run's task {name}: {reason}", console)
         elif manifest and manifest.founder != home.identity.peer_id:
             for difference in other_files(manifest, loaded.config.tasks):
                 warn(f"{difference}, or learn only from rows that agree", console)
+            for difference in other_options(manifest, loaded.config.tasks):
+                warn(f"{difference}: groups of members that differ count for neither; take the run's", console)
         live = live and console.is_terminal
-        return _run(role, loaded.config, home, tasks_of_the_run, stop, console, live, report, ranks)
+        return _run(role, config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
         home.identity.close()
+
+
+def _judgeable(config: NodeConfig, tasks_of_the_run: bool, console: Console) -> NodeConfig:
+    """The configuration without the run's tasks for which this node has no judge. Raises `ConfigError`."""
+    for difference in other_judges(config.tasks, config.judge):
+        warn(f"{difference}: groups may be rated differently here", console)
+    lacking = lacking_judge(config.tasks, config.judge)
+    kept = tuple(task for task in config.tasks if task.name not in lacking)
+    if lacking and not (tasks_of_the_run and kept):
+        raise ConfigError("; ".join(f"task {name}: {reason}" for name, reason in lacking.items()))
+    for name, reason in lacking.items():
+        warn(f"omitting the run's task {name}: {reason}", console)
+    return config.model_copy(update={"tasks": kept})
 
 
 def _run(
@@ -193,22 +220,24 @@ def _run(
     transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         # A run may list tasks unknown to the local library version; the node's own list must be complete.
-        verifier = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
-        stack.callback(verifier.close)
-        for name, reason in verifier.wait_until_ready().items():
+        pool = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
+        stack.callback(pool.close)
+        for name, reason in pool.wait_until_ready().items():
             warn(f"omitting the run's task {name}: {reason}", console)
-        unprotected = verifier.unprotected()
+        graders = with_own_tools(pool, config.tasks)
+        stack.callback(graders.close)
+        verifier = with_judge(graders, config.tasks, config.judge)
+        stack.callback(verifier.close)
+        unprotected = pool.unprotected()
         line = f"other peers' answers are graded in a sandbox: {in_words(unprotected)}"
         console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
         serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
-        graders = with_own_tools(verifier, config.tasks)
-        stack.callback(graders.close)
         for name in sorted(unshared(config.tasks)):
             console.print(f"{name} uses a tool of your own: its episodes are not shared", highlight=False)
         with policy_progress(console, config.policy.model) as progress:
-            node = role.make(config, home.identity, transport, graders, stop, progress, ranks)
+            node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
         stack.callback(node.close)
         write_addresses(config.out, transport.multiaddrs())
         command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"

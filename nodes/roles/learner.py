@@ -10,9 +10,11 @@ from pathlib import Path
 from msgspec import Struct, json, structs
 
 from nodes.roles.launch import Role
+from nodes.roles.run import terms_of
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, StepReport
+from swarm.central.terms import differences
 from swarm.central.workforce import FAREWELL_S, Workforce
 from swarm.config import NodeConfig
 from swarm.engines.transformers.engine import TransformersEngine
@@ -31,6 +33,8 @@ from swarm.training.streamed import StreamedUpdater
 
 PUBLISHED_FILE = "published.json"
 TELL_EVERY_S = 0.1
+MAX_TOLD = 64
+"""Workers of which is said that they differ: identities are free."""
 
 
 class Published(Struct, frozen=True):
@@ -73,7 +77,11 @@ class LearnerNode:
             load_policy(config.policy) if config.update.reference_kl and not config.policy.lora.rank else None,
             config.learner.precision,
         )
-        self._workforce = Workforce(config.learner, time.monotonic)
+        self._terms = terms_of(config, self._policy)
+        self._workforce = Workforce(config.learner, time.monotonic, self._terms)
+        self._told: set[str] = set()
+        """Workers of which a note has said that they differ."""
+        self._looked_at = 0.0
         serve_heartbeats(transport, self._workforce.beat)
         self._open = contextlib.ExitStack()
         self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
@@ -99,6 +107,7 @@ class LearnerNode:
 
     def step(self) -> None:
         """One update, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
+        self._tell_of_workers()
         self._shell.samples.begin(self._learner.round + 1)
         report = self._learner.run_step()
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
@@ -143,8 +152,27 @@ class LearnerNode:
         """Stop serving snapshots."""
         self._open.close()
 
+    def _tell_of_workers(self) -> None:
+        """Note which workers do not share this learner's terms, and why groups are dropped; at a limited rate."""
+        if time.monotonic() - self._looked_at < TELL_EVERY_S:
+            return
+        self._looked_at = time.monotonic()
+        for peer_id, worker in self._workforce.workers().items():
+            terms = worker.heartbeat.terms
+            if terms is None or peer_id in self._told or len(self._told) >= MAX_TOLD:
+                continue
+            if lines := list(differences(terms, self._terms)):
+                self._told.add(peer_id)
+                self.note(f"worker {peer_id} samples what this learner cannot use: {'; '.join(lines)}", "warning")
+        self._shell.tell_of_refusals(self._learner.ledger.snapshot())
+
     def _make_learner(self, cancelled: Callable[[], bool]) -> Learner:
         config = self._config
+
+        def looking() -> bool:
+            self._tell_of_workers()
+            return cancelled()
+
         publisher = _Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce)
         auditor = SnapshotAuditor(
             lambda: load_policy(config.policy),
@@ -164,7 +192,7 @@ class LearnerNode:
             ledger=Ledger(),
             delivered=self._workforce.delivered,
             keep=self._shell.samples.keep,
-            cancelled=cancelled,
+            cancelled=looking,
         )
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
@@ -251,4 +279,4 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     ]
 
 
-LEARNER = Role("learner", LearnerNode, _plan, "waiting for workers", invites="work")
+LEARNER = Role("learner", LearnerNode, _plan, "waiting for workers", invites="work", sets_terms=True)

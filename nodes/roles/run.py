@@ -7,17 +7,20 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from pydantic import JsonValue
 from rich.console import Console
 from rich.text import Text
 
+from swarm.central.terms import SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.engines.config import GenerationSettings
-from swarm.environments.config import DatasetTask, TaskConfig, code_of
+from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of
 from swarm.environments.specs import (
     CODE,
+    DIGEST,
     code_differs,
     differing_copy,
     files_digest,
@@ -30,14 +33,18 @@ from swarm.environments.specs import (
     why_left_out,
 )
 from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
-from swarm.foreign import clean_lines
+from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
-from swarm.types import RunManifest, TaskSpec
+from swarm.policy.config import public_name
+from swarm.types import RunManifest, TaskSpec, Terms
+
+if TYPE_CHECKING:
+    from swarm.policy.loading import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +53,16 @@ MANIFEST_FILE = "run.manifest"
 PEERS_FILE = "peers.known"
 ADDRESS_FILE = "multiaddrs"
 ASK_TIMEOUT_S = 20.0
+OF_A_MEMBER = frozenset({"name", "kind", "weight", "public", "path", "revision", DIGEST, CODE, *CODE_FIELDS.values()})
+"""Settings of a task in which members may differ, or which are compared otherwise."""
+MAX_SHOWN_CHARS = 60
 
 
-def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None) -> bytes:
+def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None, terms: Terms | None = None) -> bytes:
     """A run with this configuration's tasks, group size, limits and mix; sealed by its founder.
 
-    It supersedes `kept`, the manifest of an earlier process, even if the clock is slightly slow. Raises `ConfigError`
-    or `TaskError` if members would refuse it.
+    `terms` are those of a founder that is a learner. It supersedes `kept`, the manifest of an earlier process, even if
+    the clock is slightly slow. Raises `ConfigError` or `TaskError` if members would refuse it.
     """
     manifest = RunManifest(
         run_id=make_run_id(config.run_name, identity.peer_id),
@@ -64,6 +74,7 @@ def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None)
         external=config.mix.external,
         max_record_bytes=config.network.max_record_bytes,
         max_completion_chars=config.network.max_completion_chars,
+        terms=terms,
     )
     if kept is not None and is_outdated(manifest, earlier := reopen(kept)):
         manifest = replace(manifest, created_at=math.nextafter(earlier.created_at, math.inf))
@@ -80,14 +91,33 @@ def reopen(sealed: bytes) -> RunManifest:
     return open_manifest(sealed, now=math.inf)
 
 
-def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None) -> Values:
-    """The run's settings as a layer of its members' configuration.
+def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
+    """What a learner and its workers must share; without a loaded policy, as far as the configuration says."""
+    return make_terms(
+        public_name(config.policy.model),
+        config.generation.sampling(),
+        config.policy.system_prompt,
+        policy.tokenizer_hash if policy is not None else "",
+        policy.tokenizer.chat_template if policy is not None else None,
+    )
+
+
+def check_terms(config: NodeConfig, manifest: RunManifest) -> None:
+    """Raises `ConfigError` when a worker differs from the learner that founded the run in what both must share."""
+    if manifest.terms is None or config.follow.learner not in (None, manifest.founder):
+        return
+    if lines := list(differences(terms_of(config), manifest.terms)):
+        raise ConfigError(f"run {manifest.run_id} cannot use this worker: {'; '.join(lines)}")
+
+
+def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, follows: bool = False) -> Values:
+    """The run's settings as a layer of its members' configuration, with the learner's sampling if it `follows` it.
 
     `own` is the member's configuration without this layer: tasks that it lists replace the run's, and it may have
     copies of the founder's local files and code. Raises `TaskError` if no task is left, or a copy differs.
     """
     values: Values = {
-        "generation": _room_for(manifest),
+        "generation": {**_room_for(manifest), **(_sampling(manifest) if follows else {})},
         "mix": {"local": manifest.local, "external": manifest.external},
         "network": {
             "max_record_bytes": manifest.max_record_bytes,
@@ -108,6 +138,31 @@ def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None) -> V
         )
     listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
     return {"tasks": listed, **values}
+
+
+def other_options(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[str]:
+    """How a member's own tasks differ from the run's of the same names, apart from where their rows or code are."""
+    specs = {spec.name: spec for spec in manifest.tasks}
+    return [line for task in tasks if task.name in specs and (line := _other_option(specs[task.name], task))]
+
+
+def _other_option(spec: TaskSpec, task: TaskConfig) -> str | None:
+    if spec.kind != task.kind:
+        return f"task {task.name}: it is of the kind {task.kind} here and {clean(spec.kind)} in the run"
+    here: Mapping[str, object] = task.model_dump(mode="json", exclude_defaults=True)
+    differing = [
+        name
+        for name in sorted(here.keys() | spec.settings.keys())
+        if name not in OF_A_MEMBER and here.get(name) != spec.settings.get(name)
+    ]
+    if not differing:
+        return None
+    shown = ", ".join(
+        f"{clean(name)} is {clean(repr(here.get(name)), MAX_SHOWN_CHARS)} here and "
+        f"{clean(repr(spec.settings.get(name)), MAX_SHOWN_CHARS)} in the run"
+        for name in differing
+    )
+    return f"task {task.name}: {shown}"
 
 
 def _check_use(
@@ -145,6 +200,10 @@ def other_files(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[str]
     paths = {task.name: Path(task.path) for task in tasks if isinstance(task, DatasetTask) and is_on_disk(task)}
     both = [spec for spec in manifest.tasks if spec.name in paths and files_digest(spec) is not None]
     return code + [problem for spec in both if (problem := differing_copy(spec, paths[spec.name])) is not None]
+
+
+def _sampling(manifest: RunManifest) -> Values:
+    return {name: asdict(manifest.terms)[name] for name in SAMPLED} if manifest.terms else {}
 
 
 def _room_for(manifest: RunManifest) -> Values:

@@ -15,6 +15,7 @@ from nodes.roles.versions import versions
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import evaluate
+from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange
@@ -27,10 +28,12 @@ from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
     EvaluationEvent,
+    GroupCounts,
     NoteEvent,
     RoundEvent,
     StartEvent,
 )
+from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
@@ -72,6 +75,7 @@ class Shell:
         self._verifier = verifier
         self._sampling = config.generation.sampling()
         self._metrics = MetricsWriter(config.out, config.telemetry)
+        self._refusals = RefusalWatch()
         self._suites: NodeSuites | None = None
         self._began = time.monotonic()
 
@@ -101,6 +105,7 @@ class Shell:
 
     def made(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
+        self.tell_of_refusals(event.groups)
         network = self._transport.status()
         self._metrics.write(
             replace(
@@ -115,6 +120,11 @@ class Shell:
                 },
             )
         )
+
+    def tell_of_refusals(self, groups: GroupCounts) -> None:
+        """Note when many of others' groups are dropped because of a difference between the nodes, and what helps."""
+        for line in self._refusals.look(groups["dropped"]):
+            self.note(line, "warning")
 
     def note(self, text: str, level: str = "info") -> None:
         """Write a note for people."""
@@ -143,7 +153,7 @@ class Shell:
         settings = self._config.evaluation
         if settings.num_questions == 0:
             return
-        result = evaluate(engine, self._verifier, self._sampling, settings.num_questions, settings.stream)
+        result = evaluate(engine, unjudged(self._verifier), self._sampling, settings.num_questions, settings.stream)
         self._metrics.write(
             EvaluationEvent(
                 time=time.time(),

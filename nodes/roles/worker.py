@@ -15,10 +15,12 @@ from collections.abc import Callable
 import numpy as np
 
 from nodes.roles.launch import Role
+from nodes.roles.run import terms_of
 from nodes.roles.shell import EndReason, Shell, stream_seed
 from nodes.roles.snapshots import open_subscriber
 from swarm.central.follower import BatchReport, Follower, SamplingPlan
 from swarm.central.installer import SnapshotInstaller
+from swarm.central.terms import differences
 from swarm.central.worker_groups import WorkerGroups
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose_engine, open_engine
@@ -35,7 +37,7 @@ from swarm.policy.loading import load_policy
 from swarm.policy.snapshot import most_bytes, unpack
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.records import FollowingFigures, RoundEvent
-from swarm.types import Heartbeat, PolicyId
+from swarm.types import Heartbeat, PolicyId, Terms
 
 LOOK_EVERY_S = 0.02
 TELL_AFTER_S = 5.0
@@ -78,6 +80,9 @@ class WorkerNode:
         """Of it, for want of room, since there was room last."""
         self._learner_away = False
         """The state in the last note."""
+        self._terms = terms_of(config, self._policy)
+        self._learner_s: Terms | None = None
+        """The learner's terms in the last note."""
         self._feed: Subscriber
         self._follower: Follower
         self._heartbeats: Heartbeats
@@ -168,7 +173,10 @@ class WorkerNode:
         )
 
     def _tell_of_learner(self) -> None:
-        """Note when the learner stops answering, which other connected peers would hide, and when it answers again."""
+        """Note when the learner stops answering, which other connected peers would hide, and when it answers again.
+
+        And what it must share with the learner and does not.
+        """
         away = self._heartbeats.away
         if away and not self._learner_away:
             version = self._follower.snapshots.version
@@ -177,6 +185,11 @@ class WorkerNode:
         elif self._learner_away and not away:
             self.note("the learner answers again")
         self._learner_away = away
+        orders = self._heartbeats.orders
+        if orders is not None and orders.terms is not None and orders.terms != self._learner_s:
+            self._learner_s = orders.terms
+            for line in differences(self._terms, orders.terms):
+                self.note(f"the learner cannot use what this worker samples: {line}", "warning")
 
     def _has_room(self) -> bool:
         """Whether one more group can be sent without another being lost for it."""
@@ -202,6 +215,7 @@ class WorkerNode:
             num_completions=groups.num_completions,
             reward=groups.reward,
             price=self._config.follow.price,
+            terms=self._terms,
         )
 
     def _pause(self) -> None:
@@ -272,4 +286,4 @@ def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     ]
 
 
-WORKER = Role("worker", WorkerNode, _plan, "waiting for the learner", invites="work")
+WORKER = Role("worker", WorkerNode, _plan, "waiting for the learner", invites="work", keeps_terms=True)

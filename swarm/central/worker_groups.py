@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from msgspec.structs import replace
 
 from swarm.figures import Figure, joined
-from swarm.groups.building import OwnGroups
+from swarm.groups.building import OwnGroups, with_grade
 from swarm.groups.episodes import Played
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.groups.versions import oldest_version
 from swarm.reasons import Reason
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Completion, Grade, GradedGroup, Question, Rejection, RolloutGroup
+from swarm.types import Completion, Grade, Question, Rejection, RolloutGroup
 
 
 class WorkerGroups:
@@ -84,8 +84,7 @@ class WorkerGroups:
                 continue
             self.num_completions += len(verdict.rewards)
             self.reward += sum(verdict.rewards)
-            graded = GradedGroup(group, verdict.prompt, verdict.rewards, verdict.observations)
-            self.figures = joined([self.figures, rollout_figures([graded])])
+            self.figures = joined([self.figures, rollout_figures([with_grade(group, verdict)])])
             if has_signal(verdict.rewards):
                 self._unsent.append(replace(group, rewards=verdict.rewards))
             else:

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from swarm.central.capacity import Demand, Worker, bubble_ratio, cheapest, pool_rate, required_rate
 from swarm.central.learner import LearnerSettings
-from swarm.types import Heartbeat, Orders
+from swarm.types import Heartbeat, Orders, Terms
 
 HEARTBEAT_S = 1.0
 LATE = 3.0
@@ -72,9 +72,10 @@ class Workforce:
     """Tracks workers and selects the active ones. The network thread calls `beat`, the learner's thread everything
     else."""
 
-    def __init__(self, settings: LearnerSettings, clock: Callable[[], float]) -> None:
-        """Start without workers."""
+    def __init__(self, settings: LearnerSettings, clock: Callable[[], float], terms: Terms | None = None) -> None:
+        """Start without workers. `terms` are told to them."""
         self._settings = settings
+        self._terms = terms
         self._clock = clock
         self._lock = threading.Lock()
         self._workers: dict[str, WorkerState] = {}
@@ -106,7 +107,7 @@ class Workforce:
             self._watch_broadcast(now)
             if self._finished:
                 self._told.add(peer_id)
-            return Orders(self._version, self._settings.max_staleness, state.active, self._finished)
+            return Orders(self._version, self._settings.max_staleness, state.active, self._finished, terms=self._terms)
 
     def finish(self) -> None:
         """Tell every worker that the learner has finished."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -10,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
+from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
+from swarm.environments.rewards import MAX_REWARDS, JudgeReward, RewardPart, check_rewards
 from swarm.foreign import NAME_CHARS, is_name
 from swarm.settings import Settings
 from swarm.types import MAX_TURNS
@@ -18,9 +19,6 @@ MAX_TASK_NAME_CHARS = 64
 MAX_WEIGHT = 1e6
 MAX_TEMPLATE_CHARS = 16_384
 MAX_PATTERN_CHARS = 1_024
-MAX_FIND_PATTERN_CHARS = 256
-MAX_FIND_PATTERN_SIZE = 1_024
-"""Limit of the characters of `find_pattern`, times all its counts such as 3 in `{1,3}`: a bound on its automaton."""
 MAX_CHOICES = 26
 """Of one question: the letters."""
 MAX_TARGET_CHARS = 512
@@ -66,8 +64,6 @@ TOOL_REQUESTS: Mapping[str, str] = MappingProxyType(
 """What follows a question with a tool, before the request for the answer's form."""
 OWN_TOOL_REQUEST = "You may use a tool before you answer: a message with <tool>...</tool> is answered with its result."
 
-_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-
 
 class RewardSettings(Settings):
     """Converts a score in [0, 1] to a reward."""
@@ -89,7 +85,7 @@ class FindSettings(Settings):
     """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of
     `find_pattern`; `whole`: the whole completion. Default: `tags`; in a data set without `find`, the last box counts if
     there are no tags, and with `match: numeric` else the last number. Code of one's own gets the whole completion."""
-    find_pattern: str | None = Field(None, max_length=MAX_FIND_PATTERN_CHARS)
+    find_pattern: str | None = Field(None, max_length=MAX_RE2_CHARS)
     """Regular expression for `find: regex`, in RE2's syntax; group 1 is the answer if there is one, else the match."""
     ask: Template | None = None
     """Sentence after each question that asks for the answer in this form. Default: one that fits `find`; required for
@@ -118,20 +114,12 @@ class FindSettings(Settings):
 
     @model_validator(mode="after")
     def _the_pattern_is_small(self) -> FindSettings:
-        pattern = self.find_pattern or ""
-        size = len(pattern) * math.prod(max(1, int(low), int(high or 1)) for low, high in _COUNT.findall(pattern))
-        if size > MAX_FIND_PATTERN_SIZE:
-            raise ValueError(
-                f"find_pattern's characters times its counts must be at most {MAX_FIND_PATTERN_SIZE}, got {size}; "
-                "write + or * instead of large counts"
-            )
-        if found := re.search(r"\\[pPC]", pattern):
-            raise ValueError(f"find_pattern must not have {found[0]}: it stands for hundreds of ranges, or for a byte")
+        check_pattern("find_pattern", self.find_pattern or "")
         return self
 
 
 class QuestionSettings(FindSettings):
-    """How a question is answered: at once, or after calls of a tool."""
+    """How a question is answered, at once or after calls of a tool, and rewarded."""
 
     tool: ToolName | OwnTool | None = None
     """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
@@ -139,6 +127,9 @@ class QuestionSettings(FindSettings):
     with `<tool>...</tool>` is a call, any other turn the answer."""
     max_turns: int = Field(4, ge=2, le=MAX_TURNS)
     """With a tool: turns of the policy after which an episode is over, without a return."""
+    rewards: tuple[RewardPart, ...] = Field((), max_length=MAX_REWARDS)
+    """Named rewards, each in [0, 1], whose weighted mean is a completion's reward: of the kinds `answer`, `format`,
+    `overlong` and `judge`. Default: the answer's alone."""
 
     def _request(self) -> str:
         asked = super()._request()
@@ -150,6 +141,18 @@ class QuestionSettings(FindSettings):
     def own_tool(self) -> str | None:
         """The code of a tool of one's own, if any."""
         return None if self.tool in TOOL_REQUESTS else self.tool
+
+    @property
+    def combines_as(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """What distinguishes the rewards from the default, for digests; empty for the default."""
+        return ({"rewards": [part.model_dump(mode="json") for part in self.rewards]},) if self.rewards else ()
+
+    @model_validator(mode="after")
+    def _the_rewards_can_be_combined(self) -> QuestionSettings:
+        check_rewards(self.rewards)
+        if self.rewards and self.tool is not None:
+            raise ValueError("rewards are for questions that are answered at once: leave out either rewards or tool")
+        return self
 
 
 class ReasoningGymTask(QuestionSettings):
@@ -303,6 +306,16 @@ TaskConfig = Annotated[ReasoningGymTask | DatasetTask | PythonTask | NumberGuess
 
 CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target"})
 """The field that names code of one's own, by kind of task."""
+
+
+def rewards_of(config: Settings) -> tuple[RewardPart, ...]:
+    """A task's named rewards; empty where the task alone decides."""
+    return config.rewards if isinstance(config, QuestionSettings) else ()
+
+
+def judge_of(config: Settings) -> JudgeReward | None:
+    """The judge among a task's rewards; None without one."""
+    return next((part for part in rewards_of(config) if isinstance(part, JudgeReward)), None)
 
 
 def code_of(config: Settings) -> str | None:

@@ -13,12 +13,14 @@ from swarm.environments.config import (
     PythonTask,
     ReasoningGymTask,
     TaskConfig,
+    rewards_of,
 )
 from swarm.environments.digests import draw
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
 from swarm.environments.episodes.source import EnvironmentSource
 from swarm.environments.episodes.tool_use import ToolSource
+from swarm.environments.scoring.combination import Combination, Parts
 from swarm.environments.sources.stored import StoredRows
 from swarm.environments.tools.base import Tool
 from swarm.environments.tools.calculator import Calculator
@@ -88,11 +90,15 @@ class TaskMixture:
         self.counts: Counter[str] = Counter()
         """`question_failures`: times that a task could not make its question; and the sources' counts."""
         self.sources: dict[str, Source] = {}
+        self._combinations: dict[str, Combination] = {}
         for config in configs:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
             try:
+                combination = Combination(rewards) if (rewards := rewards_of(config)) else None
                 self.sources[config.name] = make(config, self.counts)
+                if combination is not None:
+                    self._combinations[config.name] = combination
             except TaskError as error:
                 if not lenient:
                     raise
@@ -131,16 +137,27 @@ class TaskMixture:
         except Refusal as refusal:
             return Rejection(refusal.reason, refusal.detail)
         observations = tuple(each.observations for each in replays)
+        rewards, parts = self._combined(ref.task, texts, tuple(each.reward for each in replays))
         return Grade(
             question.prompt,
-            tuple(each.reward for each in replays),
+            rewards,
             observations=observations if any(observations) else (),
             held_out=self._source(ref).is_held_out(ref),
+            parts=parts,
         )
 
     def num_held_out(self, task: str) -> int | None:
         """Questions of a task's held-out streams before one repeats; None when there is no end."""
         return self.sources[task].num_held_out
+
+    def _combined(
+        self, task: str, texts: Sequence[Actions], answers: tuple[float, ...]
+    ) -> tuple[tuple[float, ...], Parts]:
+        """[G] rewards and their parts, of the task's own rewards."""
+        if task not in self._combinations:
+            return answers, {}
+        whole = [actions if isinstance(actions, str) else "".join(actions) for actions in texts]
+        return self._combinations[task].rewards(whole, answers)
 
     def _in_turn(self, seed: int, index: int) -> tuple[str, ...]:
         """The task that a stream asks at an index, then those that take over for it."""

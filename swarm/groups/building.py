@@ -10,7 +10,12 @@ from msgspec.structs import replace
 from swarm.groups.expectation import log_group_expectation
 from swarm.groups.versions import oldest_version
 from swarm.protocols import GroupExchange
-from swarm.types import Completion, PolicyId, RolloutGroup, Sampling, TaskRef
+from swarm.types import Completion, Grade, GradedGroup, PolicyId, RolloutGroup, Sampling, TaskRef
+
+
+def with_grade(group: RolloutGroup, grade: Grade) -> GradedGroup:
+    """A group with this node's grade."""
+    return GradedGroup(group, grade.prompt, grade.rewards, grade.observations, grade.parts)
 
 
 class OwnGroups:

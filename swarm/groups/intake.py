@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Sequence
 
 from msgspec import Struct
 
+from swarm.groups.building import with_grade
 from swarm.groups.episodes import is_whole
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, KeepSample, Verifier
@@ -116,7 +117,7 @@ class Intake:
         spent_s = verdict.seconds + time.perf_counter() - began
         if not isinstance(graded, GradedGroup):
             self._exchange.report(group.peer_id, graded, spent_s)
-            self._drop(graded, _with_grade(group, verdict))
+            self._drop(graded, group if isinstance(verdict, Rejection) else with_grade(group, verdict))
             return None
         # A sender earns nothing with groups without signal, even where they are kept.
         outcome: Outcome = "informative" if has_signal(graded.rewards) else Reason.ZERO_ADVANTAGE
@@ -137,7 +138,7 @@ class Intake:
             return Reason.EPISODE_MISMATCH
         if not self._teaches(verdict.rewards):
             return Reason.ZERO_ADVANTAGE
-        graded = GradedGroup(group, verdict.prompt, verdict.rewards, verdict.observations)
+        graded = with_grade(group, verdict)
         return self._unfit(graded) or graded
 
     def _weighed(self, group: RolloutGroup) -> _Pending:
@@ -152,7 +153,3 @@ class Intake:
         return (not every or every + new.num_bytes <= MAX_PENDING_BYTES) and (
             not same or same + new.num_bytes <= MAX_PENDING_BYTES // MAX_PART
         )
-
-
-def _with_grade(group: RolloutGroup, verdict: Grade | Rejection) -> GradedGroup | RolloutGroup:
-    return group if isinstance(verdict, Rejection) else GradedGroup(group, verdict.prompt, verdict.rewards)

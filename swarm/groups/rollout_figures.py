@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import pstdev
 
-from swarm.figures import Figure
+from swarm.figures import Figure, joined
 from swarm.types import GradedGroup
 
 
@@ -13,7 +13,8 @@ def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
     """Figures of a peer's or worker's own completions, or of those a learner trained on; none without groups.
 
     `reward/std` is the mean over groups of each group's standard deviation. A completion's length is in tokens;
-    `completions/clipped_ratio` counts those cut off at `generation.max_new_tokens`.
+    `completions/clipped_ratio` counts those cut off at `generation.max_new_tokens`. `rewards/NAME/mean` is the mean of
+    a named reward, over the completions of tasks that have it.
     """
     if not groups:
         return {}
@@ -27,6 +28,14 @@ def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
         "completions/mean_length": Figure("sequence_mean", sum(lengths), len(completions)),
         "completions/max_length": Figure("max", max(lengths)),
         "completions/clipped_ratio": Figure("sequence_mean", sum(cut_off), len(completions)),
+        **joined(_named_rewards(graded) for graded in groups),
+    }
+
+
+def _named_rewards(graded: GradedGroup) -> dict[str, Figure]:
+    return {
+        f"rewards/{name}/mean": Figure("sequence_mean", sum(values), len(values))
+        for name, values in graded.parts.items()
     }
 
 

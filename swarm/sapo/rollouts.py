@@ -21,6 +21,7 @@ from contextlib import closing
 import numpy as np
 from msgspec import Struct
 
+from swarm.groups.building import with_grade
 from swarm.groups.episodes import Played, play
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
@@ -113,5 +114,5 @@ class Rollouts:
                     failed[verdict.reason] += 1
                 else:
                     group = self._make_group(questions[index].ref, played.completions, verdict.rewards, version)
-                    groups.append(GradedGroup(group, verdict.prompt, verdict.rewards, verdict.observations))
+                    groups.append(with_grade(group, verdict))
         return GradedBatch(groups, failed)

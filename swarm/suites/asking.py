@@ -118,7 +118,7 @@ class SuiteRun:
             return
         cut_off = sum(completion.finish_reason == "length" for completion in played.completions)
         num_tokens = sum(len(completion.token_ids) for completion in played.completions)
-        part.answered.append(_Answered(verdict.rewards, False, cut_off, num_tokens))
+        part.answered.append(_Answered(verdict.answers, False, cut_off, num_tokens))
 
     def _scores(self, parts: Sequence[_Part]) -> SuiteScores:
         answered = [each for part in parts for each in part.answered]

@@ -164,7 +164,7 @@ def test_no_worker_can_make_up_more_than_its_episodes_have() -> None:
     request = GradeGroup(ref, ("1", ("1", "2")))
 
     def accepts(*observations: tuple[Observation, ...]) -> bool:
-        return in_order(request, Graded(Grade("", (0.0, 0.0), 0.0, observations), {}), ["number_guessing"])
+        return in_order(request, Graded(Grade("", (0.0, 0.0), 0.0, observations), {}), {"number_guessing": ()})
 
     assert accepts() and accepts((), ()) and accepts((LOWER,), (LOWER, LOWER))
     assert not accepts((LOWER, LOWER), ()) and not accepts((LOWER,)) and not accepts((), (), ())

@@ -13,17 +13,24 @@ from swarm.environments.config import VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
+from swarm.judging.config import JudgeSettings
+from swarm.judging.opening import unjudged
+from swarm.judging.service import JudgeService
+from swarm.judging.verifier import JudgingVerifier
 from swarm.protocols import TaskVerifier
 from swarm.types import Grade, Rejection
 
 GUESSES = [f"<answer>{number}</answer>" for number in range(-30, 150)]
 
 
-@pytest.fixture(scope="module", params=["inline", "one worker", "two workers"])
+@pytest.fixture(scope="module", params=["inline", "inline with a judge", "one worker", "two workers"])
 def verifier(request: pytest.FixtureRequest) -> Iterator[TaskVerifier]:
     made: TaskVerifier
     if request.param == "inline":
         made = InlineVerifier(TINY_TASKS)
+    elif request.param == "inline with a judge":
+        settings = JudgeSettings(model="m", endpoint="http://127.0.0.1:1/v1")
+        made = JudgingVerifier(InlineVerifier(TINY_TASKS), TINY_TASKS, settings, JudgeService(settings))
     else:
         made = VerificationPool(TINY_TASKS, VerificationSettings(workers=1 if request.param == "one worker" else 2))
     yield made
@@ -106,7 +113,7 @@ def test_submitted_groups_are_collected_once_under_their_keys(verifier: TaskVeri
 
 
 def test_text_that_is_no_unicode_is_the_callers_error_and_breaks_nothing(verifier: TaskVerifier) -> None:
-    if isinstance(verifier, InlineVerifier):
+    if isinstance(unjudged(verifier), InlineVerifier):
         pytest.skip("nothing is encoded without processes")
     question = verifier.draw(1, 0, 1)[0]
     with pytest.raises(UnicodeEncodeError):

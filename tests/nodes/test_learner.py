@@ -192,6 +192,27 @@ def test_a_worker_whose_groups_nobody_takes_samples_no_more_says_so_once_and_goe
     assert run.events("one")[-1].following.paused_s > 1
 
 
+def test_a_worker_that_differs_is_told_what_and_so_is_its_learner(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+
+    def told(name: str) -> list[str]:
+        moments = PeerHistory.read(tmp_path / name / METRICS_FILE).moments
+        return [moment.text for moment in moments if "temperature" in moment.text]
+
+    with run.learner(rounds=1, cancelled=lambda: len(told("learner")) == 2) as node:
+        run.values["generation"] = {"group_size": 4, "temperature": 0.5}
+        with run.workers("one") as (worker,):
+            node.begin()
+            with pytest.raises(Interrupted):
+                node.step()
+            until(lambda: told("one"), "the worker is told", PATIENCE_S)
+    line = "the learner samples with temperature 1.0, not 0.5: set --generation.temperature 1.0"
+    assert told("one") == [f"the learner cannot use what this worker samples: {line}"]
+    by_worker, by_reason = sorted(told("learner"), reverse=True)
+    assert by_worker == f"worker {worker._identity.peer_id} samples what this learner cannot use: {line}"
+    assert "groups of others were dropped as other_sampling: they sample with another temperature" in by_reason
+
+
 def test_a_last_evaluation_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise TaskError("workers cannot be started")

@@ -1,29 +1,35 @@
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from nodes.roles.home import claim_home
+from nodes.roles.launch import _judgeable
 from nodes.roles.run import (
     MANIFEST_FILE,
     best_address,
+    check_terms,
     found_run,
     lacking_files,
     left_out,
     manifest_values,
     other_files,
+    other_options,
     remember,
     remembered,
+    terms_of,
 )
-from swarm.config import load_config
+from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
-from swarm.types import SCHEMA_VERSION, TaskSpec
+from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
 from tests.net.records import of_version
 
 
@@ -252,3 +258,81 @@ def test_the_address_to_give_to_others_is_not_of_this_machine_only() -> None:
     )
     assert best_address(addresses) == addresses[2]
     assert best_address(addresses[:1]) == addresses[0]
+
+
+def _learner_s_run(config: NodeConfig) -> RunManifest:
+    return open_manifest(found_run(config, Identity.generate(), terms=terms_of(config)))
+
+
+def test_a_worker_takes_the_learner_s_sampling_from_the_manifest(tmp_path: Path) -> None:
+    learner = _config(tmp_path, ("generation.temperature", "0.7"), ("generation.top_k", "40"))
+    manifest = _learner_s_run(learner)
+    worker = load_config(manifest=manifest_values(manifest, follows=True)).config
+    assert (worker.generation.temperature, worker.generation.top_k) == (0.7, 40)
+    check_terms(worker, manifest)
+    peer = load_config(manifest=manifest_values(manifest)).config
+    assert peer.generation.temperature == 1.0, "a peer samples as it likes"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "advice"),
+    [
+        ("policy.model", "tiny-sparse", "set --policy.model tiny"),
+        ("generation.temperature", "0.7", "set --generation.temperature 1.0"),
+        ("generation.top_p", "0.9", "set --generation.top_p 1.0"),
+        ("policy.system_prompt", "Be brief.", "set the same policy.system_prompt"),
+    ],
+)
+def test_a_worker_that_differs_does_not_start_and_says_what_to_do(
+    tmp_path: Path, option: str, value: str, advice: str
+) -> None:
+    manifest = _learner_s_run(_config(tmp_path))
+    worker = _config(tmp_path, (option, value))
+    with pytest.raises(ConfigError, match=f"cannot use this worker: .*{advice}"):
+        check_terms(worker, manifest)
+    check_terms(worker, open_manifest(found_run(_config(tmp_path), Identity.generate())))
+    elsewhere = _config(tmp_path, (option, value), ("follow.learner", "another"))
+    check_terms(elsewhere, manifest)
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        ("find: last_number", "find is 'last_number' here and None in the run"),
+        ("options: {max_value: 9}", "options is {'max_value': 9} here and None in the run"),
+        ("rewards: [{kind: answer}]", "rewards is [{'kind': 'answer'}] here and None in the run"),
+        ("reward: {threshold: 0.5}", "reward is {'threshold': 0.5} here and None in the run"),
+    ],
+)
+def test_own_tasks_that_differ_from_the_run_s_are_named(tmp_path: Path, own: str, line: str) -> None:
+    run = open_manifest(
+        found_run(_config(tmp_path, ("tasks", "[{kind: reasoning_gym, name: gcd}]")), Identity.generate())
+    )
+    tasks = "[{kind: reasoning_gym, name: gcd, weight: 2}, {kind: reasoning_gym, name: lcm}]"
+    same = _config(tmp_path, ("tasks", tasks))
+    assert other_options(run, same.tasks) == []
+    other = _config(tmp_path, ("tasks", f"[{{kind: reasoning_gym, name: gcd, {own}}}]"))
+    assert other_options(run, other.tasks) == [f"task gcd: {line}"]
+
+
+def test_a_task_of_another_kind_is_named(tmp_path: Path) -> None:
+    run = open_manifest(found_run(_config(tmp_path), Identity.generate()))
+    other = _config(tmp_path, ("tasks", "[{kind: number_guessing, name: gcd}]"))
+    assert other_options(run, other.tasks) == [
+        "task gcd: it is of the kind number_guessing here and reasoning_gym in the run"
+    ]
+
+
+def test_a_node_without_a_judge_goes_without_the_run_s_tasks_that_need_one(tmp_path: Path) -> None:
+    judged = "{kind: reasoning_gym, name: gcd, rewards: [{kind: judge, model: wise, rubric: Be kind.}]}"
+    both = _config(tmp_path, ("tasks", f"[{judged}, {{kind: reasoning_gym, name: lcm}}]"))
+    shown = io.StringIO()
+    console = Console(file=shown, width=200)
+    assert [task.name for task in _judgeable(both, True, console).tasks] == ["lcm"]
+    assert "omitting the run's task gcd: its rewards need a judge, wise: set judge.model" in shown.getvalue()
+    for config, of_the_run in ((both, False), (_config(tmp_path, ("tasks", f"[{judged}]")), True)):
+        with pytest.raises(ConfigError, match="task gcd: its rewards need a judge"):
+            _judgeable(config, of_the_run, console)
+    other = _config(tmp_path, ("tasks", f"[{judged}]"), ("judge.model", "cheap"))
+    assert _judgeable(other, True, console) == other
+    assert "task gcd: its judge is wise, but judge.model is cheap" in shown.getvalue()

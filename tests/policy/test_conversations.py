@@ -106,4 +106,4 @@ def test_a_worker_s_reply_is_bounded_whatever_it_holds() -> None:
         with pytest.raises(msgspec.ValidationError):
             verifier_messages.decode_reply(verifier_messages.encode(wrong))
     long = verifier_messages.Drawn(Question(ref, (Message("user", "x" * 2**20), Message("user", "x"))), {})
-    assert not verifier_messages.in_order(verifier_messages.Draw(0, 0), long, {"task"})
+    assert not verifier_messages.in_order(verifier_messages.Draw(0, 0), long, {"task": ()})

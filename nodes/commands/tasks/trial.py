@@ -13,15 +13,18 @@ from msgspec import Struct, structs
 from rich.console import Console
 from rich.text import Text
 
-from swarm.config import load_config
+from nodes.commands.samples import in_words
+from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
+from swarm.errors import ConfigError, TaskError
 from swarm.foreign import clean_lines
 from swarm.groups import episodes
 from swarm.groups.episodes import Played, by_generate
+from swarm.judging.opening import with_judge
 from swarm.policy.loading import load_policy
-from swarm.protocols import RolloutEngine, Verifier
+from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.types import Question, Rejection, Sampling, as_text, observation_text
 
 
@@ -36,6 +39,8 @@ class Episode(Struct, frozen=True):
     """None when there is no completion, or it was not graded."""
     problem: str = ""
     """Why not."""
+    parts: dict[str, float] = {}
+    """Its named rewards, for a task that has them."""
 
 
 def try_tasks(
@@ -46,8 +51,7 @@ def try_tasks(
     Raises `TaskError` for tasks that cannot be set up, before the policy is loaded.
     """
     config = load_config(file, None, os.environ, overrides).config
-    pool = VerificationPool(config.tasks, config.verification)
-    with closing(pool), closing(with_own_tools(pool, config.tasks)) as verifier:
+    with closing(_open_verifier(config)) as verifier:
         questions = verifier.draw(config.seed or 0, 0, num_questions)
         policy = load_policy(config.policy)
         choice = choose_engine(config.generation, policy)
@@ -61,6 +65,15 @@ def try_tasks(
         return
     for episode in played:
         console.print(_describe(episode), soft_wrap=True)
+
+
+def _open_verifier(config: NodeConfig) -> TaskVerifier:
+    pool = VerificationPool(config.tasks, config.verification)
+    try:
+        return with_judge(with_own_tools(pool, config.tasks), config.tasks, config.judge)
+    except (ConfigError, TaskError):
+        pool.close()
+        raise
 
 
 def play(engine: RolloutEngine, verifier: Verifier, questions: Sequence[Question], sampling: Sampling) -> list[Episode]:
@@ -80,11 +93,13 @@ def _episode(question: Question, played: Played | Rejection) -> Episode:
     # The environment answers in between; the answer to the last turn, if any, is read by nobody.
     answers = [f"> {observation_text(shown)}" for shown in verdict.observed(0)[: len(turns) - 1]]
     said = [part for pair in zip_longest(turns, answers) for part in pair if part is not None]
-    return Episode(*asked, "\n".join(said), verdict.rewards[0])
+    parts = {name: values[0] for name, values in verdict.parts.items()}
+    return Episode(*asked, "\n".join(said), verdict.rewards[0], parts=parts)
 
 
 def _describe(episode: Episode) -> Text:
-    result = f"not graded: {episode.problem}" if episode.reward is None else f"reward {episode.reward:g}"
+    graded = f"reward {episode.reward:g}{in_words(episode.parts)}" if episode.reward is not None else ""
+    result = graded or f"not graded: {episode.problem}"
     text = Text().append(episode.task, style="bold").append(f"  {clean_lines(result)}\n", style="green")
     for title, content in (("question", episode.question), ("completion", episode.completion)):
         text.append(f"  {title}: ", style="dim").append(clean_lines(content).replace("\n", "\n    ")).append("\n")

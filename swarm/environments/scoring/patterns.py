@@ -32,7 +32,7 @@ class LinearPattern:
             for whole in (self._up_to_end, self._at_end):
                 _replace("", whole, r"\0")
         except pyarrow.ArrowInvalid as error:
-            raise TaskError(f"find_pattern {pattern!r}: {error}; it must be in RE2's syntax") from error
+            raise TaskError(f"pattern {pattern!r}: {error}; it must be in RE2's syntax") from error
         self._answer = r"\2" if _has_group(pattern) else r"\1"
 
     def last(self, text: str) -> str | None:

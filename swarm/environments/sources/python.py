@@ -71,7 +71,8 @@ class PythonSource:
         self._reward = OwnReward(self._task.reward, config.name, self.counts)
         self._find = finder(config)
         self._items: LruCache[tuple[int, int], tuple[str, str]] = LruCache(NUM_ITEMS)
-        self._options_digest = with_code(digest(config.options, *config.finds_as), code_digest(config.target))
+        options = digest(config.options, *config.finds_as, *config.combines_as)
+        self._options_digest = with_code(options, code_digest(config.target))
 
     @property
     def num_held_out(self) -> int | None:

@@ -111,7 +111,7 @@ class ReasoningGymSource:
         self._config = config
         self._dataset_name = config.dataset or config.name
         self._find = finder(config)
-        self._options_digest = digest(self._dataset_name, config.options, *config.finds_as)
+        self._options_digest = digest(self._dataset_name, config.options, *config.finds_as, *config.combines_as)
         self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
         self._scorer = self._checked()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import le
 
 import msgspec
@@ -124,8 +124,8 @@ decode_request = msgspec.msgpack.Decoder[Request](Request).decode
 decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode
 
 
-def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
-    """Whether an intact worker could send this reply in a run with these tasks.
+def in_order(request: Request, reply: Reply, tasks: Mapping[str, Collection[str]]) -> bool:
+    """Whether an intact worker could send this reply in a run with these tasks and names of their rewards.
 
     Foreign text may have taken over the worker; wrong rewards are then all that it can cause.
     """
@@ -139,11 +139,12 @@ def in_order(request: Request, reply: Reply, tasks: Collection[str]) -> bool:
             asked = question.ref.task in ([task] if task else tasks)
             bounded = len(as_text(question.prompt)) <= MAX_PROMPT_CHARS and 1 <= question.max_turns <= MAX_TURNS
             return asked and bounded and _plausible(counts)
-        case GradeGroup(_, texts), Graded(grade, counts):
+        case GradeGroup(ref, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
             bounded = max(len(as_text(grade.prompt)), num_observed_chars(grade)) <= MAX_PROMPT_CHARS
-            return fair and timed and bounded and _follows(grade, texts) and _plausible(counts)
+            adds_up = _adds_up(grade, tasks.get(ref.task, ()))
+            return fair and timed and bounded and _follows(grade, texts) and adds_up and _plausible(counts)
         case ((Draw() | GradeGroup()), Refused(rejection)):
             return len(rejection.detail) <= MAX_DETAIL_CHARS
         case ((Setup() | Draw()), Failed()):
@@ -161,6 +162,14 @@ def _follows(grade: Grade, texts: Sequence[Actions]) -> bool:
     turns = [1 if isinstance(actions, str) else len(actions) for actions in texts]
     each = [len(episode) for episode in grade.observations] or [0] * len(turns)
     return len(each) == len(turns) and all(map(le, each, turns))
+
+
+def _adds_up(grade: Grade, names: Collection[str]) -> bool:
+    """Whether the named rewards are those of the task, one for each completion, and in range."""
+    return grade.parts.keys() == set(names) and all(
+        len(values) == len(grade.rewards) and all(0.0 <= value <= 1.0 for value in values)
+        for values in grade.parts.values()
+    )
 
 
 def _plausible(counts: dict[str, int]) -> bool:

@@ -41,6 +41,7 @@ from swarm.environments.config import (
     TaskConfig,
     VerificationSettings,
     code_of,
+    rewards_of,
 )
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
@@ -49,6 +50,7 @@ from swarm.environments.sandbox.directories import (
     environment,
     token_file,
 )
+from swarm.environments.scoring.combination import names_of
 from swarm.environments.specs import is_on_disk
 from swarm.environments.verification.channel import Channel, Oversized
 from swarm.environments.verification.fair import FairQueue
@@ -185,7 +187,7 @@ class VerificationPool:
         """
         self._settings = settings
         self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
-        self._tasks = frozenset(config.name for config in self._configs)
+        self._tasks = {config.name: names_of(rewards_of(config)) for config in self._configs}
         self._lenient = lenient
         self._files = frozenset(files)
         self._directories = WorkerDirectories()

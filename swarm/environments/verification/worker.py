@@ -28,8 +28,10 @@ from swarm.environments.config import (
     ReasoningGymTask,
     TaskConfig,
     code_of,
+    rewards_of,
 )
 from swarm.environments.mixture import Source, TaskMixture, make_source
+from swarm.environments.rewards import FormatReward
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.messages import (
@@ -121,11 +123,17 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
             import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
-    if any(isinstance(config, FindSettings) and config.find == "regex" for config in configs):
+    if any(map(_has_pattern, configs)):
         import swarm.environments.scoring.patterns
     if any(isinstance(config, QuestionSettings) and config.tool == "python" for config in configs):
         with suppress(ImportError):  # as above
             import swarm.environments.tools.wasm  # noqa: F401
+
+
+def _has_pattern(config: TaskConfig) -> bool:
+    """Whether a task needs the library for regular expressions."""
+    finds = isinstance(config, FindSettings) and config.find == "regex"
+    return finds or any(isinstance(part, FormatReward) and part.pattern for part in rewards_of(config))
 
 
 def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> Source:

@@ -120,6 +120,7 @@ class SampleLog:
                     reward=graded.rewards[k] if graded else None,
                     claimed=None if own or k >= len(source.rewards) else source.rewards[k],
                     finish_reason=completion.finish_reason,
+                    parts={name: values[k] for name, values in graded.parts.items()} if graded else {},
                 )
                 for k, completion in enumerate(shown)
             ),

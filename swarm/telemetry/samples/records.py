@@ -36,6 +36,8 @@ class SampledCompletion(Struct, frozen=True):
     claimed: float | None
     """The sender's, of a received group."""
     finish_reason: str
+    parts: dict[str, float] = {}
+    """This node's named rewards, for a task that has them."""
 
 
 class SampleRecord(Struct, frozen=True):

@@ -1,0 +1,81 @@
+"""The node's end of its judge's process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Protocol
+
+import msgspec
+
+from swarm.errors import EngineCrashed
+from swarm.judging.config import JudgeSettings
+from swarm.judging.messages import MAX_REPLY_BYTES, Query, Reply, Setup, decode_reply, encode
+
+WORKER = "swarm.judging.worker"
+
+
+class Asked(Protocol):
+    """A process that a judge is asked through."""
+
+    connection: Connection
+    """Readable when `receive` has something."""
+
+    def send(self, queries: Sequence[Query]) -> None:
+        """Ask. Raises `EngineCrashed`."""
+        ...
+
+    def receive(self) -> Reply:
+        """The next reply. Raises `EngineCrashed`."""
+        ...
+
+    def kill(self) -> None:
+        """End the process."""
+        ...
+
+
+class JudgeProcess:
+    """One process; its first reply is `Ready` or `Broken`, then there is one to each list of queries."""
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        """Start it."""
+        self.connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                process_group=0,  # the terminal's Ctrl-C goes to the node, which then ends this process
+            )
+        self.connection.send_bytes(encode(Setup(settings.model_dump_json().encode())))
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def send(self, queries: Sequence[Query]) -> None:
+        """Ask. Raises `EngineCrashed`."""
+        try:
+            self.connection.send_bytes(encode(tuple(queries)))
+        except ConnectionError as error:
+            raise EngineCrashed("the judge's process has ended") from error
+
+    def receive(self) -> Reply:
+        """The next reply. Raises `EngineCrashed`, also for one that no intact process sends."""
+        try:
+            reply: Reply = decode_reply(self.connection.recv_bytes(MAX_REPLY_BYTES))
+        except (EOFError, OSError, msgspec.DecodeError) as error:
+            raise EngineCrashed("the judge's process has ended, or sent what it must not") from error
+        return reply
+
+    def kill(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        self.connection.close()
