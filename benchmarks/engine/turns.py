@@ -2,8 +2,9 @@
 
 There are two ways to count as many: `single turns`, a completion for each turn of an episode, with lengths from the
 same distribution and hardly anything to attend to; and `one long turn`, a completion for each episode, as long as all
-its turns. All contenders have at most 64 sequences at a time. The environment answers at once: its time is not the
-engine's. `in rounds` is an engine that keeps nothing between two calls: all episodes take a turn in one call, and their
+its turns unless it happens to end itself. All contenders sample at most 64 sequences at a time, of twice as many
+episodes: of only 64, the last few would take a large part of the time. The environment answers at once: its time is not
+the engine's. `in rounds` is an engine that keeps nothing between two calls: all episodes take a turn in one call, and their
 pasts are read again.
 """
 
@@ -56,7 +57,7 @@ class Episodes:
         return [Question(ref, text, self.num_turns) for ref, text in zip(refs, self.turns.prompts(), strict=True)]
 
 
-FULL = Episodes(Workload(8, 8, (16, 64), 48, 96, 2 * CONCURRENT))
+FULL = Episodes(Workload(16, 8, (16, 64), 48, 96, 2 * CONCURRENT))
 QUICK = Episodes(Workload(2, 4, (8, 16), 32, 40, 2 * CONCURRENT), num_turns=3, observation_tokens=8)
 
 
