@@ -4,8 +4,8 @@ There are two ways to count as many: `single turns`, a completion for each turn 
 same distribution and hardly anything to attend to; and `one long turn`, a completion for each episode, as long as all
 its turns unless it happens to end itself. All contenders sample at most 64 sequences at a time, of twice as many
 episodes: of only 64, the last few would take a large part of the time. The environment answers at once: its time is not
-the engine's. `in rounds` is an engine that keeps nothing between two calls: all episodes take a turn in one call, and their
-pasts are read again.
+the engine's. `in rounds` is an engine that keeps nothing between two calls: all episodes take a turn in one call, and
+their pasts are read again.
 """
 
 from __future__ import annotations
