@@ -16,6 +16,7 @@ from swarm.types import (
     Grade,
     GradedGroup,
     NetworkStatus,
+    NextTurn,
     Observation,
     PeerRecord,
     Question,
@@ -135,6 +136,27 @@ class TaskVerifier(Verifier, Protocol):
         ...
 
 
+class Turns(Protocol):
+    """Turns of episodes that become ready while an engine answers others. Used by the thread that reads the answers."""
+
+    @property
+    def num_episodes(self) -> int:
+        """All episodes: no more can be ready at a time."""
+        ...
+
+    @property
+    def continuing(self) -> Collection[int]:
+        """Episodes that may take another turn after the one taken last: what was read of them can be used again."""
+        ...
+
+    def take(self, wait: bool) -> Sequence[NextTurn]:
+        """Those that are ready; with `wait` at least one, or none if no more will follow.
+
+        Wait only when all that were taken have been answered.
+        """
+        ...
+
+
 class RolloutEngine(Protocol):
     """Generates completions with the node's policy."""
 
@@ -149,10 +171,19 @@ class RolloutEngine(Protocol):
         ...
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """As `generate`, but yields each prompt's index and answers as soon as they are complete; closing it drops the
-        rest."""
+        rest.
+
+        An engine that can, answers `turns`, too, each with a single completion and under the episode's name; the draws
+        then depend on that name and the turn's number. Other engines leave them to the caller.
+        """
         ...
 
 

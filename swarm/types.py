@@ -181,6 +181,16 @@ Context = Prompt | Past
 """What a completion continues: a question, or an episode in progress."""
 
 
+class NextTurn(Struct, frozen=True):
+    """An episode that is ready for its next turn."""
+
+    episode: int
+    """Its name among all that one call of an engine answers."""
+    number: int
+    """Number of the turn, from 1."""
+    context: Context
+
+
 class Sampling(Struct, frozen=True, omit_defaults=True):
     """How completions were sampled. The wire carries only values that differ from the defaults."""
 

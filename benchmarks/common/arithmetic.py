@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Sequence
 
 from swarm.environments.config import ReasoningGymTask
+from swarm.protocols import Turns
 from swarm.types import Completion, Context, Past, Prompt, Rejection, Sampling, as_text
 
 SLOW_TASK = "futoshiki"
@@ -71,7 +72,12 @@ class HalfRight:
         return [self._group(solve(prompt), num_completions, source) for prompt in asked]
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, tuple[Completion, ...] | Rejection]]:
         """The same, group by group."""
         yield from enumerate(self.generate(prompts, num_completions, sampling, seed))

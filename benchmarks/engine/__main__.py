@@ -2,8 +2,8 @@
 
 `swarm bench engine`: tokens per second against transformers' two generation loops and, with --vllm-python, against
 vLLM, under one token budget; sampled log-probabilities against a teacher-forced pass; the effect of a weight change
-within a completion; the gain from generating during updates and grading during generation; the effect of replaying
-expert choices; the size from which bfloat16 is faster on this CPU.
+within a completion; episodes of several turns against single ones; the gain from generating during updates and grading
+during generation; the effect of replaying expert choices; the size from which bfloat16 is faster on this CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.common.running import Result, conclude, measure, option_parser, 
 from benchmarks.engine import ahead
 from benchmarks.engine import dtypes as precision
 from benchmarks.engine import routing as replaying
+from benchmarks.engine import turns as playing
 from benchmarks.engine.generation import (
     Contender,
     Outcome,
@@ -195,6 +196,12 @@ def _errors_after_swap(kv: str, steps: int, num_completions: int) -> list[float]
     return errors
 
 
+def turns(plan: Plan) -> Result:
+    """Speed of episodes with several turns."""
+    parts = [playing.turns(size, plan.quick, plan.repeats) for size in ("0.13 M", "25 M")]
+    return [each for rows, _ in parts for each in rows], [note for _, notes in parts for note in notes]
+
+
 def overlap(plan: Plan) -> Result:
     """Rounds per second when the next groups are generated during an update."""
     parts = [ahead.overlap(size, plan.quick, plan.repeats) for size in ahead.LOADS]
@@ -222,6 +229,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
     "vllm": vllm,
     "logprobs": logprobs,
     "swaps": swaps,
+    "turns": turns,
     "overlap": overlap,
     "grading": grading,
     "routing": routing,

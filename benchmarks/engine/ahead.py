@@ -23,7 +23,7 @@ from nodes.roles.coordinator import RankCoordinator
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
 from swarm.policy.distributed.ranks import Ranks
-from swarm.protocols import RolloutEngine
+from swarm.protocols import RolloutEngine, Turns
 from swarm.reasons import Outcome, Reason
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import RoundReport, SapoNode, ShareSettings
@@ -151,10 +151,15 @@ class AtOnce:
         return self._engine.generate(prompts, num_completions, sampling, seed)
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """All groups at the end."""
-        yield from list(self._engine.stream(prompts, num_completions, sampling, seed))
+        yield from list(self._engine.stream(prompts, num_completions, sampling, seed, turns))
 
 
 class Training:

@@ -23,7 +23,7 @@ from swarm.engines.shared import SharedEngine
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.protocols import GradientSketcher, StreamingEngine
+from swarm.protocols import GradientSketcher, StreamingEngine, Turns
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Answers, Context, GradedGroup, Sampling, UpdateReport
@@ -131,13 +131,18 @@ class RankCoordinator:
         return self._engine.generate(prompts, num_completions, sampling, seed)
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """The same for training, group by group; any thread may call it if updates run concurrently."""
         if self._beside:
-            return self._beside.stream(prompts, num_completions, sampling, seed)
+            return self._beside.stream(prompts, num_completions, sampling, seed, turns)
         self._order(Generate(prompts, num_completions, sampling, seed))
-        return self._engine.stream(prompts, num_completions, sampling, seed)
+        return self._engine.stream(prompts, num_completions, sampling, seed, turns)
 
     @property
     def max_chars(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from swarm.engines.sampling import check_sampling
 from swarm.engines.stopping import Stops
 from swarm.policy.loading import Policy
+from swarm.protocols import Turns
 from swarm.types import Answers, Context, Sampling
 
 
@@ -31,7 +32,12 @@ class PolicyEngine(ABC):
 
     @abstractmethod
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from swarm.engines.base import PolicyEngine
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
-from swarm.protocols import RolloutEngine
+from swarm.protocols import RolloutEngine, Turns
 from swarm.types import Answers, Context, Sampling
 
 
@@ -20,14 +20,22 @@ class SharedEngine(PolicyEngine):
         self._engine = engine
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """Yield this rank's groups as they complete, then those of the others.
 
         See `RolloutEngine`. Raises `Interrupted` on every rank if one was interrupted. Samples depend on the number of
-        ranks.
+        ranks. Several ranks leave `turns` to the caller: they would have to agree on what is ready.
         """
         ranks = self._policy.ranks
+        if ranks.size == 1:
+            yield from self._engine.stream(prompts, num_completions, sampling, seed, turns)
+            return
         mine = range(ranks.rank, len(prompts), ranks.size)
         own: dict[int, Answers] = {}
         parts: list[dict[int, Answers] | None]

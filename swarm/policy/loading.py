@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from swarm.policy.packaged.smollm import ensure_smollm2
 from swarm.policy.reading import outline, read_model
 from swarm.policy.routing import Routers
 from swarm.policy.tiny import ensure_tiny
-from swarm.policy.turns import Between
+from swarm.policy.turns import Between, has_system_role, without_system
 from swarm.types import Completion, Context, Message, Observation, Past, Prompt, as_text, observation_text
 
 UNBOUNDED_POSITIONS = 10**9
@@ -126,17 +127,23 @@ class Policy:
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a question, with the tokenizer's chat template if it has one.
 
-        The system prompt precedes it, unless a conversation begins with its own.
+        The system prompt precedes it, unless a conversation begins with its own; where the template has no place for
+        it, it begins the user's first text.
         """
         messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
         if self.system_prompt and messages[0].role != "system":
             messages = (Message("system", self.system_prompt), *messages)
         if self.tokenizer.chat_template:
+            messages = messages if self._has_system_role else without_system(messages)
             turns = [{"role": message.role, "content": message.content} for message in messages]
             ids = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
             return [int(i) for i in ids]
         text = as_text(messages)
         return list(self.tokenizer.encode(f"{text}\n" if len(messages) > 1 else text))
+
+    @cached_property
+    def _has_system_role(self) -> bool:
+        return has_system_role(self.tokenizer)
 
     def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
         """Token ids of other policies' completions under this tokenizer.

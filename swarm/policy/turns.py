@@ -1,4 +1,6 @@
-"""The tokens between two turns of the policy: the end of one, an observation, the opening of the next.
+"""What chat templates leave open: the tokens between two turns of the policy, and where system text goes.
+
+Between two turns are the end of one, an observation, and the opening of the next.
 
 A chat template renders whole conversations, and tokenizing what it renders may split an earlier turn into other tokens
 than were sampled. So only what follows a turn is taken from the template, once; a turn's own tokens stay as they are.
@@ -13,11 +15,29 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
+from swarm.types import Message
 
-QUESTION, ANSWER, OBSERVATION = "QUESTIONMARK", "ANSWERMARK", "OBSERVATIONMARK"
+SYSTEM, QUESTION, ANSWER, OBSERVATION = "SYSTEMMARK", "QUESTIONMARK", "ANSWERMARK", "OBSERVATIONMARK"
 """They stand for texts while a template is read."""
 WITHOUT_TEMPLATE = "\n"
 """Before and after an observation where there is no template."""
+
+
+def has_system_role(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template renders system text; some refuse it, as Gemma's first, and some leave it out."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    try:
+        return SYSTEM in str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except TemplateError:
+        return False
+
+
+def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation with its system text, if any, before the user's first text."""
+    if messages[0].role != "system":
+        return messages
+    system, first, *rest = messages
+    return (Message(first.role, f"{system.content}\n\n{first.content}"), *rest)
 
 
 class Between:

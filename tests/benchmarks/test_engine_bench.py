@@ -11,6 +11,7 @@ import pytest
 from benchmarks.engine.__main__ import CONTENDERS, main
 from benchmarks.engine.dtypes import crossover
 from benchmarks.engine.generation import Contender, Workload, random_policy
+from benchmarks.engine.turns import turns
 
 WORKLOAD = Workload(4, 4, (4, 12), mean_tokens=10, max_new_tokens=40, static_rows=8)
 
@@ -34,6 +35,14 @@ def test_a_quick_run_prints_a_table_and_writes_the_json_shape(
     errors = {what: row["value"] for what, row in rows.items() if "10 AdamW steps" in what and "largest" in what}
     recomputed, kept = (next(v for what, v in errors.items() if f"kv {kv}" in what) for kv in ("recompute", "keep"))
     assert recomputed < 1e-4 < kept
+
+
+def test_episodes_are_measured_against_single_turns_and_in_rounds() -> None:
+    rows, _ = turns("0.13 M", quick=True, repeats=1)
+    values = {row.what.removeprefix("0.13 M parameters: "): row.value for row in rows}
+    speeds = {what: value for what, value in values.items() if " against " not in what}
+    assert list(speeds) == ["single turns", "one long turn", "episodes", "episodes in rounds"]
+    assert values["episodes against single turns"] == pytest.approx(speeds["episodes"] / speeds["single turns"])
 
 
 def test_vllm_is_measured_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:

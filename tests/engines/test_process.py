@@ -20,6 +20,7 @@ from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.types import Rejection, Sampling
 from tests.engines.models import make
 from tests.engines.reference import teacher_forced
+from tests.engines.test_turns import Play
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,15 @@ def test_it_gives_what_an_engine_in_this_process_gives(engine: ProcessEngine, tr
     sampling = Sampling(max_new_tokens=20, temperature=0.8)
     expected = TransformersEngine(trained, SETTINGS).generate([*PROMPTS, ""], 4, sampling, seed=3)
     assert engine.generate([*PROMPTS, ""], 4, sampling, seed=3) == expected
+
+
+def test_it_takes_turns_as_they_become_ready(engine: ProcessEngine, trained: Policy) -> None:
+    expected = [said for _, said in Play(4).run(TransformersEngine(trained, SETTINGS))]
+    assert [said.token_ids for _, said in Play(4).run(engine)] == [said.token_ids for said in expected]
+    unfinished = engine.stream((), 1, Sampling(max_new_tokens=8), 0, Play(4))
+    next(unfinished)
+    unfinished.close()
+    assert [said.token_ids for _, said in Play(4).run(engine)] == [said.token_ids for said in expected]
 
 
 def test_new_weights_enter_between_two_tokens(engine: ProcessEngine, trained: Policy) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from swarm.environments.config import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import Played, digest, is_whole, joined, play
+from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.types import (
     Actions,
@@ -18,6 +19,7 @@ from swarm.types import (
     Completion,
     Context,
     Grade,
+    NextTurn,
     Past,
     Question,
     Rejection,
@@ -37,25 +39,35 @@ SEED = 5
 
 
 class Halving:
-    """Guesses by halving; at first completion k guesses k + 1. A token id is a guess, version and log-probability say
-    in which call it was made."""
+    """Guesses by halving; at first episode k of 3 guesses k + 1. A token id is a guess, version and log-probability say
+    which turn it is.
+
+    It can be told of turns while it answers others.
+    """
 
     def __init__(self, no_room: int | None = None) -> None:
-        """`no_room`: the call in which the first prompt gets no answer."""
-        self.calls: list[tuple[list[Context], int, int]] = []
+        """`no_room`: the turn for which the first episode has none."""
+        self.taken: list[list[NextTurn]] = []
         self._no_room = no_room
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
-        self.calls.append((list(prompts), num_completions, seed))
-        number = len(self.calls)
-        for index, prompt in reversed(list(enumerate(prompts))):
-            if self._no_room == number and index == 0:
-                yield index, Rejection(Reason.PROMPT_TOO_LONG)
-            else:
-                guesses = range(1, num_completions + 1) if isinstance(prompt, str) else [self._next(prompt)]
-                yield index, tuple(self._said(guess, number) for guess in guesses)
+        assert not prompts and turns is not None
+        while taken := turns.take(wait=True):
+            self.taken.append(list(taken))
+            for turn in reversed(taken):
+                yield turn.episode, self.answers(turn.context, turn.episode, turn.number)
+
+    def answers(self, context: Context, episode: int, number: int) -> Answers:
+        if self._no_room == number and episode == 0:
+            return Rejection(Reason.PROMPT_TOO_LONG)
+        return (self._said(1 + episode % 3 if isinstance(context, str) else self._next(context), number),)
 
     def _next(self, past: Past) -> int:
         low, high = 0, GAME.highest + 1
@@ -68,6 +80,27 @@ class Halving:
         return Completion(str(guess), "stop", (guess, 0), (-1.0 * number, -0.5), (VersionSpan(number // 3, 2),))
 
 
+class InRounds(Halving):
+    """It cannot: all episodes that go on take their turn in one call."""
+
+    def __init__(self, no_room: int | None = None) -> None:
+        super().__init__(no_room)
+        self.calls: list[tuple[list[Context], int, int]] = []
+
+    def stream(
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
+    ) -> Generator[tuple[int, Answers]]:
+        if turns is None:
+            self.calls.append((list(prompts), num_completions, seed))
+            for index, context in reversed(list(enumerate(prompts))):
+                yield index, self.answers(context, index, len(self.calls))
+
+
 def questions_hiding(*numbers: int) -> list[Question]:
     drawn = InlineVerifier([GAME]).draw(SEED, 0, 100)
     return [next(q for q in drawn if hidden(GAME, SEED, q.ref.index) == number) for number in numbers]
@@ -77,8 +110,8 @@ def played(engine: Halving, questions: Sequence[Question], num_completions: int 
     return dict(play(engine.stream, InlineVerifier([GAME]), questions, num_completions, Sampling(), 9))
 
 
-def test_turns_follow_their_past_until_all_episodes_are_over() -> None:
-    engine = Halving()
+@pytest.mark.parametrize("engine", [Halving(), InRounds()], ids=["continuous", "in rounds"])
+def test_turns_follow_their_past_until_all_episodes_are_over(engine: Halving) -> None:
     games = played(engine, questions_hiding(2, 5))
     first, second = games[0], games[1]
     assert isinstance(first, Played) and isinstance(second, Played)
@@ -88,13 +121,61 @@ def test_turns_follow_their_past_until_all_episodes_are_over() -> None:
     assert isinstance(grade, Grade)
     assert grade.rewards == (0.0, 1.0, 1.0), "three guesses were not enough"
     assert grade.observations == ((HIGHER, HIGHER), (HIGHER,), (HIGHER,))
-    prompts, num_completions, _ = engine.calls[1]
-    assert num_completions == 1 and len(prompts) == 5, "all that go on take their turn in one call"
-    assert [len(prompts) for prompts, _, _ in engine.calls] == [2, 5, 3]
+
+
+def test_engines_that_cannot_be_told_of_turns_are_asked_in_rounds() -> None:
+    engine = InRounds()
+    played(engine, questions_hiding(2, 5))
+    assert [(len(prompts), num_completions) for prompts, num_completions, _ in engine.calls] == [(6, 1), (5, 1), (3, 1)]
     assert len({seed for _, _, seed in engine.calls}) == 3
     past = engine.calls[2][0][0]
     assert isinstance(past, Past)
     assert [(step.token_ids, step.observation) for step in past.steps] == [((1, 0), HIGHER), ((4, 0), LOWER)]
+
+
+def test_each_episode_goes_on_when_its_own_environment_has_answered() -> None:
+    class Slow(InlineVerifier):
+        """Answers the first episode's first turn when it is asked about the last turn of another one."""
+
+        waiting: tuple[Future[Grade | Rejection], Grade | Rejection] | None = None
+
+        def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+            verdict = super().begin(ref, texts)
+            if texts == ["1"]:
+                answer: Future[Grade | Rejection] = Future()
+                self.waiting = answer, verdict.result()
+                return answer
+            if texts == [("3", "1")] and self.waiting is not None:
+                self.waiting[0].set_result(self.waiting[1])
+            return verdict
+
+    engine = Halving()
+    games = dict(play(engine.stream, Slow([GAME]), questions_hiding(2), 3, Sampling(), 9))
+    game = games[0]
+    assert isinstance(game, Played)
+    assert [c.actions for c in game.completions] == [("1", "4", "2"), "2", ("3", "1", "2")]
+    assert [[(turn.episode, turn.number) for turn in taken] for taken in engine.taken] == [
+        [(0, 1), (1, 1), (2, 1)],
+        [(2, 2)],
+        [(0, 2), (2, 3)],
+        [(0, 3)],
+    ]
+
+
+def test_a_refusal_of_one_replay_is_that_of_its_group() -> None:
+    class Crashing(InlineVerifier):
+        def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+            verdict: Future[Grade | Rejection] = Future()
+            if texts != [("1", "4")]:
+                return super().begin(ref, texts)
+            verdict.set_result(Rejection(Reason.VERIFIER_CRASH))
+            return verdict
+
+    games = dict(play(Halving().stream, Crashing([GAME]), questions_hiding(2, 5), 3, Sampling(), 9))
+    for game in games.values():
+        assert isinstance(game, Played)
+        assert game.grading.result() == Rejection(Reason.VERIFIER_CRASH)
+        assert all(completion.actions for completion in game.completions)
 
 
 def test_an_episode_is_one_completion_of_the_policys_turns_alone() -> None:
@@ -134,8 +215,10 @@ def test_an_environment_that_answers_differently_each_time_is_found_out() -> Non
             verdict.set_result(replace(grade, observations=changed))
             return verdict
 
-    games = dict(play(Halving().stream, Fickle([GAME]), questions_hiding(2), 3, Sampling(), 9))
-    assert isinstance(games[0], Rejection) and games[0].reason == "episode_mismatch"
+    (game,) = dict(play(Halving().stream, Fickle([GAME]), questions_hiding(2), 3, Sampling(), 9)).values()
+    assert isinstance(game, Played)
+    verdict = game.grading.result()
+    assert isinstance(verdict, Rejection) and verdict.reason == "episode_mismatch"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from swarm.algorithms.losses import LOSSES
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
+from swarm.groups.episodes import joined
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.snapshot import pack, unpack
@@ -24,6 +25,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
+from tests.engines.test_turns import PROMPTS, SHOWN, Play
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
@@ -239,6 +241,39 @@ def test_weights_that_change_within_completions_make_nobody_a_liar(
     group = GradedGroup(rollout_group(completions=answers, rewards=REWARDS, policy=identity), QUESTIONS[0], REWARDS)
     assert auditor.verdict(group) is None
     assert auditor.verdict(_claiming(group, -0.01)) == "wrong_logprobs"
+
+
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_weights_that_change_within_and_between_turns_make_nobody_a_liar(
+    policy: Policy, kv: Literal["keep", "recompute"]
+) -> None:
+    """Turns 1 and 2 are kept; the second change comes within turn 3, and turn 4 begins with the new weights."""
+    versions = [policy, *(_far_away(policy, seed) for seed in range(2))]
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=3)
+    for version, each in enumerate(versions):
+        auditor.keep(version, pack(each.weights))
+    steps = iter(range(1000))
+
+    def between_steps() -> bool:
+        if (step := next(steps)) in (9, 20):
+            version = 1 if step == 9 else 2
+            engine.swap(versions[version].weights, version)
+        return False
+
+    engine = TransformersEngine(copy.deepcopy(policy), GenerationSettings(kv=kv), between_steps)
+    game = Play(4)
+    turns: dict[int, list[Completion]] = {}
+    for turn, said in game.run(engine):
+        turns.setdefault(turn.episode, []).append(said)
+    shown = (SHOWN,) * 3
+    completions = tuple(joined(turns[episode], shown) for episode in (0, 1))
+    assert {span.version for c in completions for span in c.versions} == {0, 1, 2}
+    assert any(len(each.versions) > 1 for episode in turns.values() for each in episode), "within a turn, too"
+    identity = PolicyId("random", policy.tokenizer_hash, 0)
+    group = rollout_group(completions=completions, rewards=REWARDS[:2], policy=identity)
+    graded = GradedGroup(group, PROMPTS[0], REWARDS[:2], (shown, shown))
+    assert auditor.verdict(graded) is None
+    assert auditor.verdict(_claiming(graded, -0.01)) == "wrong_logprobs"
 
 
 def _far_away(policy: Policy, seed: int) -> Policy:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from swarm.errors import PolicyError
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config
-from swarm.types import Past, Step, Text
+from swarm.types import Message, Past, Step, Text
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -32,7 +32,8 @@ TEMPLATES = {
         "<|eot|>",
     ),
     "gemma": (
-        "<bos>{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "<bos>{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}"
         "<turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end>\n{% endfor %}"
         "{% if add_generation_prompt %}<turn>model\n{% endif %}",
@@ -42,7 +43,7 @@ TEMPLATES = {
 MARKS = ("<|im_start|>", "<|im_end|>", "<|begin|>", "<|start|>", "<|end|>", "<|eot|>", "<bos>", "<turn>", "<end>")
 
 
-def policy_with(template: str | None, end: str) -> Policy:
+def policy_with(template: str | None, end: str, system_prompt: str | None = None) -> Policy:
     """Its tokenizer joins 1 and 2 into one token, which a policy may also sample one by one."""
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12"]
     inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[("1", "2")]))
@@ -53,7 +54,7 @@ def policy_with(template: str | None, end: str) -> Policy:
     config = tiny_config()
     config.vocab_size, config.eos_token_id = len(tokenizer), tokenizer.eos_token_id
     torch.manual_seed(0)
-    return Policy("chat", Qwen3ForCausalLM(config), tokenizer, system_prompt=None)
+    return Policy("chat", Qwen3ForCausalLM(config), tokenizer, system_prompt)
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
@@ -76,6 +77,36 @@ def test_sampled_tokens_stay_and_the_rest_is_what_the_template_says(style: str, 
     assert policy.tokenizer.decode(once, skip_special_tokens=False) == expected
     twice = policy.encode(Past("Guess!", (step, step)))
     assert twice == [*once, *turn, *once[len(question) + len(turn) :]], "the past is never read again"
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_two_turns_are_the_ids_of_the_whole_conversation(style: str, system: str | None) -> None:
+    """Where a policy says what its tokenizer would make of the text."""
+    policy = policy_with(*TEMPLATES[style], system)
+    said = (*policy.tokenizer.encode("is it 12?", add_special_tokens=False), policy.tokenizer.eos_token_id)
+    past = Past("Guess!", (Step(said, (Text("higher"),)), Step(said, (Text("lower"),))))
+    conversation = [
+        {"role": "user", "content": "Guess!"},
+        {"role": "assistant", "content": "is it 12?"},
+        {"role": "user", "content": "higher"},
+        {"role": "assistant", "content": "is it 12?"},
+        {"role": "user", "content": "lower"},
+    ]
+    if system and style == "gemma":
+        conversation[0] = {"role": "user", "content": f"{system}\n\nGuess!"}
+    elif system:
+        conversation.insert(0, {"role": "system", "content": system})
+    whole = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+    assert policy.encode(past) == whole
+
+
+def test_system_text_that_a_template_leaves_out_is_said_by_the_user() -> None:
+    template = "{% for m in messages %}{% if m.role == 'user' %}<turn>{{ m.content }}<end>{% endif %}{% endfor %}"
+    policy = policy_with(template, "<end>", "Be brief.")
+    own = (Message("system", "Be long."), Message("user", "Guess!"))
+    for prompt, read in (("Guess!", "Be brief.\n\nGuess!"), (own, "Be long.\n\nGuess!")):
+        assert policy.tokenizer.decode(policy.encode_prompt(prompt), skip_special_tokens=False) == f"<turn>{read}<end>"
 
 
 def test_an_observation_cannot_speak_for_the_policy() -> None:

@@ -15,7 +15,7 @@ from swarm.environments.tools.own import OwnTools, with_own_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import TaskError
 from swarm.groups.episodes import digest
-from swarm.protocols import TaskVerifier
+from swarm.protocols import TaskVerifier, Turns
 from swarm.sapo.round import SapoNode
 from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text
 from tests.environments.test_tool_use import product
@@ -24,10 +24,18 @@ from tests.sapo.test_round import FakeUpdater, Swarm
 
 
 class Calling:
-    """The first completion of a group calls the tool with the product and repeats what it said; the others guess."""
+    """The first episode of a question calls the tool with the product and repeats what it said; the others guess.
+
+    It is asked in rounds.
+    """
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         for index, prompt in enumerate(prompts):
             if isinstance(prompt, Past):
@@ -35,7 +43,8 @@ class Calling:
                 yield index, (said(f"<answer>{part.text}</answer>"),)
             else:
                 assert isinstance(prompt, str)
-                yield index, (said(product(prompt)[0]), *[said("<answer>1</answer>")] * (num_completions - 1))
+                begins = prompt not in prompts[:index]
+                yield index, (said(product(prompt)[0] if begins else "<answer>1</answer>"),)
 
 
 def said(text: str) -> Completion:

@@ -2,6 +2,7 @@
 
 this process                                    the other: worker.py
 stream ──── prompts ───────────────────────▶    engine, policy
+       ──── turns as they become ready ─────▶
        ◀─── groups as they are finished ────
 swap   ──── weights in shared memory ──────▶    copied between two decode steps
 """
@@ -21,15 +22,18 @@ from torch import Tensor
 from swarm.engines.base import PolicyEngine
 from swarm.engines.config import GenerationSettings
 from swarm.engines.process.handover import map_weights, num_bytes, shared_memory
-from swarm.engines.process.messages import RAISED, Ask, End, Reply, Setup, Stop, Swap, decode_reply, encode
-from swarm.errors import EngineError, Interrupted
+from swarm.engines.process.messages import RAISED, Ask, End, More, Reply, Setup, Stop, Swap, decode_reply, encode
+from swarm.errors import EngineError, Interrupted, TaskError
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy
 from swarm.policy.weights import check_weights
+from swarm.protocols import Turns
 from swarm.types import Answers, Context, Sampling
 
 LOOK_UP_S = 0.1
 """Interval at which a waiting call checks for cancellation."""
+TURN_S = 0.01
+"""Interval at which it checks for turns that have become ready."""
 
 
 class ProcessEngine(PolicyEngine):
@@ -77,16 +81,25 @@ class ProcessEngine(PolicyEngine):
         return self._process.pid
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         while self._stopping:
             self._stopping = not isinstance(self._receive(), End)
-        self._send(self._work, Ask(list(prompts), num_completions, sampling, seed))
+        num_episodes = turns.num_episodes if turns else 0
+        self._send(self._work, Ask(list(prompts), num_completions, sampling, seed, num_episodes))
+        outbox = _Outbox(turns, len(prompts)) if turns else None
         try:
-            while not isinstance(reply := self._next(), End):
+            while not isinstance(reply := self._next(outbox), End):
+                if outbox:
+                    outbox.num_unanswered -= 1
                 yield reply.index, reply.answers
-        except (Interrupted, GeneratorExit):
+        except (Interrupted, GeneratorExit, TaskError):
             self._send(self._work, Stop())
             self._stopping = True
             raise
@@ -110,9 +123,11 @@ class ProcessEngine(PolicyEngine):
             place.copy_(weights[name])
         self._send(self._control, Swap(version))
 
-    def _next(self) -> Reply:
+    def _next(self, outbox: _Outbox | None) -> Reply:
         while not self._cancelled():
-            if self._work.poll(LOOK_UP_S):
+            if outbox and (more := outbox.news()):
+                self._send(self._work, more)
+            if self._work.poll(TURN_S if outbox else LOOK_UP_S):
                 return self._receive()
         raise Interrupted("generation was cancelled")
 
@@ -137,3 +152,25 @@ class ProcessEngine(PolicyEngine):
             f"the generating process exited with {self._process.wait()}; its messages are in this process's standard "
             "error. If they do not explain it, run again with generation.max_staleness 0"
         )
+
+
+class _Outbox:
+    """What the other process is told of turns."""
+
+    def __init__(self, turns: Turns, num_prompts: int) -> None:
+        """Nothing is told yet."""
+        self.num_unanswered = num_prompts
+        """Prompts and turns that it knows and has not answered."""
+        self._turns = turns
+        self._told = More([], [], False)
+
+    def news(self) -> More | None:
+        """What has changed since the last call; waits for it if there is nothing to answer. Raises `TaskError`."""
+        if self._told.complete:
+            return None
+        ready = self._turns.take(wait=not self.num_unanswered)
+        self.num_unanswered += len(ready)
+        more = More(list(ready), sorted(self._turns.continuing), complete=not self.num_unanswered)
+        changed = ready or more.complete or more.continuing != self._told.continuing
+        self._told = more
+        return more if changed else None

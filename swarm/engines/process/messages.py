@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from swarm.errors import EngineError, OutOfMemory, SamplingError
-from swarm.types import Answers, Context, Sampling
+from swarm.types import Answers, Context, NextTurn, Sampling
 
 RAISED = {error.__name__: error for error in (EngineError, OutOfMemory, SamplingError)}
 """Errors that the process reports instead of exiting."""
@@ -29,6 +29,18 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     num_completions: int
     sampling: Sampling
     seed: int
+    num_episodes: int = 0
+    """Episodes whose turns follow in `More`."""
+
+
+class More(msgspec.Struct, frozen=True, tag="more"):
+    """Turns that have become ready; ignored when there is no generation."""
+
+    turns: list[NextTurn]
+    continuing: list[int]
+    """As in `Turns`."""
+    complete: bool
+    """Whether no turn will follow."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -56,7 +68,7 @@ class Swap(msgspec.Struct, frozen=True):
     version: int
 
 
-Order = Ask | Stop
+Order = Ask | More | Stop
 Reply = Answered | End
 
 encode = msgspec.msgpack.Encoder().encode

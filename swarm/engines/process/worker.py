@@ -8,15 +8,52 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.process.handover import map_weights
-from swarm.engines.process.messages import RAISED, Answered, Ask, End, decode_order, decode_setup, decode_swap, encode
+from swarm.engines.process.messages import (
+    RAISED,
+    Answered,
+    Ask,
+    End,
+    More,
+    decode_order,
+    decode_setup,
+    decode_swap,
+    encode,
+)
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import Interrupted
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
+from swarm.types import NextTurn
+
+
+class _Turns:
+    """The turns that `More` tells of."""
+
+    def __init__(self, num_episodes: int, listen: Callable[[], None]) -> None:
+        """`listen` waits for a message; `hear` is then told what it says of turns."""
+        self.num_episodes = num_episodes
+        self.continuing: frozenset[int] = frozenset()
+        self._listen = listen
+        self._ready: list[NextTurn] = []
+        self._complete = False
+
+    def hear(self, more: More) -> None:
+        """Note what has become ready."""
+        self._ready += more.turns
+        self.continuing = frozenset(more.continuing)
+        self._complete = more.complete
+
+    def take(self, wait: bool) -> list[NextTurn]:
+        """Those that are ready. See `Turns`."""
+        while wait and not self._ready and not self._complete:
+            self._listen()
+        ready, self._ready = self._ready, []
+        return ready
 
 
 class EngineWorker:
@@ -31,6 +68,8 @@ class EngineWorker:
         policy = load_policy(PolicySettings.model_validate_json(setup.policy))
         settings = GenerationSettings.model_validate_json(setup.generation)
         self._engine = TransformersEngine(policy, settings, self._look_up)
+        self._turns: _Turns | None = None
+        """Of the generation in progress."""
 
     def serve(self) -> None:
         """Serve requests until the sockets close."""
@@ -45,8 +84,9 @@ class EngineWorker:
                     self._work.send_bytes(encode(self._answer(order)))
 
     def _answer(self, ask: Ask) -> End:
+        turns = self._turns = _Turns(ask.num_episodes, self._listen) if ask.num_episodes else None
         try:
-            for index, answers in self._engine.stream(ask.prompts, ask.num_completions, ask.sampling, ask.seed):
+            for index, answers in self._engine.stream(ask.prompts, ask.num_completions, ask.sampling, ask.seed, turns):
                 self._work.send_bytes(encode(Answered(index, answers)))
         except tuple(RAISED.values()) as error:
             return End(type(error).__name__, str(error))
@@ -59,7 +99,23 @@ class EngineWorker:
         ready = wait([self._control, self._work], 0)
         if self._control in ready:
             self._swap()
-        return self._work in ready
+        return self._work in ready and self._is_stopped()
+
+    def _listen(self) -> None:
+        """Wait for a message while there is nothing to generate. Raises `Interrupted`."""
+        ready = wait([self._control, self._work])
+        if self._control in ready:
+            self._swap()
+        if self._work in ready and self._is_stopped():
+            raise Interrupted("generation was stopped")
+
+    def _is_stopped(self) -> bool:
+        """Read an order within a generation; returns whether it is to stop."""
+        order = decode_order(self._work.recv_bytes())
+        if self._turns is not None and isinstance(order, More):
+            self._turns.hear(order)
+            return False
+        return True
 
     def _swap(self) -> None:
         swap = decode_swap(self._control.recv_bytes())

@@ -1,20 +1,24 @@
 """The sequences of one call, while they occupy slots.
 
 Every step feeds each row its newest token, at first the prompt's last one. So prefill computes only keys and values,
-all tokens are sampled in one place, and a row that lost its slot or its cache is prefilled again like a prompt.
+all tokens are sampled in one place, and a row that lost its slot or its cache is prefilled again like a prompt. The
+next turn of an episode begins with the keys and values that its last one left, and reads only what is new.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from typing import Literal
 
+import numpy as np
 import torch
 
 from swarm.engines.sampling import sample, uniforms
 from swarm.engines.stopping import Stops
 from swarm.engines.transformers.decoder import READ_TOKENS, Decoder
-from swarm.engines.transformers.scheduler import Draft, Room, Scheduler, StepPlan
+from swarm.engines.transformers.kept import KeptPrefixes
+from swarm.engines.transformers.scheduler import Draft, Room, Scheduler
 from swarm.engines.transformers.slots import Prefix
 from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
@@ -35,20 +39,23 @@ class Batch:
         kv: Literal["keep", "recompute"],
         stops: Stops,
         sampling: Sampling,
-        drafts: list[Draft],
         room: Room,
     ) -> None:
-        """Nothing is prefilled yet. `kv`: whether to keep or recompute the rows' cache when the weights change."""
+        """Nothing is to do yet. `kv`: whether to keep or recompute the rows' cache when the weights change."""
         self._policy = policy
         self._decoder = decoder
         self._kv = kv
         self._stops = stops
         self._sampling = sampling
         self._room = room
-        self._scheduler = Scheduler(drafts, room)
+        self._scheduler = Scheduler((), room)
         self._cache = decoder.cache(room)
         self._prompts: dict[int, Prefix] = {}
         """Prefilled prompts whose completions have not all started, by question."""
+        self._continuing: Collection[int] = ()
+        """Episodes that may take another turn."""
+        self._kept = KeptPrefixes()
+        """What was read of them, while they wait for it."""
         self._changes = policy.gate.changes
         # Inference mode spares a fifth of a small model's step; not with FSDP, whose tensors an update uses again.
         self._without_gradients = torch.inference_mode if policy.ranks.size == 1 else torch.no_grad
@@ -57,6 +64,21 @@ class Batch:
     def done(self) -> bool:
         """Whether all sequences have finished."""
         return self._scheduler.done
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that are being sampled."""
+        return sum(row.finish_reason is None for row in self._scheduler.rows)
+
+    def add(self, drafts: Iterable[Draft]) -> None:
+        """Sample more sequences."""
+        self._scheduler.add(drafts)
+
+    def expect(self, continuing: Collection[int]) -> None:
+        """Keep what is read of these episodes for a later turn, and drop it of all others that await none here."""
+        self._continuing = continuing
+        awaited = {row.episode for row in self._scheduler.upcoming() if row.episode is not None}
+        self._kept.retain(awaited.union(continuing))
 
     def step(self) -> list[Draft]:
         """Sample one token for every row; returns the finished sequences."""
@@ -78,9 +100,12 @@ class Batch:
     def _decode(self) -> list[Draft]:
         plan = self._scheduler.plan()
         rows = self._scheduler.rows
+        new = dict(enumerate(plan.admitted, start=plan.num_kept))
+        kept = self._take_kept(new)
+        self._kept.shrink(self._room.tokens - self._cache.num_tokens(plan))
         self._cache.arrange(plan)
-        if plan.admitted:
-            self._fill(plan)
+        if new:
+            self._fill(new, kept)
         newest, positions = [row.last for row in rows], [row.num_tokens - 1 for row in rows]
         logits, routing = self._decoder.step(self._cache, newest, positions)
         uniform = uniforms([row.seed for row in rows], [len(row.ids) for row in rows])
@@ -93,23 +118,56 @@ class Batch:
         if routing is not None:
             for row, experts in zip(rows, routing[:, None], strict=True):
                 row.routing.append(experts)
-        return [row for row in rows if row.finish_reason is not None]
+        finished = [(place, row) for place, row in enumerate(rows) if row.finish_reason is not None]
+        for place, row in finished:
+            self._keep(place, row)
+        self._kept.shrink(self._room.tokens - self._cache.num_tokens(plan))
+        return [row for _, row in finished]
 
-    def _fill(self, plan: StepPlan) -> None:
-        """Fill the cache of new rows: with their prompt, or with their own tokens if they had a slot before."""
-        begun = [row for row in plan.admitted if row.ids]
-        fresh = [row for row in plan.admitted if not row.ids]
+    def _keep(self, place: int, row: Draft) -> None:
+        """Keep what the cache holds of an episode that may go on, if the present weights alone computed it."""
+        if row.episode is not None and row.episode in self._continuing and not row.mixed:
+            read = row.read
+            routing = np.concatenate(row.routing) if row.routing else None
+            self._kept.put(row.episode, read, Prefix(self._cache.copy(place, len(read)), len(read), routing))
+
+    def _take_kept(self, rows: dict[int, Draft]) -> dict[int, Prefix]:
+        """What was kept for new rows, by place."""
+        found = {
+            place: self._kept.take(row.episode, row.read)
+            for place, row in rows.items()
+            if row.episode is not None and not row.ids
+        }
+        return {place: prefix for place, prefix in found.items() if prefix is not None}
+
+    def _fill(self, new: dict[int, Draft], kept: dict[int, Prefix]) -> None:
+        """Fill the cache of new rows: with what was kept, with their prompt, or, if they had a slot before, with their
+        own tokens."""
+        begun = [place for place, row in new.items() if row.ids]
+        fresh = [row for place, row in new.items() if not row.ids and place not in kept]
         self._read_prompts({row.question for row in fresh} - set(self._prompts), fresh)
-        own = dict(zip((id(row) for row in begun), self._decoder.read([row.read for row in begun]), strict=True))
+        own = zip(begun, self._decoder.read([new[place].read for place in begun]), strict=True)
+        found = kept | dict(own)
         places: dict[int, tuple[Prefix, list[int]]] = {}
-        for place, row in enumerate(plan.admitted, start=plan.num_kept):
-            prefix = own[id(row)] if row.ids else self._prompts[row.question]
+        for place, row in new.items():
+            prefix = found[place] if place in found else self._prompts[row.question]
             places.setdefault(id(prefix), (prefix, []))[1].append(place)
             row.routing = [prefix.routing] if prefix.routing is not None else []
+            row.mixed = False
         for prefix, rows in places.values():
             self._cache.fill(rows, prefix)
+        self._read_on({place: prefix.length for place, prefix in kept.items()})
         open_questions = {row.question for row in self._scheduler.upcoming()}
         self._prompts = {q: prefix for q, prefix in self._prompts.items() if q in open_questions}
+
+    def _read_on(self, starts: dict[int, int]) -> None:
+        """Read what follows the first tokens of some rows, by place."""
+        rows = [self._scheduler.rows[place] for place in starts]
+        unread = [row.read[start:] for row, start in zip(rows, starts.values(), strict=True)]
+        fed = self._decoder.extend(self._cache, list(starts), list(starts.values()), unread)
+        for row, experts in zip(rows, fed, strict=True):
+            if experts is not None:
+                row.routing.append(experts)
 
     def _read_prompts(self, needed: set[int], fresh: list[Draft]) -> None:
         """Prefill the prompts that are needed now and, in the same pass, the next ones."""
@@ -117,7 +175,7 @@ class Batch:
             return
         prompts = {row.question: row.read for row in fresh if row.question in needed}
         for row in self._scheduler.upcoming():
-            if row.question in self._prompts or row.question in prompts or row.ids:
+            if row.question in self._prompts or row.question in prompts or row.ids or row.episode in self._kept:
                 continue
             longest = max(row.num_tokens, *(len(prompt) for prompt in prompts.values()))
             if (len(prompts) + 1) * longest > READ_AHEAD_TOKENS:
@@ -129,12 +187,16 @@ class Batch:
         """Prefill prompts again with the new weights; also recompute the rows' cache if configured."""
         self._changes = self._policy.gate.changes
         self._prompts.clear()
+        self._kept.clear()
         if self._kv == "recompute":
             self._scheduler.requeue()
+        for row in self._scheduler.rows:
+            row.mixed = True
 
     def _start_over(self) -> None:
         """All rows were requeued: free the cache."""
         self._prompts.clear()
+        self._kept.clear()
         self._cache = self._decoder.cache(self._room)
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -50,33 +50,71 @@ class Decoder:
     def step(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Routing | None]:
         """Feed one token per row; returns logits [B, V] of the next tokens, and the experts of the fed ones."""
         device = self._policy.device
-        where = torch.tensor(positions, device=device)
+        where = torch.tensor(positions, device=device)[:, None]
         width = max(positions) + 1
         with self._policy.compute(), self._recorded() as chosen:
             output = self._policy.model(
                 input_ids=torch.tensor(tokens, device=device)[:, None],
                 attention_mask=self._mask(where, width),
-                position_ids=where[:, None],
+                position_ids=where,
                 past_key_values=cache.at(where, width),
                 use_cache=True,
             )
         logits: Tensor = output.logits[:, -1]
         return logits, together(chosen) if chosen else None
 
+    def extend(
+        self, cache: SlotCache, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[list[int]]
+    ) -> list[Routing | None]:
+        """Feed each of `rows` some tokens after its first `starts`; returns the experts of the fed ones."""
+        routing: list[Routing | None] = [None] * len(rows)
+        for batch in _batches([len(each) for each in tokens], READ_TOKENS):
+            fed = self._extend_together(
+                cache, [rows[i] for i in batch], [starts[i] for i in batch], [tokens[i] for i in batch]
+            )
+            for i, experts in zip(batch, fed, strict=True):
+                routing[i] = experts
+        return routing
+
     def _recorded(self) -> AbstractContextManager[list[Tensor]]:
         return self._policy.routers.recorded() if self._policy.routers is not None else nullcontext([])
 
     def _mask(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
-        """Attention mask [B, 1, 1, width], 0 or minus infinity; by layer type if there are several."""
+        """Attention mask [B, 1, T, width] of tokens at `positions` [B, T], 0 or minus infinity; by layer type if there
+        are several."""
         places = torch.arange(width, device=positions.device)
         masks = {}
         for kind, window in self._windows.items():
-            hidden = places > positions[:, None]
+            hidden = places > positions[:, :, None]
             if window is not None:
-                hidden |= places <= positions[:, None] - window
+                hidden |= places <= positions[:, :, None] - window
             mask = torch.zeros(hidden.shape, dtype=self.shapes[0].key_dtype, device=positions.device)
-            masks[kind] = mask.masked_fill_(hidden, -torch.inf)[:, None, None]
+            masks[kind] = mask.masked_fill_(hidden, -torch.inf)[:, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _extend_together(
+        self, cache: SlotCache, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[list[int]]
+    ) -> list[Routing | None]:
+        """One pass. A row with fewer tokens repeats its last one at the same place, which writes the same again."""
+        longest = max(map(len, tokens))
+        ids = [[*each, *each[-1:] * (longest - len(each))] for each in tokens]
+        ends = [start + len(each) - 1 for start, each in zip(starts, tokens, strict=True)]
+        places = [[min(start + i, end) for i in range(longest)] for start, end in zip(starts, ends, strict=True)]
+        device = self._policy.device
+        where, width = torch.tensor(places, device=device), max(ends) + 1
+        with self._policy.compute(), self._recorded() as chosen:
+            self._policy.model(
+                input_ids=torch.tensor(ids, device=device),
+                attention_mask=self._mask(where, width),
+                position_ids=where,
+                past_key_values=cache.at(where, width, rows),
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        if not chosen:
+            return [None] * len(rows)
+        routing = together(chosen).reshape(len(rows), longest, len(chosen), -1)
+        return [experts[: len(each)] for experts, each in zip(routing, tokens, strict=True)]
 
     def _read_together(self, pasts: list[list[int]]) -> list[Prefix]:
         """One pass, padded on the right: causal attention ignores the padding, so it needs no mask."""

@@ -1,8 +1,9 @@
 """Generation with the trained weights themselves: no copy, no transfer.
 
 prompts ─▶ drafts ─▶ scheduler ─▶ rows of the slot cache ─▶ a step: model, sample, stop? ─▶ groups, once whole
-                         ▲                                              │
-                         └──── a finished row's slot is free again ◀────┘
+             ▲           ▲                                              │
+             │           └──── a finished row's slot is free again ◀────┤
+           turns that are ready ◀── environment ◀── an episode's turn ◀─┘
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from torch import Tensor
 
 from swarm.engines.base import PolicyEngine
 from swarm.engines.config import GenerationSettings
-from swarm.engines.sampling import completion_seed
 from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.budget import find_room
 from swarm.engines.transformers.decoder import Decoder
-from swarm.engines.transformers.scheduler import BLOCK, Draft, Room
+from swarm.engines.transformers.intake import Intake
+from swarm.engines.transformers.scheduler import Draft
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
-from swarm.reasons import Reason
-from swarm.types import Answers, Completion, Context, Rejection, Sampling
+from swarm.protocols import Turns
+from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
+
+READ_SHARE = 8
+"""Turns that are ready wait until there is one for so many running rows: reading few takes as long as reading many."""
 
 
 class TransformersEngine(PolicyEngine):
@@ -41,26 +45,45 @@ class TransformersEngine(PolicyEngine):
         self._decoder = Decoder(policy)
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         stops = self._stops(sampling)
-        room = find_room(self._settings, self._decoder, self._policy.device, len(prompts) * num_completions)
-        encoded = [self._policy.encode(prompt) for prompt in prompts]
-        refused = {i: r for i, ids in enumerate(encoded) if (r := self._refusal(i, ids, sampling, room))}
-        drafts = [
-            Draft(question, completion, ids, completion_seed(seed, question, completion))
-            for question, ids in enumerate(encoded)
-            if question not in refused
-            for completion in range(num_completions)
-        ]
-        yield from refused.items()
-        batch = Batch(self._policy, self._decoder, self._settings.kv, stops, sampling, drafts, room)
+        num_sequences = len(prompts) * num_completions + (turns.num_episodes if turns else 0)
+        room = find_room(self._settings, self._decoder, self._policy.device, num_sequences)
+        intake = Intake(self._policy, sampling, seed, room)
+        batch = Batch(self._policy, self._decoder, self._settings.kv, stops, sampling, room)
+        for index, prompt in enumerate(prompts):
+            if isinstance(drafts := intake.prompt(index, prompt, num_completions), Rejection):
+                yield index, drafts
+            else:
+                batch.add(drafts)
         groups: dict[int, list[Draft]] = {}
-        while not batch.done:
+        ready: list[NextTurn] = []
+        while True:
+            ready += turns.take(wait=batch.done and not ready) if turns else ()
+            if batch.done and not ready:
+                return
+            if turns and len(ready) * READ_SHARE >= batch.num_rows:
+                for turn in ready:
+                    if isinstance(drafts := intake.turn(turn), Rejection):
+                        yield turn.episode, drafts
+                    else:
+                        batch.add(drafts)
+                ready = []
+            if turns:
+                batch.expect({*turns.continuing, *(turn.episode for turn in ready)})
             if self._cancelled():
                 raise Interrupted("generation was cancelled")
-            for draft in batch.step():
+            for draft in batch.step() if not batch.done else ():
+                if draft.episode is not None:
+                    yield draft.episode, self._completions([draft])
+                    continue
                 group = groups.setdefault(draft.question, [])
                 group.append(draft)
                 if len(group) == num_completions:
@@ -72,20 +95,6 @@ class TransformersEngine(PolicyEngine):
 
     def close(self) -> None:
         """Nothing to do: the policy owns model and memory."""
-
-    def _refusal(self, index: int, ids: list[int], sampling: Sampling, room: Room) -> Rejection | None:
-        if not ids:
-            return Rejection(Reason.PROMPT_EMPTY, f"prompt {index} has no tokens")
-        needed = len(ids) + sampling.max_new_tokens
-        asked = f"prompt {index} has {len(ids)} tokens and may grow by {sampling.max_new_tokens}"
-        if needed > self._policy.max_positions:
-            limit = f"{self._policy.name} has {self._policy.max_positions} positions"
-            return Rejection(Reason.PROMPT_TOO_LONG, f"{asked}, {limit}")
-        if not room.fits(needed):
-            return Rejection(
-                Reason.PROMPT_TOO_LONG, f"{asked}, there is room for {room.tokens} less a block of {BLOCK}"
-            )
-        return None
 
     def _completions(self, group: list[Draft]) -> tuple[Completion, ...]:
         return tuple(

@@ -42,17 +42,21 @@ class Draft:
     """One completion in progress: mutable, and private to the engine."""
 
     question: int
-    """Index of its prompt."""
+    """Those with the same one have the same prompt."""
     completion: int
-    """Index in its group."""
+    """Index among them."""
     prompt: list[int]
     seed: int
+    episode: int | None = None
+    """The episode whose next turn it is; None for a completion of a group."""
     ids: list[int] = field(default_factory=list)
     """Tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     routing: list[Routing] = field(default_factory=list)
-    """Experts so far: those of the prefix at its last prefill, then one entry per token."""
+    """Experts so far, in order of the tokens: those of the prefix at its last prefill, then one entry per step."""
+    mixed: bool = False
+    """Whether different weights computed its cache."""
     num_tokens: int = field(init=False)
     """Tokens of prompt and completion so far: the width of its row in the next step. A number, because the scheduler
     asks every row several times a step."""
@@ -118,6 +122,10 @@ class Scheduler:
     def done(self) -> bool:
         """Whether nothing is left to do."""
         return not self._waiting and not any(row.finish_reason is None for row in self.rows)
+
+    def add(self, drafts: Iterable[Draft]) -> None:
+        """Append drafts to the queue; each must fit alone at its maximum length."""
+        self._waiting.extend(drafts)
 
     def upcoming(self) -> Iterable[Draft]:
         """The next drafts to be admitted, in order."""

@@ -51,10 +51,12 @@ class _Step:
 
     rows: Tensor
     """[B]"""
+    read: slice | Tensor
+    """The same rows, as a slice where possible: a view needs no copy."""
     positions: Tensor
-    """[B] position of each row's new token."""
+    """[B, T] positions of each row's new tokens; the last one is repeated in rows with fewer."""
     width: int
-    """Width of the longest row with its new token."""
+    """Width of the longest row with its new tokens."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -87,13 +89,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one token per row, [B, heads, 1, dim] each; returns the rows' content, [B, heads, width, dim]."""
+        """Write new tokens, [B, heads, T, dim] each; returns the rows' content, [B, heads, width, dim]."""
         assert self.step is not None
-        rows, positions, width = self.step.rows, self.step.positions, self.step.width
-        self.keys[rows, :, positions] = key_states[:, :, 0].to(self.keys.dtype)
-        self.values[rows, :, positions] = value_states[:, :, 0].to(self.values.dtype)
-        num_rows = len(rows)
-        return self.keys[:num_rows, :, :width], self.values[:num_rows, :, :width]
+        rows, read, positions, width = self.step.rows[:, None], self.step.read, self.step.positions, self.step.width
+        self.keys[rows, :, positions] = key_states.transpose(1, 2).to(self.keys.dtype)
+        self.values[rows, :, positions] = value_states.transpose(1, 2).to(self.values.dtype)
+        return self.keys[read, :, :width], self.values[read, :, :width]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: shapes are known in advance."""
@@ -104,7 +105,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         """Tokens of the longest row before the step."""
-        return self.step.width - 1 if self.step else 0
+        return self.step.width - self.step.positions.shape[1] if self.step else 0
 
     def get_max_length(self) -> int:
         """None: -1."""
@@ -122,14 +123,22 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._num_slots = 0
         self._capacity = 0
 
+    def num_tokens(self, plan: StepPlan) -> int:
+        """Size of the slots after `arrange`."""
+        num_slots, capacity = self._size(plan)
+        return num_slots * capacity
+
     def arrange(self, plan: StepPlan) -> None:
         """Move rows, then resize for all rows of the plan."""
         if plan.moves:
             sources, targets = torch.tensor(plan.moves, device=self._device).unbind(dim=1)
             for layer in self.layers:
                 layer.move(sources, targets)
-        if plan.num_kept + len(plan.admitted) > self._num_slots or plan.width > self._capacity:
-            self._resize(plan)
+        size = self._size(plan)
+        if size != (self._num_slots, self._capacity):
+            self._num_slots, self._capacity = size
+            for layer in self.layers:
+                layer.resize(*size, plan.num_kept)
 
     def fill(self, rows: Sequence[int], prefix: Prefix) -> None:
         """Write a shared prefix into each of `rows`."""
@@ -137,21 +146,28 @@ class SlotCache(Cache):  # type: ignore[misc]
         for layer, (keys, values) in zip(self.layers, prefix.layers, strict=True):
             layer.write(where, keys, values)
 
-    def at(self, positions: Tensor, width: int) -> SlotCache:
-        """Prepare a forward pass that writes one token per row at `positions` [B]."""
-        step = _Step(torch.arange(len(positions), device=self._device), positions, width)
+    def copy(self, row: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """(keys, values) per layer of a row's first `length` tokens, each [heads, length, dim]."""
+        return [(layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()) for layer in self.layers]
+
+    def at(self, positions: Tensor, width: int, rows: Sequence[int] | None = None) -> SlotCache:
+        """Prepare a forward pass that writes tokens at `positions` [B, T] of `rows` [B]; by default of the first."""
+        read = slice(0, len(positions)) if rows is None else torch.tensor(rows, device=self._device)
+        written = torch.arange(len(positions), device=self._device) if isinstance(read, slice) else read
+        step = _Step(written, read, positions, width)
         for layer in self.layers:
             layer.step = step
         return self
 
-    def _resize(self, plan: StepPlan) -> None:
+    def _size(self, plan: StepPlan) -> tuple[int, int]:
+        """(slots, capacity of each) for all rows of a plan: as now, if that is enough."""
         num_rows = plan.num_kept + len(plan.admitted)
+        if num_rows <= self._num_slots and plan.width <= self._capacity:
+            return self._num_slots, self._capacity
         roomy = blocks(plan.width + plan.width // 4)
-        self._capacity = roomy if num_rows * roomy <= self._room.tokens else blocks(plan.width)
-        affordable = min(self._room.rows, self._room.tokens // self._capacity)
-        self._num_slots = max(num_rows, min(affordable, plan.num_open))
-        for layer in self.layers:
-            layer.resize(self._num_slots, self._capacity, plan.num_kept)
+        capacity = roomy if num_rows * roomy <= self._room.tokens else blocks(plan.width)
+        affordable = min(self._room.rows, self._room.tokens // capacity)
+        return max(num_rows, min(affordable, plan.num_open)), capacity
 
 
 def _resized(old: Tensor, num_slots: int, capacity: int, num_rows: int) -> Tensor:

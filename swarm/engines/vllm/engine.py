@@ -21,6 +21,7 @@ from swarm.engines.vllm.service import VllmService
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
+from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Context, Rejection, Sampling
 
@@ -48,7 +49,12 @@ class VllmEngine(PolicyEngine):
         self._cancelled = cancelled
 
     def stream(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete.
 

@@ -1,0 +1,154 @@
+"""Tokens per second of episodes with several turns, against about as many tokens of single turns.
+
+There are two ways to count as many: `single turns`, a completion for each turn of an episode, with lengths from the
+same distribution and hardly anything to attend to; and `one long turn`, a completion for each episode, as long as all
+its turns unless it happens to end itself. All contenders sample at most 64 sequences at a time, of twice as many
+episodes: of only 64, the last few would take a large part of the time. The environment answers at once: its time is not
+the engine's. `in rounds` is an engine that keeps nothing between two calls: all episodes take a turn in one call, and
+their pasts are read again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from benchmarks.common.report import Row, row
+from benchmarks.engine.generation import Outcome, Workload, random_policy, timed
+from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.environments.config import NumberGuessingTask
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.groups.episodes import Played, Stream, by_generate, play
+from swarm.policy.loading import Policy
+from swarm.types import Actions, EpisodeRef, Grade, Question, Rejection, Sampling, TaskRef, Text
+
+TARGET = 0.8
+CONCURRENT = 64
+"""Sequences at a time."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The episodes, and the single turns of like lengths."""
+
+    turns: Workload
+    num_turns: int = 6
+    observation_tokens: int = 10
+
+    @property
+    def singles(self) -> Workload:
+        """As many completions as the episodes have turns."""
+        turns = self.turns
+        return Workload(
+            turns.num_prompts * self.num_turns,
+            turns.num_completions,
+            turns.prompt_tokens,
+            turns.mean_tokens,
+            turns.max_new_tokens,
+            turns.static_rows,
+        )
+
+    def questions(self) -> list[Question]:
+        """The starts of the episodes."""
+        refs = [EpisodeRef("task", "environment", "", 0, index, "") for index in range(self.turns.num_prompts)]
+        return [Question(ref, text, self.num_turns) for ref, text in zip(refs, self.turns.prompts(), strict=True)]
+
+
+FULL = Episodes(Workload(16, 8, (16, 64), 48, 96, 2 * CONCURRENT))
+QUICK = Episodes(Workload(2, 4, (8, 16), 32, 40, 2 * CONCURRENT), num_turns=3, observation_tokens=8)
+
+
+class Answering(InlineVerifier):
+    """Answers every turn at once with so many letters; no episode ends before its last turn."""
+
+    def __init__(self, episodes: Episodes) -> None:
+        """It has a task, and replays nothing of it."""
+        super().__init__((NumberGuessingTask(),))
+        self._most = episodes.num_turns - 1
+        self._answer = (Text("".join(random.Random(1).choices("abcdefgh", k=episodes.observation_tokens))),)
+
+    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+        """The grade, at once."""
+        turns = [1 if isinstance(actions, str) else len(actions) for actions in texts]
+        verdict: Future[Grade | Rejection] = Future()
+        observations = tuple((self._answer,) * min(number, self._most) for number in turns)
+        verdict.set_result(Grade("", (0.0,) * len(texts), observations=observations))
+        return verdict
+
+
+def turns(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
+    """The rows of one size, with notes."""
+    episodes, policy = QUICK if quick else FULL, random_policy(size)
+    policy.model.config.max_position_embeddings = 1_024  # no episode may end early
+    contenders = {
+        "single turns": lambda *run: _single_turns(episodes, *run),
+        "one long turn": lambda *run: _long_turns(episodes, *run),
+        "episodes": lambda *run: _played(episodes, lambda engine: engine.stream, *run),
+        "episodes in rounds": lambda *run: _played(episodes, by_generate, *run),
+    }
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in contenders}
+    for repeat in range(repeats):
+        for name, contender in contenders.items():
+            outcomes[name].append(timed(contender, policy, episodes.turns, repeat))
+    speeds = {name: [outcome.tokens_per_s for outcome in runs] for name, runs in outcomes.items()}
+    rows = [row(f"{size} parameters: {name}", values, "tokens/s") for name, values in speeds.items()]
+    for name in ("episodes", "episodes in rounds"):
+        for base in ("single turns", "one long turn"):
+            ratios = [value / other for value, other in zip(speeds[name], speeds[base], strict=True)]
+            target = TARGET if name == "episodes" else None
+            rows.append(row(f"{size} parameters: {name} against {base}", ratios, "x", target=target))
+    return rows, [_describe(episodes)]
+
+
+def _describe(episodes: Episodes) -> str:
+    load = episodes.turns
+    return (
+        f"Episodes: {load.num_prompts} questions of {load.prompt_tokens[0]} to {load.prompt_tokens[1]} tokens, "
+        f"{load.num_completions} episodes of each, {episodes.num_turns} turns of at most {load.max_new_tokens} tokens "
+        f"that end at random, {load.mean_tokens} on average without the limit; observations of "
+        f"{episodes.observation_tokens + 2} tokens. At most {CONCURRENT} sequences at a time."
+    )
+
+
+def _settings(load: Workload) -> GenerationSettings:
+    return GenerationSettings(max_batch_sequences=CONCURRENT, max_batch_tokens=load.static_rows * 1_024)
+
+
+def _sampling(load: Workload, policy: Policy) -> Sampling:
+    return Sampling(max_new_tokens=load.max_new_tokens, stop_tokens=tuple(load.stop_tokens(policy)))
+
+
+def _single_turns(episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
+    engine, singles = TransformersEngine(policy, _settings(load)), episodes.singles
+    answers = engine.generate(singles.prompts(), singles.num_completions, _sampling(load, policy), seed)
+    return [len(each.token_ids) for group in answers if not isinstance(group, Rejection) for each in group]
+
+
+def _long_turns(episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
+    tokens = load.mean_tokens * episodes.num_turns * 13 // 16  # the mean with the limit of a turn
+    sampling = Sampling(max_new_tokens=tokens)
+    answers = TransformersEngine(policy, _settings(load)).generate(load.prompts(), load.num_completions, sampling, seed)
+    return [len(each.token_ids) for group in answers if not isinstance(group, Rejection) for each in group]
+
+
+def _played(
+    episodes: Episodes,
+    stream: Callable[[TransformersEngine], Stream],
+    policy: Policy,
+    load: Workload,
+    seed: int,
+) -> list[int]:
+    engine = TransformersEngine(policy, _settings(load))
+    games = play(
+        stream(engine),
+        Answering(episodes),
+        episodes.questions(),
+        load.num_completions,
+        _sampling(load, policy),
+        seed,
+    )
+    completions = [each for _, played in games if isinstance(played, Played) for each in played.completions]
+    return [turn.num_tokens for completion in completions for turn in completion.turns]

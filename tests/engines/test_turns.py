@@ -1,0 +1,206 @@
+"""The turns of episodes: read once, kept while they may go on, and the same samples whether they were kept or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+import torch
+
+from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers.batch import Batch
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.engines.transformers.kept import KeptPrefixes
+from swarm.engines.transformers.slots import Prefix
+from swarm.policy.loading import Policy
+from swarm.protocols import RolloutEngine
+from swarm.types import Completion, Context, NextTurn, Past, Rejection, Sampling, Step, Text
+from tests.engines.models import ARCHITECTURES, make
+from tests.engines.reference import teacher_forced
+from tests.engines.test_transformers import _watch_forward
+
+PROMPTS = ("Guess!", "Guess a number, any number.")
+SAMPLING = Sampling(max_new_tokens=10)
+SHOWN = (Text("higher or lower"),)
+
+
+class Play:
+    """Episodes of so many turns each, two per prompt, whose environment always answers the same, sooner or later."""
+
+    def __init__(self, num_turns: int, late: Callable[[Play, int], bool] = lambda play, episode: False) -> None:
+        """`late`: whether an episode's environment has not answered yet."""
+        self.num_episodes = 2 * len(PROMPTS)
+        self.continuing = set(range(self.num_episodes)) if num_turns > 1 else set()
+        self.answered: list[tuple[NextTurn, Completion]] = []
+        self.refused: set[int] = set()
+        self._num_turns = num_turns
+        self._late = late
+        self._ready = [NextTurn(k, 1, PROMPTS[k // 2]) for k in range(self.num_episodes)]
+        self._asked: dict[int, NextTurn] = {}
+
+    def take(self, wait: bool) -> Sequence[NextTurn]:
+        now = [turn for turn in self._ready if not self._late(self, turn.episode)] or (self._ready if wait else [])
+        self._ready = [turn for turn in self._ready if turn not in now]
+        self._asked |= {turn.episode: turn for turn in now}
+        self.continuing -= {turn.episode for turn in now if turn.number == self._num_turns}
+        return now
+
+    def run(self, engine: RolloutEngine, seed: int = 3) -> list[tuple[NextTurn, Completion]]:
+        """All turns with what was said, by episode and number."""
+        for episode, answers in engine.stream((), 1, SAMPLING, seed, self):
+            if isinstance(answers, Rejection):
+                self.refused.add(episode)
+                self.continuing.discard(episode)
+                continue
+            turn, (said,) = self._asked[episode], answers
+            self.answered.append((turn, said))
+            if turn.number < self._num_turns:
+                self._ready.append(NextTurn(episode, turn.number + 1, after(turn.context, said)))
+        return sorted(self.answered, key=lambda pair: (pair[0].episode, pair[0].number))
+
+
+def after(context: Context, said: Completion) -> Past:
+    past = context if isinstance(context, Past) else Past(context, ())
+    return Past(past.prompt, (*past.steps, Step(said.token_ids, SHOWN)))
+
+
+class Once(Play):
+    """A single turn of an episode, of which nothing was read before."""
+
+    def __init__(self, turn: NextTurn) -> None:
+        super().__init__(1)
+        self._ready = [turn]
+
+
+def alone(policy: Policy, turn: NextTurn, seed: int = 3) -> Completion:
+    """What an engine says that reads the whole past again."""
+    ((_, said),) = Once(turn).run(TransformersEngine(policy, GenerationSettings()), seed)
+    return said
+
+
+def engine_for(policy: Policy, **settings: object) -> TransformersEngine:
+    return TransformersEngine(policy, GenerationSettings(**settings))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_was_kept_gives_the_same_samples_as_reading_it_again(architecture: str) -> None:
+    policy = make(architecture)
+    for turn, said in Play(4).run(engine_for(policy, max_batch_sequences=3)):
+        assert said.token_ids == alone(policy, turn).token_ids
+        expected = teacher_forced(policy, turn.context, said, SAMPLING)
+        assert said.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_every_token_is_read_once(policy: Policy) -> None:
+    engine, shapes = engine_for(policy), []
+    _watch_forward(policy, shapes.append)
+    answered = Play(4).run(engine)
+    longest = max(len(policy.encode_observation(SHOWN, ())), *map(len, PROMPTS))
+    assert max(width for _, width in shapes) <= longest, "no past is read again"
+    played = [(len(policy.encode(turn.context)), len(said.token_ids)) for turn, said in answered if turn.number == 4]
+    assert sum(rows * width for rows, width in shapes) < 1.2 * sum(map(sum, played)), "padding apart"
+
+
+def test_episodes_of_one_prompt_share_its_reading(policy: Policy) -> None:
+    engine, shapes = engine_for(policy), []
+    _watch_forward(policy, shapes.append)
+    Play(1).run(engine)
+    assert [shape[0] for shape in shapes if shape[1] > 1] == [2]
+
+
+def test_kept_reading_stays_within_the_budget_and_what_is_dropped_is_read_again(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    step = Batch.step
+
+    def watched(batch: Batch) -> list[object]:
+        finished = step(batch)
+        slots = batch._cache.layers[0].keys
+        sizes.append(batch._kept.num_tokens + slots.shape[0] * slots.shape[2])
+        return finished
+
+    free = Play(4).run(engine_for(policy))
+    monkeypatch.setattr(Batch, "step", watched)
+    tight = Play(4).run(engine_for(policy, max_batch_tokens=256))
+    assert max(sizes) <= 256
+    assert [said.token_ids for _, said in tight] == [said.token_ids for _, said in free]
+
+
+def test_an_episode_that_waits_for_its_environment_holds_up_no_other(policy: Policy) -> None:
+    def late(play: Play, episode: int) -> bool:
+        others = [turn for turn, _ in play.answered if turn.episode != 0 and turn.number == 3]
+        return episode == 0 and len(others) < 3 and bool(play.answered)
+
+    play = Play(3, late)
+    in_order = play.run(engine_for(policy))
+    assert [turn.number for turn, _ in play.answered if turn.episode == 0] == [1, 2, 3]
+    assert [turn.episode for turn, _ in play.answered[-2:]] == [0, 0]
+    undisturbed = Play(3).run(engine_for(policy))
+    assert [said.token_ids for _, said in in_order] == [said.token_ids for _, said in undisturbed]
+
+
+def test_an_episode_without_room_is_refused_and_the_others_go_on(policy: Policy) -> None:
+    play = Play(40)
+    answered = play.run(engine_for(policy))
+    assert play.refused == set(range(4)), "512 positions do not hold 40 turns"
+    assert {turn.episode for turn, _ in answered} == play.refused
+
+
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_after_a_change_of_weights_a_turn_reads_its_past_with_the_new_ones(policy: Policy, kv: str) -> None:
+    """Also where the change came in the middle of the turn before."""
+    torch.manual_seed(1)
+    new = {name: value + 0.05 * torch.randn_like(value) for name, value in policy.model.state_dict().items()}
+    steps = iter(range(10**6))
+
+    def between_steps() -> bool:
+        if next(steps) == 15:
+            engine.swap(new, version=1)
+        return False
+
+    engine = TransformersEngine(policy, GenerationSettings(kv=kv), between_steps)
+    answered = Play(4).run(engine)
+    assert {len(said.versions) for _, said in answered} == {1, 2}
+    late = [(turn, said) for turn, said in answered if said.versions[0].version == 1 and turn.number > 1]
+    assert late and policy.version == 1
+    for turn, said in late:
+        assert said.logprobs == pytest.approx(teacher_forced(policy, turn.context, said, SAMPLING), abs=1e-4)
+
+
+def test_memory_that_runs_out_drops_what_was_kept_and_changes_nothing(policy: Policy) -> None:
+    engine = engine_for(policy)
+    expected = [said.token_ids for _, said in Play(3).run(engine)]
+    passes = count()
+
+    def fail_once(shape: torch.Size) -> None:
+        if next(passes) == 25:
+            raise torch.OutOfMemoryError("injected")
+
+    _watch_forward(policy, fail_once)
+    assert [said.token_ids for _, said in Play(3).run(engine)] == expected
+    assert next(passes) > 25
+
+
+def prefix(length: int) -> Prefix:
+    return Prefix([], length)
+
+
+def test_the_oldest_is_dropped_first_and_only_what_continues_is_found() -> None:
+    kept = KeptPrefixes()
+    for episode in range(3):
+        kept.put(episode, [episode, 7], prefix(2))
+    assert kept.num_tokens == 6
+    kept.shrink(5)
+    assert 0 not in kept and kept.num_tokens == 4
+    assert kept.take(1, [1, 8, 9]) is None and 1 not in kept, "other tokens are another past"
+    assert kept.take(2, [2, 7, 9]) == prefix(2)
+    assert kept.num_tokens == 0
+    kept.put(4, [1], prefix(1))
+    kept.put(4, [1, 2], prefix(2))
+    kept.put(5, [1], prefix(1))
+    kept.retain({5})
+    assert kept.num_tokens == 1 and 5 in kept
+    kept.clear()
+    assert kept.num_tokens == 0
