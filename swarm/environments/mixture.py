@@ -150,10 +150,10 @@ class TaskMixture:
         try:
             question = self.recall(ref)
             # Equal episodes end alike; short games have many.
-            each = {actions: replay(self._begin(ref), actions, question.max_turns) for actions in dict.fromkeys(texts)}
+            found = {text: replay(self._begin(ref), text, question.max_turns) for text in dict.fromkeys(texts)}
         except Refusal as refusal:
             return Rejection(refusal.reason, refusal.detail)
-        replays = [each[actions] for actions in texts]
+        replays = [found[text] for text in texts]
         observations = tuple(each.observations for each in replays)
         rewards, parts = self._combined(ref.task, texts, tuple(each.reward for each in replays))
         return Grade(
