@@ -337,6 +337,22 @@ def tasks_try(
     try_tasks(config, pairs, questions, as_json, _console())
 
 
+@tasks_app.command("strategy")
+def tasks_strategy(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(help="YAML configuration with a task of Kuhn poker.")],
+    model: ModelOption = None,
+    hands: Annotated[int, typer.Option(min=1, help="Hands to play.")] = 2_000,
+    name: Annotated[str, typer.Option(help="Name of the opponent.")] = "earlier",
+) -> None:
+    """Print how a model plays Kuhn poker: an opponent for a later run's `strategies`."""
+    pairs = [*_given({"policy.model": model}), *_fields(context)]
+    _check(config, pairs)
+    from nodes.commands.tasks.strategy import print_strategy
+
+    print_strategy(config, pairs, hands, name)
+
+
 @app.command()
 def losses() -> None:
     """List the objectives with equation and paper."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from swarm.errors import ConfigError
 
 FIELD_COMMANDS = frozenset(
-    {"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep", "tasks try"}
+    {"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep", "tasks try", "tasks strategy"}
 )
 """Commands with a configuration, whose fields may be given as options."""
 
@@ -26,7 +26,7 @@ def rewrite(given: Sequence[str]) -> tuple[list[str], Fields]:
     arguments, fields = split_fields(given)
     if several := SEVERAL.get(arguments[0] if arguments else ""):
         arguments = repeat_option(arguments, several)
-    if arguments[:1] == ["tasks"] and arguments[1:2] not in (["list"], ["try"], ["--help"]):
+    if arguments[:1] == ["tasks"] and arguments[1:2] not in (["list"], ["try"], ["strategy"], ["--help"]):
         arguments.insert(1, "list")
     if fields and not FIELD_COMMANDS & {*arguments[:1], " ".join(arguments[:2])}:
         raise ConfigError(f"--{fields[0][0]} is a configuration field, which this command does not accept")

@@ -19,6 +19,7 @@ BENCHMARKS = (
     "network",
     "overlap",
     "poison",
+    "poker",
     "resilience",
     "scale",
     "sharing",

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
+from swarm.environments.episodes.poker.strategies import SITUATIONS, STRATEGIES
 from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
 from swarm.environments.rewards import MAX_REWARDS, JudgeReward, RewardPart, check_rewards
 from swarm.foreign import NAME_CHARS, is_name
@@ -287,6 +288,73 @@ class NumberGuessingTask(EnvironmentTask):
     """The numbers are 1 to this."""
 
 
+class PokerTask(EnvironmentTask):
+    """What both poker games have. A hand not over after `max_turns`, and an answer that fails, lose the whole stack."""
+
+    style: Literal["words", "compact"] = "words"
+    """`words`: sentences with rules and moves; `compact`: a few characters, for embedded policies, which write a move's
+    number. In Kuhn poker the jack is then hand 1, the queen hand 2 and the king hand 3."""
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class KuhnTask(PokerTask):
+    """Kuhn poker against scripted opponents. The reward is the chips won, from -2 to 2, scaled to [0, 1]. Needs the
+    extra `poker`."""
+
+    kind: Literal["kuhn_poker"]
+    name: TaskName = "kuhn_poker"
+    """Name in this run."""
+    max_turns: int = Field(2, ge=2, le=MAX_TURNS)
+    """A hand has at most two."""
+    opponents: tuple[str, ...] = Field(("random", "caller", "tight", "aggressive", "nash"), min_length=1, max_length=16)
+    """One of them plays each hand: `random`; `caller`, who never bets and never folds; `tight`, who only plays the
+    king; `aggressive`, who always bets or calls; `nash`, an equilibrium; or a name in `strategies`."""
+    strategies: dict[TaskName, dict[str, Probability]] = Field({}, max_length=16)
+    """Further opponents by name, such as earlier selves of the policy: the probability of betting or calling in each of
+    the twelve situations `J`, `Jc`, `Jb`, `Jcb`, `Q`, ...: a card, then what happened before, `c` for a check and `b`
+    for a bet."""
+
+    @property
+    def chosen(self) -> dict[str, Mapping[str, float]]:
+        """The strategies of `opponents`."""
+        known = {**STRATEGIES, **self.strategies}
+        return {name: known[name] for name in self.opponents}
+
+    @model_validator(mode="after")
+    def _every_opponent_has_a_whole_strategy(self) -> KuhnTask:
+        for name, strategy in self.strategies.items():
+            if name in STRATEGIES or set(strategy) != set(SITUATIONS):
+                raise ValueError(
+                    f"strategies.{name} must have another name than a scripted opponent, and the situations "
+                    f"{', '.join(SITUATIONS)}"
+                )
+        if unknown := sorted(set(self.opponents) - STRATEGIES.keys() - self.strategies.keys()):
+            raise ValueError(
+                f"no such opponents: {', '.join(unknown)}; there are {', '.join([*STRATEGIES, *self.strategies])}"
+            )
+        return self
+
+
+class HoldemTask(PokerTask):
+    """Heads-up no-limit Texas hold'em against scripted opponents. The reward is the chips won, from minus to plus the
+    stack, scaled to [0, 1]. Needs the extra `poker`."""
+
+    kind: Literal["holdem"]
+    name: TaskName = "holdem"
+    """Name in this run."""
+    max_turns: int = Field(16, ge=1, le=MAX_TURNS)
+    """The policy's decisions in a hand."""
+    opponents: tuple[Literal["random", "caller", "tight", "aggressive"], ...] = Field(
+        ("random", "caller", "tight", "aggressive"), min_length=1, max_length=16
+    )
+    """One of them plays each hand: `random`; `caller`, who never raises and never folds; `tight`, who folds all but
+    good hands and raises great ones; `aggressive`, who mostly raises by the pot and never folds."""
+    stack: int = Field(40, ge=4, le=10_000)
+    """Chips of each player; the blinds are 1 and 2."""
+
+
 class PythonTask(QuestionSettings):
     """A task of one's own: a subclass of `swarm.environments.task.Task`. Every member needs the same code."""
 
@@ -302,7 +370,10 @@ class PythonTask(QuestionSettings):
     reward: RewardSettings = RewardSettings(threshold=None)
 
 
-TaskConfig = Annotated[ReasoningGymTask | DatasetTask | PythonTask | NumberGuessingTask, Field(discriminator="kind")]
+TaskConfig = Annotated[
+    ReasoningGymTask | DatasetTask | PythonTask | NumberGuessingTask | KuhnTask | HoldemTask,
+    Field(discriminator="kind"),
+]
 
 CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target"})
 """The field that names code of one's own, by kind of task."""

@@ -9,6 +9,8 @@ from itertools import accumulate
 
 from swarm.environments.config import (
     DatasetTask,
+    HoldemTask,
+    KuhnTask,
     NumberGuessingTask,
     PythonTask,
     ReasoningGymTask,
@@ -25,7 +27,7 @@ from swarm.environments.sources.stored import StoredRows
 from swarm.environments.tools.base import Tool
 from swarm.environments.tools.calculator import Calculator
 from swarm.errors import Refusal, TaskError
-from swarm.protocols import Episode, TaskSource
+from swarm.protocols import Environment, Episode, TaskSource
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Question, Rejection, TaskRef
 
@@ -38,6 +40,8 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, NumberGuessingTask):
         return EnvironmentSource(config, lambda: NumberGuessing(config.highest), counts)
+    if isinstance(config, KuhnTask | HoldemTask):
+        return EnvironmentSource(config, _poker(config), counts)
     source = _make_questions(config, counts, stored)
     return source if config.tool is None else ToolSource(source, _make_tool(config.tool), config.max_turns)
 
@@ -67,6 +71,18 @@ def _make_tool(name: str) -> Tool | None:
     from swarm.environments.tools.python import PythonTool
 
     return PythonTool()
+
+
+def _poker(config: KuhnTask | HoldemTask) -> Callable[[], Environment]:
+    try:
+        from swarm.environments.episodes.poker.holdem import Holdem
+        from swarm.environments.episodes.poker.kuhn import Kuhn
+    except ImportError as error:
+        raise TaskError(f'task {config.name!r} needs PokerKit ({error}): pip install "swarm[poker]"') from error
+    compact = config.style == "compact"
+    if isinstance(config, KuhnTask):
+        return lambda: Kuhn(config.chosen, compact)
+    return lambda: Holdem(config.opponents, config.stack, compact)
 
 
 class TaskMixture:
@@ -133,9 +149,11 @@ class TaskMixture:
         """Grade one group by replaying its episodes; a refused reference or episode is a result, not an error."""
         try:
             question = self.recall(ref)
-            replays = [replay(self._begin(ref), actions, question.max_turns) for actions in texts]
+            # Equal episodes end alike; short games have many.
+            found = {text: replay(self._begin(ref), text, question.max_turns) for text in dict.fromkeys(texts)}
         except Refusal as refusal:
             return Rejection(refusal.reason, refusal.detail)
+        replays = [found[text] for text in texts]
         observations = tuple(each.observations for each in replays)
         rewards, parts = self._combined(ref.task, texts, tuple(each.reward for each in replays))
         return Grade(
