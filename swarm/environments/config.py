@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, TypeAdapter, model_validator
+from pydantic import AfterValidator, Field, JsonValue, TypeAdapter, model_validator
 
 from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
 from swarm.environments.rewards import MAX_REWARDS, JudgeReward, RewardPart, check_rewards
+from swarm.environments.scoring.answer_guard import is_safe_option
 from swarm.foreign import NAME_CHARS, is_name
 from swarm.settings import Settings
 from swarm.types import MAX_TURNS
@@ -26,6 +27,7 @@ MAX_HUB_ID_CHARS = 96
 MAX_HUB_NAME_CHARS = 128
 
 TaskName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=f"^[{NAME_CHARS}]+$")]
+GameName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=r"^[A-Za-z0-9][\w./-]*$")]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 Each = Annotated[tuple[Template, ...], Field(min_length=2, max_length=MAX_CHOICES)]
@@ -33,6 +35,17 @@ Each = Annotated[tuple[Template, ...], Field(min_length=2, max_length=MAX_CHOICE
 
 Target = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+(:[A-Za-z_]\w*)?$")]
 """Code of one's own, as in `swarm/environments/code.py`."""
+
+
+def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    for name, value in settings.items():
+        if not (is_safe_option(value) or (isinstance(value, str) and is_hub_id(value))):
+            raise ValueError(f"{name} must be plain words, numbers or OWNER/NAME on the hub, got {value!r:.200}")
+    return settings
+
+
+LibrarySettings = Annotated[dict[str, JsonValue], AfterValidator(_plain)]
+"""What another library's code is given: neither code nor paths."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 
@@ -287,6 +300,36 @@ class NumberGuessingTask(EnvironmentTask):
     """The numbers are 1 to this."""
 
 
+class TextArenaTask(EnvironmentTask):
+    """A game of TextArena for one player; needs the extra `textarena`. Reward: the game's own, cut to [0, 1]."""
+
+    kind: Literal["textarena"] = "textarena"
+    max_turns: int = Field(16, ge=1, le=MAX_TURNS)
+    """Moves, invalid ones included."""
+    game: GameName
+    """TextArena's name of the game, e.g. `TowerOfHanoi-v0`."""
+    settings: LibrarySettings = {}
+    """Arguments of the game's class, e.g. `num_disks: 4`."""
+
+
+class VerifiersTask(EnvironmentTask):
+    """An environment of the verifiers library in which one agent talks; needs the extra `verifiers`, and every member
+    the same code. Reward: the weighted sum of the environment's, cut to [0, 1]."""
+
+    kind: Literal["verifiers"]
+    target: Target
+    """The taskset of an installed package, e.g. `reverse_text.taskset:ReverseTextTaskset`."""
+    settings: LibrarySettings = {}
+    """Values for the fields of the taskset's configuration."""
+    rows: int = Field(1_000, ge=1, le=100_000)
+    """Most rows of the taskset; episodes begin with one of the first so many."""
+
+    @property
+    def options(self) -> dict[str, JsonValue]:
+        """As above; the code is not named by its place, which differs between members."""
+        return self.model_dump(mode="json", exclude={"kind", "name", "weight", "target"})
+
+
 class PythonTask(QuestionSettings):
     """A task of one's own: a subclass of `swarm.environments.task.Task`. Every member needs the same code."""
 
@@ -302,9 +345,12 @@ class PythonTask(QuestionSettings):
     reward: RewardSettings = RewardSettings(threshold=None)
 
 
-TaskConfig = Annotated[ReasoningGymTask | DatasetTask | PythonTask | NumberGuessingTask, Field(discriminator="kind")]
+TaskConfig = Annotated[
+    ReasoningGymTask | DatasetTask | PythonTask | NumberGuessingTask | TextArenaTask | VerifiersTask,
+    Field(discriminator="kind"),
+]
 
-CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target"})
+CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target", "verifiers": "target"})
 """The field that names code of one's own, by kind of task."""
 
 
@@ -321,7 +367,7 @@ def judge_of(config: Settings) -> JudgeReward | None:
 def code_of(config: Settings) -> str | None:
     """The code of one's own that a task runs, if any."""
     match config:
-        case PythonTask():
+        case PythonTask() | VerifiersTask():
             return config.target
         case DatasetTask():
             return config.scorer

@@ -13,6 +13,8 @@ from swarm.environments.config import (
     PythonTask,
     ReasoningGymTask,
     TaskConfig,
+    TextArenaTask,
+    VerifiersTask,
     rewards_of,
 )
 from swarm.environments.digests import draw
@@ -38,6 +40,14 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, NumberGuessingTask):
         return EnvironmentSource(config, lambda: NumberGuessing(config.highest), counts)
+    if isinstance(config, TextArenaTask):
+        from swarm.environments.adapters.textarena import VERSION, textarena_games
+
+        return EnvironmentSource(config, textarena_games(config), counts, VERSION)
+    if isinstance(config, VerifiersTask):
+        from swarm.environments.adapters.verifiers import code_name, verifiers_episodes
+
+        return EnvironmentSource(config, verifiers_episodes(config, stored), counts, code_name(config))
     source = _make_questions(config, counts, stored)
     return source if config.tool is None else ToolSource(source, _make_tool(config.tool), config.max_turns)
 

@@ -36,7 +36,7 @@ FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".pa
 _ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
 _STAND_IN = "owner/name"
 """A path with which the other settings of a task on local files are checked as strictly as those of a public one."""
-_KINDS = frozenset({"reasoning_gym", "dataset", "python", "number_guessing"})
+_KINDS = frozenset({"reasoning_gym", "dataset", "python", "number_guessing", "textarena", "verifiers"})
 
 
 def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
