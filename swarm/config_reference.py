@@ -12,14 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig
-from swarm.environments.config import (
-    DatasetTask,
-    HoldemTask,
-    KuhnTask,
-    NumberGuessingTask,
-    PythonTask,
-    ReasoningGymTask,
-)
+from swarm.environments.config import TASKS
 from swarm.environments.rewards import AnswerReward, FormatReward, JudgeReward, OverlongReward
 from swarm.environments.tiny import TINY_TASKS
 from swarm.sapo.mixing.policies import POLICIES
@@ -39,8 +32,7 @@ def reference() -> str:
     sections = [HEADER]
     for title, model in _groups(NodeConfig, "Node"):
         sections.append(f"## {title}\n\n{_summary(model)}\n\n{_table(model)}")
-    for task in (ReasoningGymTask, DatasetTask, PythonTask, NumberGuessingTask, KuhnTask, HoldemTask):
-        kind = get_args(task.model_fields["kind"].annotation)[0]
+    for kind, task in TASKS.items():
         sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task)}")
     for reward in (AnswerReward, FormatReward, OverlongReward, JudgeReward):
         kind = get_args(reward.model_fields["kind"].annotation)[0]

@@ -42,7 +42,14 @@ ALLOWED = {
     "swarm/protocols.py": {"swarm.reasons", "swarm.types"},
     "swarm/evaluation.py": PURE | {"swarm.groups"},
     "swarm/suites": PURE
-    | {"swarm.suites", "swarm.environments.config", "swarm.evaluation", "swarm.groups", "swarm.telemetry.records"},
+    | {
+        "swarm.suites",
+        "swarm.environments.config",
+        "swarm.environments.fields",
+        "swarm.evaluation",
+        "swarm.groups",
+        "swarm.telemetry.records",
+    },
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/environments": PURE | {"swarm.environments"},

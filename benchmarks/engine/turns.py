@@ -19,7 +19,7 @@ from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import Outcome, Workload, random_policy, timed
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.environments.config import NumberGuessingTask
+from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import Played, Stream, by_generate, play
 from swarm.policy.loading import Policy

@@ -21,7 +21,7 @@ from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from nodes.simulation.members import Member
 from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig, load_config
-from swarm.environments.config import HoldemTask, KuhnTask
+from swarm.environments.episodes.config import HoldemTask, KuhnTask
 from swarm.environments.episodes.poker.heads_up import net_chips
 from swarm.environments.episodes.poker.kuhn import STACK
 from swarm.environments.episodes.poker.strategies import STRATEGIES

@@ -21,7 +21,7 @@ from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
-from swarm.environments.config import is_hub_id
+from swarm.environments.fields import is_hub_id
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, Interrupted

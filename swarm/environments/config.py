@@ -5,35 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
-from swarm.environments.episodes.poker.strategies import SITUATIONS, STRATEGIES
+from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
+from swarm.environments.fields import (
+    MAX_HUB_ID_CHARS,
+    MAX_HUB_NAME_CHARS,
+    MAX_TARGET_CHARS,
+    Target,
+    TaskName,
+    Weight,
+    is_hub_id,
+    is_hub_name,
+)
 from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
 from swarm.environments.rewards import MAX_REWARDS, JudgeReward, RewardPart, check_rewards
-from swarm.foreign import NAME_CHARS, is_name
 from swarm.settings import Settings
 from swarm.types import MAX_TURNS
 
-MAX_TASK_NAME_CHARS = 64
-MAX_WEIGHT = 1e6
 MAX_TEMPLATE_CHARS = 16_384
 MAX_PATTERN_CHARS = 1_024
 MAX_CHOICES = 26
 """Of one question: the letters."""
-MAX_TARGET_CHARS = 512
-MAX_HUB_ID_CHARS = 96
-MAX_HUB_NAME_CHARS = 128
-
-TaskName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=f"^[{NAME_CHARS}]+$")]
-Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 Each = Annotated[tuple[Template, ...], Field(min_length=2, max_length=MAX_CHOICES)]
 """Something for each choice."""
-
-Target = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+(:[A-Za-z_]\w*)?$")]
-"""Code of one's own, as in `swarm/environments/code.py`."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 
@@ -239,120 +237,11 @@ class DatasetTask(QuestionSettings):
         if not is_hub_id(self.path):
             raise ValueError(f"path must be OWNER/NAME of a data set on the hub, got {self.path[:MAX_HUB_ID_CHARS]!r}")
         for field, value in (("subset", self.subset), ("revision", self.revision)):
-            if value is not None and not _is_hub_name(value):
+            if value is not None and not is_hub_name(value):
                 raise ValueError(f"{field} must be a name on the hub, got {value[:MAX_HUB_NAME_CHARS]!r}")
         if re.fullmatch(r"[\w.+:%\[\]-]{1,128}", self.split, re.ASCII) is None:
             raise ValueError(f"split must be like train or train[:10%], got {self.split[:MAX_HUB_NAME_CHARS]!r}")
         return self
-
-
-def is_hub_id(path: str) -> bool:
-    """Whether a path is `OWNER/NAME` by the hub's rules, and thus not a file, a URL or a packaged builder's name."""
-    word = r"\w(?:[\w.-]*\w)?"
-    plain = len(path) <= MAX_HUB_ID_CHARS and re.fullmatch(f"{word}/{word}", path, re.ASCII) is not None
-    return plain and "--" not in path and ".." not in path and not path.endswith((".git", ".py"))
-
-
-def _is_hub_name(text: str) -> bool:
-    return is_name(text, MAX_HUB_NAME_CHARS) and ".." not in text and not text.startswith(("/", "~"))
-
-
-class EnvironmentTask(Settings):
-    """What all tasks on environments have: episodes of several turns."""
-
-    kind: str
-    name: TaskName
-    """Name in this run."""
-    weight: Weight = 1.0
-    max_turns: int = Field(8, ge=1, le=MAX_TURNS)
-    """Turns of the policy after which an episode is over, without a return."""
-
-    @property
-    def options(self) -> dict[str, JsonValue]:
-        """All that decides how an episode goes: members of a run must agree on it."""
-        return self.model_dump(mode="json", exclude={"kind", "name", "weight"})
-
-
-class NumberGuessingTask(EnvironmentTask):
-    """Guess a hidden number; each guess is answered with higher or lower. Reward 1 for finding it, else 0.
-
-    With halving, three turns always suffice for seven numbers; without using the answers they suffice for three.
-    """
-
-    kind: Literal["number_guessing"] = "number_guessing"
-    name: TaskName = "number_guessing"
-    """Name in this run."""
-    max_turns: int = Field(3, ge=1, le=MAX_TURNS)
-    """Guesses."""
-    highest: int = Field(7, ge=2, le=10**6)
-    """The numbers are 1 to this."""
-
-
-class PokerTask(EnvironmentTask):
-    """What both poker games have. A hand not over after `max_turns`, and an answer that fails, lose the whole stack."""
-
-    style: Literal["words", "compact"] = "words"
-    """`words`: sentences with rules and moves; `compact`: a few characters, for embedded policies, which write a move's
-    number. In Kuhn poker the jack is then hand 1, the queen hand 2 and the king hand 3."""
-
-
-Probability = Annotated[float, Field(ge=0, le=1)]
-
-
-class KuhnTask(PokerTask):
-    """Kuhn poker against scripted opponents. The reward is the chips won, from -2 to 2, scaled to [0, 1]. Needs the
-    extra `poker`."""
-
-    kind: Literal["kuhn_poker"]
-    name: TaskName = "kuhn_poker"
-    """Name in this run."""
-    max_turns: int = Field(2, ge=2, le=MAX_TURNS)
-    """A hand has at most two."""
-    opponents: tuple[str, ...] = Field(("random", "caller", "tight", "aggressive", "nash"), min_length=1, max_length=16)
-    """One of them plays each hand: `random`; `caller`, who never bets and never folds; `tight`, who only plays the
-    king; `aggressive`, who always bets or calls; `nash`, an equilibrium; or a name in `strategies`."""
-    strategies: dict[TaskName, dict[str, Probability]] = Field({}, max_length=16)
-    """Further opponents by name, such as earlier selves of the policy: the probability of betting or calling in each of
-    the twelve situations `J`, `Jc`, `Jb`, `Jcb`, `Q`, ...: a card, then what happened before, `c` for a check and `b`
-    for a bet."""
-
-    @property
-    def chosen(self) -> dict[str, Mapping[str, float]]:
-        """The strategies of `opponents`."""
-        known = {**STRATEGIES, **self.strategies}
-        return {name: known[name] for name in self.opponents}
-
-    @model_validator(mode="after")
-    def _every_opponent_has_a_whole_strategy(self) -> KuhnTask:
-        for name, strategy in self.strategies.items():
-            if name in STRATEGIES or set(strategy) != set(SITUATIONS):
-                raise ValueError(
-                    f"strategies.{name} must have another name than a scripted opponent, and the situations "
-                    f"{', '.join(SITUATIONS)}"
-                )
-        if unknown := sorted(set(self.opponents) - STRATEGIES.keys() - self.strategies.keys()):
-            raise ValueError(
-                f"no such opponents: {', '.join(unknown)}; there are {', '.join([*STRATEGIES, *self.strategies])}"
-            )
-        return self
-
-
-class HoldemTask(PokerTask):
-    """Heads-up no-limit Texas hold'em against scripted opponents. The reward is the chips won, from minus to plus the
-    stack, scaled to [0, 1]. Needs the extra `poker`."""
-
-    kind: Literal["holdem"]
-    name: TaskName = "holdem"
-    """Name in this run."""
-    max_turns: int = Field(16, ge=1, le=MAX_TURNS)
-    """The policy's decisions in a hand."""
-    opponents: tuple[Literal["random", "caller", "tight", "aggressive"], ...] = Field(
-        ("random", "caller", "tight", "aggressive"), min_length=1, max_length=16
-    )
-    """One of them plays each hand: `random`; `caller`, who never raises and never folds; `tight`, who folds all but
-    good hands and raises great ones; `aggressive`, who mostly raises by the pot and never folds."""
-    stack: int = Field(40, ge=4, le=10_000)
-    """Chips of each player; the blinds are 1 and 2."""
 
 
 class PythonTask(QuestionSettings):
@@ -371,11 +260,23 @@ class PythonTask(QuestionSettings):
 
 
 TaskConfig = Annotated[
-    ReasoningGymTask | DatasetTask | PythonTask | NumberGuessingTask | KuhnTask | HoldemTask,
+    ReasoningGymTask
+    | DatasetTask
+    | PythonTask
+    | NumberGuessingTask
+    | KuhnTask
+    | HoldemTask
+    | TextArenaTask
+    | VerifiersTask,
     Field(discriminator="kind"),
 ]
 
-CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target"})
+TASKS: Mapping[str, type[Settings]] = MappingProxyType(
+    {get_args(each.model_fields["kind"].annotation)[0]: each for each in get_args(get_args(TaskConfig)[0])}
+)
+"""By kind."""
+
+CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target", "verifiers": "target"})
 """The field that names code of one's own, by kind of task."""
 
 
@@ -392,7 +293,7 @@ def judge_of(config: Settings) -> JudgeReward | None:
 def code_of(config: Settings) -> str | None:
     """The code of one's own that a task runs, if any."""
     match config:
-        case PythonTask():
+        case PythonTask() | VerifiersTask():
             return config.target
         case DatasetTask():
             return config.scorer

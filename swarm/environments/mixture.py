@@ -7,17 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from swarm.environments.config import (
-    DatasetTask,
-    HoldemTask,
-    KuhnTask,
-    NumberGuessingTask,
-    PythonTask,
-    ReasoningGymTask,
-    TaskConfig,
-    rewards_of,
-)
+from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, rewards_of
 from swarm.environments.digests import draw
+from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
 from swarm.environments.episodes.source import EnvironmentSource
@@ -42,6 +34,14 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
         return EnvironmentSource(config, lambda: NumberGuessing(config.highest), counts)
     if isinstance(config, KuhnTask | HoldemTask):
         return EnvironmentSource(config, _poker(config), counts)
+    if isinstance(config, TextArenaTask):
+        from swarm.environments.adapters.textarena import VERSION, textarena_games
+
+        return EnvironmentSource(config, textarena_games(config), counts, VERSION)
+    if isinstance(config, VerifiersTask):
+        from swarm.environments.adapters.verifiers import code_name, verifiers_episodes
+
+        return EnvironmentSource(config, verifiers_episodes(config, stored), counts, code_name(config))
     source = _make_questions(config, counts, stored)
     return source if config.tool is None else ToolSource(source, _make_tool(config.tool), config.max_turns)
 

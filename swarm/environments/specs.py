@@ -16,8 +16,9 @@ from typing import cast
 from pydantic import TypeAdapter, ValidationError
 
 from swarm.environments.code import code_digest, is_offered, resolved
-from swarm.environments.config import CODE_FIELDS, TOOL_REQUESTS, DatasetTask, TaskConfig, code_of, is_hub_id, unshared
+from swarm.environments.config import CODE_FIELDS, TASKS, TOOL_REQUESTS, DatasetTask, TaskConfig, code_of, unshared
 from swarm.environments.digests import content_digest
+from swarm.environments.fields import is_hub_id
 from swarm.errors import TaskError
 from swarm.foreign import clean
 from swarm.types import TaskSpec
@@ -36,7 +37,6 @@ FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".pa
 _ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
 _STAND_IN = "owner/name"
 """A path with which the other settings of a task on local files are checked as strictly as those of a public one."""
-_KINDS = frozenset({"reasoning_gym", "dataset", "python", "number_guessing", "kuhn_poker", "holdem"})
 
 
 def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
@@ -64,7 +64,7 @@ def why_left_out(
     spec: TaskSpec, files: Mapping[str, Path] | None = None, code: Mapping[str, str] | None = None
 ) -> str | None:
     """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
-    if spec.kind not in _KINDS:
+    if spec.kind not in TASKS:
         return f"this version of swarm knows no tasks of the kind {spec.kind}; a later one may"
     if spec.settings.get("tool") not in (None, *TOOL_REQUESTS):
         return "it uses a tool that this version of swarm does not know, or one of the run's founder alone"

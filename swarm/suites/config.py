@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, ValidationError
 
-from swarm.environments.config import DatasetTask, TaskConfig, TaskName
+from swarm.environments.config import DatasetTask, TaskConfig
+from swarm.environments.fields import TaskName
 from swarm.errors import ConfigError
 from swarm.settings import Settings
 from swarm.types import Sampling

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import NumberGuessingTask, TaskConfig, VerificationSettings
+from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import MAX_OBSERVATION_CHARS, Replay, replay
 from swarm.environments.episodes.source import EnvironmentSource

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import DatasetTask, NumberGuessingTask, PythonTask, ReasoningGymTask, TaskConfig
+from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig
+from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.trust.accounts import OFFENCES

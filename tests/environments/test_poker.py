@@ -12,7 +12,8 @@ from pokerkit import Card
 from pydantic import ValidationError
 
 from benchmarks.poker.exact import CARDS, best_response, first_players_value, value
-from swarm.environments.config import HoldemTask, KuhnTask, TaskConfig, VerificationSettings
+from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.episodes.config import HoldemTask, KuhnTask
 from swarm.environments.episodes.poker.heads_up import HeadsUp, net_chips, reward
 from swarm.environments.episodes.poker.holdem import Holdem
 from swarm.environments.episodes.poker.kuhn import STACK, Kuhn

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.environments.config import DatasetTask, ReasoningGymTask, is_hub_id
+from swarm.environments.config import DatasetTask, ReasoningGymTask
 from swarm.environments.digests import digest
+from swarm.environments.fields import is_hub_id
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.specs import from_specs, is_founders_own, is_on_disk, to_specs, why_left_out
 from swarm.errors import TaskError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodes.commands.tasks.strategy import print_strategy, strategy
-from swarm.environments.config import KuhnTask
+from swarm.environments.episodes.config import KuhnTask
 from swarm.environments.episodes.poker.strategies import SITUATIONS
 from swarm.errors import ConfigError
 from swarm.types import Answers, Completion, Past, Sampling, as_text, observation_text

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from nodes.cli import main
 from nodes.commands.tasks.trial import Episode, _describe, play
-from swarm.environments.config import NumberGuessingTask, PythonTask
+from swarm.environments.config import PythonTask
+from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.policy.loading import Policy
 from swarm.reasons import Reason

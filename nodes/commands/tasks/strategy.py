@@ -11,7 +11,7 @@ import yaml
 
 from swarm.config import load_config
 from swarm.engines.choice import choose_engine, open_engine
-from swarm.environments.config import KuhnTask
+from swarm.environments.episodes.config import KuhnTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
 from swarm.groups.episodes import Played, by_generate, play

@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from swarm.environments.config import EnvironmentTask
-from swarm.environments.digests import check_options, digest, question_hash
+from swarm.environments.digests import check_options, digest, question_hash, with_code
+from swarm.environments.episodes.config import EnvironmentTask
 from swarm.environments.sources.again import made_again
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
@@ -20,12 +20,18 @@ logger = logging.getLogger(__name__)
 class EnvironmentSource:
     """Starts of episodes, made and found again by reference, as `TaskSource` does with questions."""
 
-    def __init__(self, config: EnvironmentTask, make: Callable[[], Environment], counts: Counter[str]) -> None:
-        """`make` returns an environment with the options of `config`; `counts` gets its failures."""
+    def __init__(
+        self, config: EnvironmentTask, make: Callable[[], Environment], counts: Counter[str], library: str = ""
+    ) -> None:
+        """`make` returns an environment with the options of `config`; `counts` gets its failures.
+
+        `library` names foreign code that plays and its version: members need the same.
+        """
         self.name = config.name
         self._kind = config.kind
         self._max_turns = config.max_turns
-        self._options_digest = digest(config.kind, config.options)
+        options = digest(config.kind, config.options)
+        self._options_digest = with_code(options, digest("library", library)) if library else options
         self._make = make
         self._counts = counts
 
@@ -51,8 +57,8 @@ class EnvironmentSource:
     def recall(self, ref: TaskRef) -> Question:
         """The start behind a reference.
 
-        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when the environment here begins with
-        another text.
+        Raises `Refusal`: `unknown_task`, `options_differ`, `other_task`, or `question_mismatch` when the environment
+        here begins with another text.
         """
         if not isinstance(ref, EpisodeRef) or (ref.task, ref.environment) != (self.name, self._kind):
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r} of {self._kind}")

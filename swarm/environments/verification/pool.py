@@ -43,6 +43,7 @@ from swarm.environments.config import (
     code_of,
     rewards_of,
 )
+from swarm.environments.episodes.config import VerifiersTask
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
     caches,
@@ -362,12 +363,12 @@ class VerificationPool:
 
     def _begin(self) -> None:
         """Start the first processes here: workers end with the thread that started them."""
-        wanted = [config for config in self._configs if isinstance(config, DatasetTask)]
+        wanted = [config for config in self._configs if isinstance(config, DatasetTask | VerifiersTask)]
         if not wanted:
             self._start_serving()
             return
         own = [config for config in wanted if not self._lenient or config.name in self._files]
-        files = [config.path for config in own if is_on_disk(config)]
+        files = [config.path for config in own if isinstance(config, DatasetTask) and is_on_disk(config)]
         places = caches()
         for place in places:
             place.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ an alarm ends a job that hangs, even while a C extension holds the interpreter l
 
 from __future__ import annotations
 
+import mimetypes
 import resource
 import signal
 import sys
@@ -30,9 +31,11 @@ from swarm.environments.config import (
     code_of,
     rewards_of,
 )
+from swarm.environments.episodes.config import TextArenaTask, VerifiersTask
 from swarm.environments.mixture import Source, TaskMixture, make_source
 from swarm.environments.rewards import FormatReward
 from swarm.environments.sandbox.confinement import Confinement
+from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.messages import (
     MAX_DETAIL_CHARS,
@@ -64,6 +67,7 @@ ALARM_GRACE_S = 1.0
 
 def serve(descriptor: int) -> None:
     """Answer requests until the socket closes."""
+    mimetypes.knownfiles.clear()  # the system's, which aiohttp reads when it is imported, and the sandbox refuses
     match decode_request(read_message(descriptor)):
         case Prepare() as request:
             write_message(descriptor, encode(_prepare(request)))
@@ -75,16 +79,27 @@ def _prepare(request: Prepare) -> Prepared:
     """Download the data sets, confined to the necessary files."""
     writable = tuple(map(Path, (*request.writable, ".")))
     Confinement().enclose(map(Path, request.readable), writable, request.network)
-    from swarm.environments.sources.hf_datasets import store
-
     stored, unprepared = {}, {}
     for config in TASK_LIST.validate_json(request.configs):
-        if isinstance(config, DatasetTask):
-            try:
-                stored[config.name] = store(config)
-            except TaskError as error:
-                unprepared[config.name] = _cut(error)
+        try:
+            if (rows := _stored(config, Path(request.writable[-1]))) is not None:
+                stored[config.name] = rows
+        except TaskError as error:
+            unprepared[config.name] = _cut(error)
     return Prepared(stored, unprepared)
+
+
+def _stored(config: TaskConfig, cache: Path) -> StoredRows | None:
+    """The rows of a task that has any. Raises `TaskError`."""
+    if isinstance(config, DatasetTask):
+        from swarm.environments.sources.hf_datasets import store
+
+        return store(config)
+    if isinstance(config, VerifiersTask):
+        from swarm.environments.adapters import verifiers
+
+        return verifiers.store(config, cache)
+    return None
 
 
 def _serve(descriptor: int, setup: Setup) -> None:
@@ -123,6 +138,12 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
             import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
+    if any(isinstance(config, TextArenaTask) for config in configs):
+        with suppress(TaskError, ImportError):  # the task's source reports it
+            import swarm.environments.adapters.textarena
+    if any(isinstance(config, VerifiersTask) for config in configs):
+        with suppress(TaskError, ImportError):  # as above
+            import swarm.environments.adapters.verifiers
     if any(map(_has_pattern, configs)):
         import swarm.environments.scoring.patterns
     if any(isinstance(config, QuestionSettings) and config.tool == "python" for config in configs):
