@@ -117,20 +117,31 @@ class OwnCall(Struct, frozen=True, tag="own_call"):
     """What the policy said to the tool."""
 
 
-Observation = tuple[Text | OwnCall, ...]
-"""What an environment shows the policy at once, in parts by type."""
+class Earned(Struct, frozen=True, tag="earned"):
+    """A part of an observation that no policy sees: what the turn before it adds to the return."""
+
+    reward: Annotated[float, Meta(ge=0, le=1)]
+
+
+Observation = tuple[Text | OwnCall | Earned, ...]
+"""What an environment answers at once, in parts by type."""
 
 
 def observation_text(observation: Observation) -> str:
     """An observation for a policy that reads text only."""
-    return "\n".join(part.text for part in observation)
+    return "\n".join(part.text for part in observation if not isinstance(part, Earned))
+
+
+def earned(observation: Observation) -> float:
+    """What the turn before an observation adds to the return."""
+    return sum(part.reward for part in observation if isinstance(part, Earned))
 
 
 class End(Struct, frozen=True):
     """The end of an episode."""
 
     reward: float
-    """The episode's return, in [0, 1]."""
+    """What the last turn adds to the return, in [0, 1]: all of it, unless earlier turns have `Earned` some."""
 
 
 Actions = str | tuple[str, ...]
@@ -368,13 +379,19 @@ class GradedGroup(Struct, frozen=True):
         """The observations between the turns of completion `index`."""
         return self.observations[index] if self.observations else ()
 
+    def turn_rewards(self, index: int) -> list[float]:
+        """What each turn of completion `index` adds to its reward."""
+        num_turns = len(self.group.completions[index].by_turn())
+        before = [earned(shown) for shown in self.observed(index)[: num_turns - 1]]
+        return [*before, self.rewards[index] - sum(before)]
+
 
 class Grade(Struct, frozen=True):
     """A verifier's result for one group: all that comes back from the process that read the texts."""
 
     prompt: Prompt
     rewards: tuple[float, ...]
-    """[G] 0 for an episode that is not over."""
+    """[G] for an episode that is not over what its turns have earned, mostly 0."""
     seconds: float = 0.0
     """Time to regenerate the question and score its completions."""
     observations: tuple[tuple[Observation, ...], ...] = ()

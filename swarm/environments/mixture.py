@@ -31,7 +31,7 @@ _RESOLUTION = 2**53
 def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> Source:
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, NumberGuessingTask):
-        return EnvironmentSource(config, lambda: NumberGuessing(config.highest), counts)
+        return EnvironmentSource(config, lambda: NumberGuessing(config.highest, config.progress), counts)
     if isinstance(config, KuhnTask | HoldemTask):
         return EnvironmentSource(config, _poker(config), counts)
     if isinstance(config, TextArenaTask):

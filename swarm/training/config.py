@@ -26,6 +26,9 @@ class UpdateSettings(Settings):
     """Settings of the loss."""
     advantage: str = "grpo"
     """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the import path of your own."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What the tokens of a turn are credited with: the reward of the whole episode, or only what this turn and later
+    ones earned, compared with the same turn of the group's other episodes."""
     learning_rate: float = Field(1e-6, gt=0)
     """1e-6 suits models of 0.5 B parameters and more; the default for `tiny` is 3e-4, for `smollm2` 1e-5."""
     betas: tuple[float, float] = (0.9, 0.98)

@@ -13,6 +13,7 @@ from swarm.algorithms.losses import LossBatch
 from swarm.algorithms.losses.base import log_ratio, token_means
 from swarm.algorithms.reductions import ess, largest, token_mean
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
+from swarm.policy.batching import by_turn
 from swarm.policy.logprobs import Scores
 from swarm.training.behaviour import LOG_MAX_CLAIMED_RATIO
 from swarm.training.config import UpdateSettings
@@ -46,7 +47,7 @@ class Objective:
         behaviour = _bounded(_filled(old, [row.behaviour for row in rows], scores.mask), current, rows)
         reference = _filled(current, [row.reference for row in rows], scores.mask)
         weights, capped = self._treatment(old, behaviour, mask, self._settings.importance_cap)
-        advantages = _column([row.advantage for row in rows], new) * weights  # [B, T]
+        advantages = _advantages(rows, new) * weights  # [B, T]
         expectation = _column([row.log_expectation for row in rows], new)[:, 0]
         variance = _column([row.variance for row in rows], new)[:, 0]
         output = self._settings.loss(LossBatch(new, old, advantages, mask, expectation, variance))
@@ -68,6 +69,19 @@ class Objective:
         if self._settings.reference_kl > 0:
             figures["kl"] = token_mean(k3(current, reference), mask)
         return loss, figures
+
+
+def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:
+    """[B, T] or, where all rows have one for all their tokens, [B, 1]."""
+    column = _column([row.advantage for row in rows], like)
+    if not any(row.turn_advantages for row in rows):
+        return column
+    advantages = column.repeat(1, like.shape[1])
+    for place, row in enumerate(rows):
+        if row.turn_advantages:
+            for advantage, (turn, _) in zip(row.turn_advantages, by_turn(row), strict=True):
+                advantages[place, turn] = advantage
+    return advantages
 
 
 def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[Row]) -> dict[str, Figure]:

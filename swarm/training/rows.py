@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from swarm.algorithms.advantages import turn_advantages
 from swarm.groups.expectation import log_group_expectation
 from swarm.policy.batching import Insert, num_read
 from swarm.policy.loading import Policy
@@ -26,11 +28,13 @@ class Row:
     completion: Sequence[int]
     """The policy's own tokens; `inserts` are between them."""
     advantage: float
+    """Of all its tokens, unless `turn_advantages` has one for each turn."""
     behaviour: Sequence[float] | None
     """The sampler's log-probabilities; None when unknown."""
     _: KW_ONLY
     inserts: Sequence[Insert] = ()
     """The environment's tokens between the policy's turns."""
+    turn_advantages: Sequence[float] = ()
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are unverified claims."""
     claimed: bool = False
@@ -59,8 +63,15 @@ class Row:
 class RowReader:
     """Converts groups to rows for one policy, without empty completions."""
 
-    def __init__(self, policy: Policy, mix: MixSettings, advantages: Callable[[Tensor], Tensor]) -> None:
-        """`advantages` maps rewards [P, G] to advantages [P, G]."""
+    def __init__(
+        self,
+        policy: Policy,
+        mix: MixSettings,
+        advantages: Callable[[Tensor], Tensor],
+        credit: Literal["episode", "turn"] = "episode",
+    ) -> None:
+        """`advantages` maps rewards [P, G] to advantages [P, G]; `credit` as in the settings of updates."""
+        self._credit = credit
         self._policy = policy
         self._mix = mix
         self._advantages = advantages
@@ -68,6 +79,13 @@ class RowReader:
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
         return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
+
+    def _turn_advantages(self, group: GradedGroup) -> list[list[float]]:
+        """Advantages for each completion's turns; none where one advantage is for all of them."""
+        everything = range(len(group.rewards))
+        if self._credit == "episode" or all(len(c.by_turn()) == 1 for c in group.group.completions):
+            return [[] for _ in everything]
+        return turn_advantages([group.turn_rewards(index) for index in everything], self.advantages)
 
     def local(self, group: GradedGroup, version: int, claimed: bool = False) -> list[Row]:
         """Rows of a group that this policy sampled; `version` is its current version.
@@ -77,14 +95,14 @@ class RowReader:
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group)
         rows = []
-        for index, (completion, advantage) in enumerate(
-            zip(group.group.completions, self.advantages(group.rewards), strict=True)
-        ):
+        advantages, each_turn = self.advantages(group.rewards), self._turn_advantages(group)
+        for index, completion in enumerate(group.group.completions):
             if completion.token_ids:
                 row = sampled_row(self._policy, prompt, group, index)
                 row = replace(
                     row,
-                    advantage=advantage,
+                    advantage=advantages[index],
+                    turn_advantages=each_turn[index],
                     claimed=claimed,
                     log_expectation=expectation,
                     lags=_lags(completion, group.group.policy.version, version),
@@ -107,13 +125,13 @@ class RowReader:
         ]
         texts = dict(zip(by_text, text_rows(self._policy, prompt, group, by_text), strict=True))
         rows = []
+        each_turn = self._turn_advantages(group)
         for index, advantage in enumerate(self.advantages(group.rewards)):
-            if advantage < 0:
-                advantage *= self._mix.external_negative_weight
             row = texts[index] if index in texts else sampled_row(self._policy, prompt, group, index)
             row = replace(
                 row,
-                advantage=advantage,
+                advantage=self._of_others(advantage),
+                turn_advantages=[self._of_others(each) for each in each_turn[index]],
                 external=True,
                 wants_receiver=index in texts and choice != "none",
                 log_expectation=expectation,
@@ -121,6 +139,9 @@ class RowReader:
             if row.completion:
                 rows.append(row)
         return rows
+
+    def _of_others(self, advantage: float) -> float:
+        return advantage * self._mix.external_negative_weight if advantage < 0 else advantage
 
     def texts(self, group: GradedGroup) -> list[Row]:
         """One row per completion, tokenized from its text, for scoring only."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from msgspec import DecodeError
 from msgspec.structs import replace
 
 from swarm.environments.config import TaskConfig, VerificationSettings
@@ -18,11 +19,18 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.environments.verification.messages import MAX_PROMPT_CHARS, Graded, GradeGroup, in_order
+from swarm.environments.verification.messages import (
+    MAX_PROMPT_CHARS,
+    Graded,
+    GradeGroup,
+    decode_reply,
+    encode,
+    in_order,
+)
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Verifier
-from swarm.types import End, EpisodeRef, Grade, Observation, Rejection, Text, observation_text
+from swarm.types import Earned, End, EpisodeRef, Grade, Observation, Rejection, Text, earned, observation_text
 
 GAME = NumberGuessingTask()
 HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
@@ -53,6 +61,34 @@ def test_number_guessing_by_hand() -> None:
     assert game.step("I don't know") == (Text("Guess a number."),)
     assert game.step(f"not {number + 1} but {number}") == End(1.0)
     assert {hidden(GAME, 3, index) for index in range(60)} == set(range(1, 8))
+
+
+def test_turns_that_leave_fewer_numbers_earn_a_part_of_the_return() -> None:
+    number = hidden(GAME, 3, 4)
+    guesses = [str(guess) for guess in (0, 4, 2, 6, 1, 3, 5, 7) if guess != number]
+    game = NumberGuessing(7, progress=0.5)
+    game.reset(3, 4)
+    played = replay(game, (*guesses, str(number)), 99)
+    assert played.reward == pytest.approx(1.0)
+    rewards = [earned(shown) for shown in played.observations]
+    assert rewards[0] == 0 and all(0 <= each <= 0.5 for each in rewards) and max(rewards) > 0
+    game.reset(3, 4)
+    unfinished = replay(game, tuple(guesses), 99)
+    assert unfinished.reward == pytest.approx(sum(rewards)) and unfinished.reward <= 0.5
+    assert observation_text(played.observations[1]) in ("higher", "lower"), "no policy sees what a turn earned"
+
+
+class Paying:
+    """Every action earns the number that it is."""
+
+    def step(self, action: str) -> Observation | End:
+        return (Text("more?"), Earned(float(action)))
+
+
+def test_turns_add_up_to_the_return_which_is_at_most_1() -> None:
+    assert replay(Paying(), ("0.25", "0.5"), 9).reward == 0.75
+    assert replay(Paying(), ("0.25", "0.5"), 2).reward == 0.75, "the last turn counts where the limit ends the episode"
+    assert replay(Paying(), ("0.75", "0.75"), 9).reward == 1.0
 
 
 def test_a_replay_ends_with_the_episode_and_goes_on_where_it_may() -> None:
@@ -172,3 +208,7 @@ def test_no_worker_can_make_up_more_than_its_episodes_have() -> None:
     assert accepts((), ((Text("x" * (MAX_PROMPT_CHARS - 1)),),))
     assert not accepts((), ((Text("x" * MAX_PROMPT_CHARS),),))
     assert not accepts(((Text(""),) * (MAX_PROMPT_CHARS + 1),), ()), "empty parts take memory, too"
+    for reward in (math.nan, math.inf, -0.5, 1.5):
+        sent = encode(Graded(Grade("", (0.0, 0.0), 0.0, (((Earned(reward),),), ())), {}))
+        with pytest.raises(DecodeError):
+            decode_reply(sent)

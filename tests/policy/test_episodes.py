@@ -16,7 +16,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.rows import RowReader
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, Observation, Past, PolicyId, Step, Text, Turn
+from swarm.types import Completion, Earned, GradedGroup, Observation, Past, PolicyId, Step, Text, Turn
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
@@ -68,6 +68,12 @@ def group_of(policy: Policy, ids: bool) -> GradedGroup:
     return GradedGroup(group, PROMPT, REWARDS, tuple(observations for _, observations in EPISODES))
 
 
+def paying(group: GradedGroup) -> GradedGroup:
+    """The same episodes, whose first turns also earn a quarter of the reward; the last one is over without more."""
+    observations = tuple((shown[0] + (Earned(0.25),), *shown[1:]) if shown else () for shown in group.observations)
+    return GradedGroup(group.group, PROMPT, (1.0, 1.0, 0.25), observations)
+
+
 def updater_of(policy: Policy, **settings: object) -> PolicyUpdater:
     mix = MixSettings(external_old_logprobs="behaviour", external_negative_weight=1.0)
     return PolicyUpdater(policy, UpdateSettings(learning_rate=1e-3, max_grad_norm=1e9, **settings), mix, 1.0)
@@ -95,6 +101,42 @@ def test_the_gradient_is_that_of_a_loop_over_the_turns(policy: Policy, batching:
     expected = [p.grad for p in twin.trained if p.grad is not None]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed"])
+@pytest.mark.parametrize("sender", ["own", "another's text"])
+def test_turns_are_credited_with_what_they_and_later_ones_earn(policy: Policy, batching: str, sender: str) -> None:
+    policy = exact(policy)
+    group = paying(group_of(policy, ids=sender == "own"))
+    twin = copy.deepcopy(policy)
+    updater = updater_of(policy, batching=batching, micro_batch_tokens=100, credit="turn", advantage="dr_grpo")
+    steps: list[list[torch.Tensor]] = []
+    updater.optimizer.register_step_pre_hook(
+        lambda *_: steps.append([p.grad.clone() for p in policy.trained if p.grad is not None])
+    )
+    local, external = ([group], []) if sender == "own" else ([], [group])
+    updater.update(local, external)
+    # Still to be earned: 1, 0.75, 0.75 with the turns of the first episode, 1 with that of the second, 0.25, 0.
+    first = (1 + 1 + 0.25) / 3
+    advantages = [(1 - first, 0.75 - 0.375, 0.0), (1 - first,), (0.25 - first, 0 - 0.375)]
+    loss = torch.zeros((), dtype=torch.float64)
+    for index, each in enumerate(advantages):
+        turns = episode_logprobs(twin, index)
+        total = sum(a * values.sum() for a, values in zip(each, turns, strict=True))
+        loss = loss - total / sum(map(len, turns)) / len(EPISODES)
+    loss.backward()
+    (found,) = steps
+    expected = [p.grad for p in twin.trained if p.grad is not None]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+def test_rewards_of_turns_change_nothing_where_the_episode_is_credited(policy: Policy) -> None:
+    reader = RowReader(policy, MixSettings(), lambda rewards: rewards)
+    plain, paid = group_of(policy, ids=True), paying(group_of(policy, ids=True))
+    for one, other in zip(reader.local(plain, 0), reader.local(paid, 0), strict=True):
+        assert (one.completion, one.inserts) == (other.completion, other.inserts), "no policy reads them"
+        assert not other.turn_advantages
 
 
 def test_rows_continue_what_the_engine_was_given(policy: Policy) -> None:

@@ -56,6 +56,9 @@ class NumberGuessingTask(EnvironmentTask):
     """Guesses."""
     highest: int = Field(7, ge=2, le=10**6)
     """The numbers are 1 to this."""
+    progress: float = Field(0.0, ge=0, le=1)
+    """Part of the return that guesses earn by leaving fewer numbers, in proportion to the logarithm; see
+    `update.credit`."""
 
 
 class PokerTask(EnvironmentTask):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from swarm.environments.digests import draw
-from swarm.types import End, Observation, Text
+from swarm.types import Earned, End, Observation, Text
 
 NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -13,17 +14,21 @@ NUMBER = re.compile(r"[0-9]{1,9}")
 class NumberGuessing:
     """A hidden number from 1 to `highest`; each guess is answered with higher or lower. The return is 1 for finding it.
 
-    The last number in a turn counts.
+    The last number in a turn counts. `progress` is the part of the return that turns earn by leaving fewer numbers: a
+    turn that leaves m of n earns progress x log(n / m) / log(highest), which adds up to `progress` at one number.
     """
 
-    def __init__(self, highest: int) -> None:
+    def __init__(self, highest: int, progress: float = 0.0) -> None:
         """Call `reset` first."""
         self._highest = highest
+        self._progress = progress
         self._hidden = 0
+        self._low, self._high = 1, highest
 
     def reset(self, seed: int, index: int) -> Observation:
         """Hide a number. See `Environment`."""
         self._hidden = 1 + draw(self._highest, "number_guessing", seed, index)
+        self._low, self._high = 1, self._highest
         return (Text(f"Guess my number from 1 to {self._highest}."),)
 
     def step(self, action: str) -> Observation | End:
@@ -32,6 +37,16 @@ class NumberGuessing:
         if not found:
             return (Text("Guess a number."),)
         guess = int(found[-1])
+        before = self._high - self._low + 1
         if guess == self._hidden:
-            return End(1.0)
-        return (Text("higher" if guess < self._hidden else "lower"),)
+            return End(1 - self._progress + self._earned(before, 1))
+        if guess < self._hidden:
+            self._low = max(self._low, guess + 1)
+        else:
+            self._high = min(self._high, guess - 1)
+        answer = Text("higher" if guess < self._hidden else "lower")
+        earned = self._earned(before, self._high - self._low + 1)
+        return (answer, Earned(earned)) if earned else (answer,)
+
+    def _earned(self, before: int, left: int) -> float:
+        return self._progress * math.log(before / left) / math.log(self._highest)

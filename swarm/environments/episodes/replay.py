@@ -2,8 +2,8 @@
 
     begin ──▶ step(turn 1) ──▶ observation ──▶ step(turn 2) ──▶ ... ──▶ end with the return, or the next turn can follow
 
-The limits are here, not in the environments: an episode ends without a return after `max_turns`, and an observation is
-cut off. Time and memory are limited by the process (`verification/`).
+The limits are here, not in the environments: an episode is over after `max_turns`, and an observation is cut off. Time
+and memory are limited by the process (`verification/`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from swarm.errors import Refusal
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, End, Observation, OwnCall, TaskRef, Text
+from swarm.types import Actions, Earned, End, Observation, OwnCall, TaskRef, Text, earned
 
 MAX_OBSERVATION_CHARS = 8_192
 
@@ -27,7 +27,7 @@ class Replay(Struct, frozen=True):
     observations: tuple[Observation, ...]
     """What the environment answered to each turn except one that ended the episode."""
     reward: float
-    """0 if the episode is not over."""
+    """What all turns earned, at most 1."""
 
 
 class OneTurn:
@@ -50,18 +50,23 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
     """
     turns = (actions,) if isinstance(actions, str) else actions
     observations: list[Observation] = []
+    reward = 0.0
     for number, action in enumerate(turns, start=1):
         answer = episode.step(action)
+        reward = min(1.0, reward + (answer.reward if isinstance(answer, End) else earned(answer)))
         if isinstance(answer, End) or number == max_turns:
             if number < len(turns):
                 raise Refusal(Reason.EPISODE_MISMATCH, f"the episode ends with turn {number}, got {len(turns)}")
-            return Replay(tuple(observations), answer.reward if isinstance(answer, End) else 0.0)
+            return Replay(tuple(observations), reward)
         observations.append(tuple(_within(answer, MAX_OBSERVATION_CHARS)))
-    return Replay(tuple(observations), 0.0)
+    return Replay(tuple(observations), reward)
 
 
-def _within(observation: Observation, num_chars: int) -> Iterator[Text | OwnCall]:
+def _within(observation: Observation, num_chars: int) -> Iterator[Text | OwnCall | Earned]:
     """The parts of an observation up to so many characters in all."""
     for part in observation:
+        if isinstance(part, Earned):
+            yield part
+            continue
         yield replace(part, text=part.text[:num_chars])
         num_chars = max(0, num_chars - len(part.text))

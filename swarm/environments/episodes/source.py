@@ -12,7 +12,7 @@ from swarm.environments.sources.again import made_again
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, End, EpisodeRef, Observation, Question, TaskRef, observation_text
+from swarm.types import HELD_OUT_STREAMS, Earned, End, EpisodeRef, Observation, Question, TaskRef, observation_text
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,8 @@ class EnvironmentSource:
 
 
 class _Guarded:
-    """An environment whose failures end the episode with the return 0: a scorer's failure means a wrong answer, too."""
+    """An environment whose failures end the episode without a further reward: a scorer's failure means a wrong answer,
+    too."""
 
     def __init__(self, environment: Environment, name: str, counts: Counter[str]) -> None:
         self._environment = environment
@@ -98,8 +99,9 @@ class _Guarded:
         """As the environment does. See `Episode`."""
         try:
             answer = self._environment.step(action)
-            if isinstance(answer, End) and not 0 <= answer.reward <= 1:
-                raise ValueError(f"a return must be in [0, 1], got {answer.reward}")
+            rewards = [answer] if isinstance(answer, End) else [part for part in answer if isinstance(part, Earned)]
+            if any(not 0 <= each.reward <= 1 for each in rewards):
+                raise ValueError(f"a turn adds a reward in [0, 1], got {answer}")
             return answer
         except Exception as error:  # an environment may be anybody's code, and reads foreign text
             self._counts["environment_failures"] += 1
