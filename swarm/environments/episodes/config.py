@@ -35,7 +35,7 @@ class EnvironmentTask(Settings):
     """Name in this run."""
     weight: Weight = 1.0
     max_turns: int = Field(8, ge=1, le=MAX_TURNS)
-    """Turns of the policy after which an episode is over, without a return."""
+    """Turns of the policy after which an episode is over."""
 
     @property
     def options(self) -> dict[str, JsonValue]:
