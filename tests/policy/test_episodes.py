@@ -79,6 +79,23 @@ def updater_of(policy: Policy, **settings: object) -> PolicyUpdater:
     return PolicyUpdater(policy, UpdateSettings(learning_rate=1e-3, max_grad_norm=1e9, **settings), mix, 1.0)
 
 
+def gradients(updater: PolicyUpdater, policy: Policy) -> list[list[torch.Tensor]]:
+    """The gradient of each of the optimizer's steps from now on."""
+    steps: list[list[torch.Tensor]] = []
+    updater.optimizer.register_step_pre_hook(
+        lambda *_: steps.append([p.grad.clone() for p in policy.trained if p.grad is not None])
+    )
+    return steps
+
+
+def assert_only_gradient(steps: list[list[torch.Tensor]], expected: Policy) -> None:
+    """There was one step, with the gradient that another copy of the policy has."""
+    (found,) = steps
+    wanted = [p.grad for p in expected.trained if p.grad is not None]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("batching", ["padded", "packed"])
 @pytest.mark.parametrize("sender", ["own", "another's text", "another's tokens"])
 def test_the_gradient_is_that_of_a_loop_over_the_turns(policy: Policy, batching: str, sender: str) -> None:
@@ -86,10 +103,7 @@ def test_the_gradient_is_that_of_a_loop_over_the_turns(policy: Policy, batching:
     group = group_of(policy, ids=sender != "another's text")
     twin = copy.deepcopy(policy)
     updater = updater_of(policy, batching=batching, micro_batch_tokens=100)
-    steps: list[list[torch.Tensor]] = []
-    updater.optimizer.register_step_pre_hook(
-        lambda *_: steps.append([p.grad.clone() for p in policy.trained if p.grad is not None])
-    )
+    steps = gradients(updater, policy)
     local, external = ([group], []) if sender == "own" else ([], [group])
     report = updater.update(local, external)
     advantages = updater.advantages(REWARDS)
@@ -97,10 +111,7 @@ def test_the_gradient_is_that_of_a_loop_over_the_turns(policy: Policy, batching:
     loss = -sum(a * values.mean() for a, values in zip(advantages, per_episode, strict=True)) / len(EPISODES)
     loss.backward()
     assert report.figures["train/num_tokens"] == sum(map(len, per_episode))
-    (found,) = steps
-    expected = [p.grad for p in twin.trained if p.grad is not None]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+    assert_only_gradient(steps, twin)
 
 
 @pytest.mark.parametrize("batching", ["padded", "packed"])
@@ -110,10 +121,7 @@ def test_turns_are_credited_with_what_they_and_later_ones_earn(policy: Policy, b
     group = paying(group_of(policy, ids=sender == "own"))
     twin = copy.deepcopy(policy)
     updater = updater_of(policy, batching=batching, micro_batch_tokens=100, credit="turn", advantage="dr_grpo")
-    steps: list[list[torch.Tensor]] = []
-    updater.optimizer.register_step_pre_hook(
-        lambda *_: steps.append([p.grad.clone() for p in policy.trained if p.grad is not None])
-    )
+    steps = gradients(updater, policy)
     local, external = ([group], []) if sender == "own" else ([], [group])
     updater.update(local, external)
     # Still to be earned: 1, 0.75, 0.75 with the turns of the first episode, 1 with that of the second, 0.25, 0.
@@ -125,10 +133,7 @@ def test_turns_are_credited_with_what_they_and_later_ones_earn(policy: Policy, b
         total = sum(a * values.sum() for a, values in zip(each, turns, strict=True))
         loss = loss - total / sum(map(len, turns)) / len(EPISODES)
     loss.backward()
-    (found,) = steps
-    expected = [p.grad for p in twin.trained if p.grad is not None]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+    assert_only_gradient(steps, twin)
 
 
 def test_rewards_of_turns_change_nothing_where_the_episode_is_credited(policy: Policy) -> None:

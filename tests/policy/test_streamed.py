@@ -217,15 +217,21 @@ def test_tokens_are_checked_under_the_version_that_sampled_each(policy: Policy) 
     assert auditor._difference(replace(group, group=replace(group.group, completions=tuple(swapped)))) > 1e-2
 
 
+def _three_versions(policy: Policy) -> tuple[list[Policy], SnapshotAuditor]:
+    """Weights far apart, and an auditor that keeps them."""
+    versions = [policy, *(_far_away(policy, seed) for seed in range(2))]
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=3)
+    for version, each in enumerate(versions):
+        auditor.keep(version, pack(each.weights))
+    return versions, auditor
+
+
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 def test_weights_that_change_within_completions_make_nobody_a_liar(
     policy: Policy, kv: Literal["keep", "recompute"]
 ) -> None:
     """The versions differ so much that only tokens scored with the engine's own cache agree."""
-    versions = [policy, *(_far_away(policy, seed) for seed in range(2))]
-    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=3)
-    for version, each in enumerate(versions):
-        auditor.keep(version, pack(each.weights))
+    versions, auditor = _three_versions(policy)
     sampler, steps = copy.deepcopy(policy), iter(range(100))
 
     def between_steps() -> bool:
@@ -248,10 +254,7 @@ def test_weights_that_change_within_and_between_turns_make_nobody_a_liar(
     policy: Policy, kv: Literal["keep", "recompute"]
 ) -> None:
     """Turns 1 and 2 are kept; the second change comes within turn 3, and turn 4 begins with the new weights."""
-    versions = [policy, *(_far_away(policy, seed) for seed in range(2))]
-    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=3)
-    for version, each in enumerate(versions):
-        auditor.keep(version, pack(each.weights))
+    versions, auditor = _three_versions(policy)
     steps = iter(range(1000))
 
     def between_steps() -> bool:
