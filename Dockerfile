@@ -6,8 +6,16 @@
 # The classic builder and BuildKit both take it. BASE_IMAGE is any Debian-like image with Python 3.11 or newer and venv.
 ARG BASE_IMAGE=python:3.11-slim
 
-FROM ${BASE_IMAGE} AS build
 ARG TORCH=cpu
+
+# A few dependencies are compiled; images of Python bring its headers, Debian's python3 does not.
+FROM ${BASE_IMAGE} AS compiler
+RUN headers=$(python3 -c "import os, sysconfig as s; print('' if os.path.exists(s.get_path('include')) else 'python3-dev')") \
+    && apt-get update -q && apt-get install -qy --no-install-recommends g++ libc6-dev $headers \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM compiler AS build
+ARG TORCH
 # Where packages come from, as pip reads these variables; an empty one leaves pip's default.
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=
@@ -15,11 +23,6 @@ ARG PIP_FIND_LINKS=
 ARG PIP_TRUSTED_HOST=
 ARG PIP_NO_CACHE_DIR=1
 WORKDIR /opt/swarm
-
-# A few dependencies are compiled; images of Python bring its headers, Debian's python3 does not.
-RUN headers=$(python3 -c "import os, sysconfig as s; print('' if os.path.exists(s.get_path('include')) else 'python3-dev')") \
-    && apt-get update -q && apt-get install -qy --no-install-recommends gcc libc6-dev $headers \
-    && rm -rf /var/lib/apt/lists/*
 
 # Dependencies, before the code: a layer that edits of the code leave alone. Empty packages stand in for it; an editable
 # installation finds the real ones in their place later. What only developers need goes: headers, tests, installers.
@@ -40,7 +43,10 @@ COPY swarm swarm
 RUN /opt/venv/bin/python -m compileall -q nodes swarm \
     && XDG_CACHE_HOME=/opt/cache /opt/venv/bin/python -c "from swarm.policy.tiny import ensure_tiny; ensure_tiny()"
 
-FROM ${BASE_IMAGE}
+# On GPUs, Triton compiles what vLLM and `update.compile` run when it is first used: that image keeps the compiler.
+FROM compiler AS final-cuda
+FROM ${BASE_IMAGE} AS final-cpu
+FROM final-${TORCH}
 RUN useradd --uid 1000 --create-home swarm && install -d -o swarm -g swarm /data /data/runs /data/hub
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/swarm /opt/swarm

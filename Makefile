@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo demo-llm test test-vllm compose-test check install install-dev clean
+.PHONY: demo demo-llm test test-vllm test-wheel compose-test check install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
@@ -19,6 +19,10 @@ test: $(VENV)/.installed-dev
 # The engines' contract with a real vLLM on the CPU, in an environment of its own.
 test-vllm: $(VENV)/.installed-dev
 	@PYTHON=$(PYTHON) bash .ci/test-vllm $(BIN)/python .venv-vllm $(ARGS)
+
+# The wheel's demo in a fresh environment, outside this folder.
+test-wheel: $(VENV)/.installed-dev
+	@bash .ci/test-wheel $(VENV)
 
 # The swarm of docker-compose.yml for real; installs and starts a Docker engine where it can and there is none.
 compose-test:

@@ -9,19 +9,22 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from nodes import exits
 from nodes.command_line import Fields, rewrite
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
+from swarm.types import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from swarm.config import LoadedConfig
+    from swarm.preflight.need import RoleName
 
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 DEFAULT_HOME = Path("runs/peer")
@@ -30,10 +33,8 @@ DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
 
 app = typer.Typer(
     name="swarm",
-    help="Collaborative RL post-training without a centre: train a policy, share rollouts, learn from others'.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
@@ -60,6 +61,23 @@ ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"swarm {version('swarm')}, schema {SCHEMA_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def swarm(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Collaborative RL post-training without a centre: train a policy, share rollouts, learn from others'."""
+
+
 @app.command()
 def demo(
     mode: Annotated[
@@ -70,8 +88,8 @@ def demo(
         int | None,
         typer.Option(min=1, help="Rounds of each peer, or steps of the learner. Default: 200, with a real model 24."),
     ] = None,
-    local: Annotated[int, typer.Option(min=0, help="I: local groups per update.")] = 4,
-    external: Annotated[int, typer.Option(min=0, help="J: external groups per update.")] = 4,
+    local: Annotated[int | None, typer.Option(min=0, help="I: local groups per update. Default: 4.")] = None,
+    external: Annotated[int | None, typer.Option(min=0, help="J: external groups per update. Default: 4.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every peer's questions and samples.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Directory for results; default: a new one under runs/.")] = None,
     live: LiveOption = True,
@@ -107,25 +125,27 @@ def demo(
         raise ConfigError(f"--start must be sparse or dense, got {start!r}")
     if start is not None and model is not None:
         raise ConfigError(f"--start chooses between two embedded policies: leave it out with --model, got {model!r}")
+    # Fields of the environment stand for options that are not given.
+    loaded = _check(None, _given({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
+    config, chosen = loaded.config, loaded.origins
+    policy = config.policy.model if "policy.model" in chosen else None
     from nodes.commands.demo import DemoOptions
     from nodes.commands.demo import demo as run
     from nodes.real_models.settings import num_rounds
 
-    chosen: Literal["hivemind", "memory"] = "memory" if transport == "memory" else "hivemind"
-    folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     options = DemoOptions(
         peers=peers,
-        rounds=rounds or num_rounds(model),
-        local=local,
-        external=external,
+        rounds=config.rounds or num_rounds(policy),
+        local=config.mix.local if local is None else local,
+        external=config.mix.external if external is None else external,
         seed=seed,
-        out=folder,
+        out=out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"),
         live=live,
-        transport=chosen,
+        transport="memory" if transport == "memory" else "hivemind",
         mode="learner" if mode == "learner" else "swarm",
-        engine=engine,
+        engine=config.generation.engine if "generation.engine" in chosen else None,
         start="dense" if start == "dense" or (start is None and mode == "learner") else "sparse",
-        policy=model,
+        policy=policy,
         control=control,
     )
     raise typer.Exit(run(options, _console()))
@@ -150,7 +170,10 @@ def join(
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Train as one peer of a swarm. Set any configuration field with --path.to.field VALUE."""
+    """Train as one peer of a swarm. Set any configuration field with --path.to.field VALUE.
+
+    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
+    """
     file, pairs = _target(target, bootstrap)
     pairs += _given(
         {
@@ -165,7 +188,7 @@ def join(
     )
     pairs += _given({"follow.learner": follow})
     pairs += _fields(context)
-    _check(file, pairs)
+    _check_start(file, pairs)
     from nodes.roles.join import PEER
     from nodes.roles.launch import launch
 
@@ -186,11 +209,14 @@ def learn(
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Train one policy on its workers' rollouts. Set any configuration field with --path.to.field VALUE."""
+    """Train one policy on its workers' rollouts. Set any configuration field with --path.to.field VALUE.
+
+    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
+    """
     file, pairs = _target(target, bootstrap)
     pairs += _given({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
     pairs += _fields(context)
-    _check(file, pairs)
+    _check_start(file, pairs)
     from nodes.roles.launch import launch
     from nodes.roles.learner import LEARNER
 
@@ -212,7 +238,10 @@ def work(
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Sample rollouts for a learner with its snapshots. Set any configuration field with --path.to.field VALUE."""
+    """Sample rollouts for a learner with its snapshots. Set any configuration field with --path.to.field VALUE.
+
+    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
+    """
     file, pairs = _target(target, bootstrap)
     pairs += _given(
         {
@@ -225,7 +254,7 @@ def work(
         }
     )
     pairs += _fields(context)
-    _check(file, pairs)
+    _check_start(file, pairs)
     from nodes.roles.launch import launch
     from nodes.roles.worker import WORKER
 
@@ -244,7 +273,7 @@ def bootstrap(
     """Start a run and print the command that others join it with. Trains nothing."""
     pairs = [("out", "runs/bootstrap"), *_given({"out": out, "run_name": run_name})]
     pairs += [*([("network.serve_relay", "true")] if relay else []), *_fields(context)]
-    _check(config, pairs)
+    _check_start(config, pairs)
     from nodes.roles.bootstrap import bootstrap as run
 
     raise typer.Exit(run(config, pairs, _console(), supervised))
@@ -367,7 +396,11 @@ def plan(
     train_s: Annotated[float, typer.Option(help="Seconds per learner step.")],
     broadcast_s: Annotated[float, typer.Option(help="Seconds until the workers have installed a snapshot.")],
     worker: Annotated[
-        list[str], typer.Option(help="[COUNTx]RATE[@PRICE][*AVAILABILITY]: rollouts/s, price per hour; repeatable.")
+        list[str],
+        typer.Option(
+            help="Workers, as in 8x1.5@0.40*0.95: eight, each 1.5 rollouts/s, 0.40 an hour, present 95% of the time. "
+            "Only the rate is needed; repeatable."
+        ),
     ],
     publish_every: Annotated[int | None, typer.Option(min=1, help="kappa: learner steps between snapshots.")] = None,
     max_staleness: Annotated[int | None, typer.Option(min=0, help="S: kappa becomes max(1, S - 1).")] = None,
@@ -405,16 +438,20 @@ def doctor(
     context: typer.Context,
     target: TargetArgument = None,
     bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    role: Annotated[str, typer.Option(help="What memory must suffice for: peer, learner or worker.")] = "peer",
     out: OutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine and its network for problems, and suggest fixes. Exits with 1 if a check fails."""
+    if role not in ("peer", "learner", "worker"):
+        raise ConfigError(f"--role must be peer, learner or worker, got {role!r}")
     file, pairs = _target(target, bootstrap)
-    pairs += [*_given({"out": out}), *_fields(context)]
+    pairs += [*_given({"policy.model": model, "out": out}), *_fields(context)]
     _check(file, pairs)
     from nodes.commands.doctor import doctor as run
 
-    raise typer.Exit(run(file, pairs, as_json, _console()))
+    raise typer.Exit(run(file, pairs, cast("RoleName", role), as_json, _console()))
 
 
 @app.command()
@@ -500,6 +537,14 @@ def reasons() -> None:
     print(reference(), end="")
 
 
+@app.command()
+def families() -> None:
+    """Print which model families can generate and train here, in Markdown; takes a minute or two."""
+    from nodes.commands.families import reference
+
+    print(reference(lambda family: typer.echo(family, err=True)), end="")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(
     context: typer.Context,
@@ -526,8 +571,18 @@ def config_show(
         return
     table = Table("field", "value", "from", box=None, pad_edge=False)
     for path, value, origin in rows:
-        table.add_row(path, value, origin, style="" if origin != "default" else "dim")
+        table.add_row(Text(path), Text(value), Text(origin), style="" if origin != "default" else "dim")
     _console().print(table)
+
+
+@config_app.command("check")
+def config_check(config: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
+    """Check a file alone; what is wrong is told with its line."""
+    from swarm.config import load_config
+
+    origins = load_config(config).origins.values()
+    number = sum(origin == str(config) for origin in origins)
+    _console().print(f"{config} is valid and sets {number} fields", markup=False, highlight=False, soft_wrap=True)
 
 
 @config_app.command("schema")
@@ -544,6 +599,14 @@ def config_reference() -> None:
     from swarm.config_reference import reference
 
     print(reference(), end="")
+
+
+@config_app.command("sizing")
+def config_sizing() -> None:
+    """Print which models fit on which GPUs, in Markdown."""
+    from swarm.preflight.page import page
+
+    print(page(), end="")
 
 
 @identity_app.command("show")
@@ -595,9 +658,15 @@ def main() -> None:
         _fail(error, exits.NETWORK)
     except SwarmError as error:
         _fail(error, exits.FAILED)
+    except OSError as error:
+        from nodes.refusals import disk_problem
+
+        if (problem := disk_problem(error)) is None:
+            raise
+        _fail(problem, exits.FAILED)
 
 
-def _fail(error: SwarmError, code: int) -> None:
+def _fail(error: SwarmError | str, code: int) -> None:
     text = f"error: {clean_lines(str(error))}"
     Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
@@ -615,12 +684,21 @@ def _check(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:
     return load_config(file, None, os.environ, pairs)
 
 
+def _check_start(file: Path | None, pairs: Sequence[tuple[str, str]]) -> None:
+    """The same for a node, with what else can be refused at once."""
+    from nodes.refusals import check_start
+
+    check_start(_check(file, pairs))
+
+
 def _target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[Path | None, Fields]:
-    """The configuration file and bootstraps in a command's arguments."""
-    pairs = [("network.bootstrap", address) for address in bootstraps or []]
-    if target is not None and target.startswith(MULTIADDR_STARTS):
-        return None, [*pairs, ("network.bootstrap", target)]
-    return None if target is None else Path(target), pairs
+    """The configuration file and bootstraps in a command's arguments. Raises `ConfigError` for a wrong address."""
+    from swarm.net.addresses.bootstrap import Bootstraps  # light: a wrong address is refused before anything is read
+
+    is_address = target is not None and target.startswith(MULTIADDR_STARTS)
+    addresses = [*(bootstraps or ()), *([target] if target is not None and is_address else [])]
+    Bootstraps(addresses)
+    return None if target is None or is_address else Path(target), [("network.bootstrap", each) for each in addresses]
 
 
 def _given(values: dict[str, object]) -> list[tuple[str, str]]:

@@ -10,10 +10,11 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Annotated, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from swarm.central.follower import FollowSettings
 from swarm.central.learner import LearnerSettings
@@ -24,6 +25,7 @@ from swarm.errors import ConfigError
 from swarm.groups.plausibility import PlausibilitySettings
 from swarm.judging.config import JudgeSettings
 from swarm.net.config import NetworkSettings
+from swarm.net.records.identity import is_peer_id
 from swarm.policy.config import (
     EMBEDDED,
     SMOLLM2,
@@ -31,6 +33,7 @@ from swarm.policy.config import (
     SYSTEM_PROMPT_WITH_FORMS,
     TINY,
     PolicySettings,
+    exported_prompt,
 )
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import PoolSettings
@@ -40,11 +43,24 @@ from swarm.settings import Settings
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings
 from swarm.training.config import UpdateSettings
-from swarm.types import HELD_OUT_STREAMS
+from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
+from swarm.yaml_file import YamlFile
 
 ENVIRONMENT_PREFIX = "SWARM_"
 
+CONFIG_VERSION = 1
+"""Rises when a field is renamed, removed or gets another meaning; a configuration of another version is refused."""
+
 Values = dict[str, JsonValue]
+
+
+def _known(peer_id: str) -> str:
+    if not is_peer_id(peer_id):
+        raise ValueError(f"it must be a peer id (12D3Koo...), got {peer_id!r:.100}")
+    return peer_id
+
+
+PeerId = Annotated[str, AfterValidator(_known)]
 
 
 class CheckpointSettings(Settings):
@@ -80,8 +96,10 @@ class EvaluationSettings(Settings):
 class NodeConfig(Settings):
     """Everything that decides what a node does."""
 
+    version: int = CONFIG_VERSION
+    """Version of the configuration's format; a file without it is of the current one."""
     name: str = "peer"
-    """Name of this node in views and reports."""
+    """Name of this node in views and reports; any but the default is also shown to the run's members."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")
@@ -96,6 +114,9 @@ class NodeConfig(Settings):
     """This node's copies of files that tasks of the run are on, by the task's name: `--files.sums ~/sums.jsonl`."""
     code: dict[str, str] = {}
     """This node's copies of code that tasks of the run are on, by the task's name: `--code.halve tasks.py:Halve`."""
+    trusted: tuple[PeerId, ...] = Field((), max_length=MAX_TRUSTED)
+    """Peers whose episodes with tools of their own count here, though nobody can replay them; by default those that the
+    run's founder lists. A node that is among them shares such episodes, others keep theirs."""
     policy: PolicySettings = PolicySettings()
     generation: GenerationSettings = GenerationSettings()
     share: ShareSettings = ShareSettings()
@@ -113,13 +134,17 @@ class NodeConfig(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
+    def num_questions(self, device: str) -> int:
+        """P: questions per round on this type of torch device."""
+        return self.generation.questions_per_round or max(self.generation.default_questions(device), self.mix.local)
+
     @model_validator(mode="after")
     def _the_mix_is_possible(self) -> NodeConfig:
-        if self.mix.local > self.generation.questions_per_round:
+        asked = self.generation.questions_per_round
+        if asked is not None and self.mix.local > asked:
             raise ValueError(
-                f"mix.local must be at most generation.questions_per_round, got {self.mix.local} > "
-                f"{self.generation.questions_per_round}: a round cannot produce more local groups than it asks "
-                f"questions"
+                f"mix.local must be at most generation.questions_per_round, got {self.mix.local} > {asked}: a round "
+                "cannot produce more local groups than it asks questions"
             )
         return self
 
@@ -151,20 +176,45 @@ def load_config(
     sets, `command_line` (dotted path, text) pairs.
     """
     own: list[tuple[str, Values]] = []
-    if file is not None:
-        own.append((str(file), _read_yaml(file)))
-    own.append(("environment", _nest(_environment_pairs(environment or {}), "environment")))
+    yaml_file = YamlFile(file) if file is not None else None
+    if yaml_file is not None:
+        own.append((str(file), yaml_file.values))
+    own.append(("environment", environment_values(environment or {})))
     own.append(("command line", _nest(command_line, "command line")))
     merged: Values = {}
     origins: dict[str, str] = {}
     preset = _preset(_chosen_model(values for _, values in own))
     for origin, values in [preset, ("manifest", manifest or {}), *own]:
+        _check_version(origin, values)
         _merge(merged, values, origin, origins, "")
     _ask_for_other_forms(merged, origins)
     try:
         return LoadedConfig(config=NodeConfig.model_validate(merged), origins=origins)
     except ValidationError as error:
-        raise ConfigError(_describe(error, origins)) from error
+        raise ConfigError(_describe(error, origins, str(file), yaml_file)) from error
+
+
+def _check_version(origin: str, values: Values) -> None:
+    """Raises `ConfigError`, instead of one for every field that another version has."""
+    found = values.get("version", CONFIG_VERSION)
+    if str(found) == str(CONFIG_VERSION):
+        return
+    later = isinstance(found, int) and found > CONFIG_VERSION
+    fix = "update swarm" if later else "write it anew: `swarm config show` prints today's fields"
+    raise ConfigError(f"version (from {origin}): must be {CONFIG_VERSION}, got {found!r}; {fix}")
+
+
+def environment_values(environment: Mapping[str, str]) -> Values:
+    """The layer of the environment. Raises `ConfigError`."""
+    return _nest(_environment_pairs(environment), "environment")
+
+
+def overlay(*layers: Values) -> Values:
+    """Layers merged as `load_config` does, the last above the others."""
+    merged: Values = {}
+    for values in layers:
+        _merge(merged, values, "", {}, "")
+    return merged
 
 
 def describe_config(loaded: LoadedConfig) -> list[tuple[str, str, str]]:
@@ -185,7 +235,7 @@ def _preset(model: str) -> tuple[str, Values]:
     return f"default for {model}", {
         "generation": {"max_new_tokens": 16, "max_batch_sequences": 1024},
         "update": {"learning_rate": 3e-4},
-        "policy": {"threads": 1},
+        "policy": {"threads": 1, "device": "cpu"},  # a GPU is slower for so small a model
     }
 
 
@@ -195,7 +245,8 @@ def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
     if not isinstance(policy, dict) or not isinstance(tasks, list) or policy.get("system_prompt") is not None:
         return
     forms = {_form(task) for task in tasks if isinstance(task, dict)}
-    if forms - {"tags"} and policy.get("model", TINY) not in EMBEDDED:
+    model = str(policy.get("model", TINY))
+    if forms - {"tags"} and model not in EMBEDDED and exported_prompt(model) is None:
         policy["system_prompt"] = SYSTEM_PROMPT_OF_FORMS if "tags" not in forms else SYSTEM_PROMPT_WITH_FORMS
         origins["policy.system_prompt"] = "default for the tasks' `find`"
 
@@ -214,20 +265,6 @@ def _chosen_model(layers: Iterable[Values]) -> str:
         if isinstance(policy, dict) and isinstance(policy.get("model"), str):
             chosen = str(policy["model"])
     return chosen
-
-
-def _read_yaml(file: Path) -> Values:
-    try:
-        values = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {file} is not valid YAML: {error}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")
-    return values
 
 
 def _environment_pairs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -308,7 +345,10 @@ def _merge(target: Values, values: Values, origin: str, origins: dict[str, str],
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str | None:
-    """Origin of a path, or of the nearest list or mapping that contains it."""
+    """Origin of a path, of the nearest list or mapping that contains it, or of what a group of one origin contains."""
+    below = {origin for known, origin in origins.items() if known.startswith(f"{path}.")}
+    if len(below) == 1:
+        return below.pop()
     while path:
         if path in origins:
             return origins[path]
@@ -316,16 +356,48 @@ def _origin(path: str, origins: Mapping[str, str]) -> str | None:
     return None
 
 
-def _describe(error: ValidationError, origins: Mapping[str, str]) -> str:
+def _describe(error: ValidationError, origins: Mapping[str, str], file: str, yaml_file: YamlFile | None) -> str:
     lines = []
     for item in error.errors():
         path = ".".join(str(part) for part in item["loc"])
         origin = _origin(path, origins)
-        message = item["msg"].removeprefix("Value error, ")
-        seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
+        if origin == file and yaml_file is not None and (number := yaml_file.line(item["loc"])) is not None:
+            origin = f"{file}, line {number}"
         where = f" (from {origin})" if origin else ""
-        lines.append(f"{path}{where}: {message}{seen}" if path else message)
+        lines.append(f"{path}{where}: {_problem(item)}" if path else _problem(item))
     return "\n".join(lines)
+
+
+def _problem(item: ErrorDetails) -> str:
+    if item["type"] == "extra_forbidden":
+        return f"there is no such field{_did_you_mean(item['loc'])}"
+    seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
+    return f"{item['msg'].removeprefix('Value error, ')}{seen}"
+
+
+def _did_you_mean(path: Sequence[str | int]) -> str:
+    """The field that is named most like the last part of a path that there is not; empty without one."""
+    models: set[type[BaseModel]] = {NodeConfig}
+    for part in path[:-1]:
+        named = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
+        if of_kind := {model for model in models if len(models) > 1 and part in _kinds(model)}:
+            models = of_kind
+        elif named:  # and otherwise an index or a key
+            models = {model for field in named for model in _models_in(field.annotation)}
+    names = [name for model in models for name in model.model_fields]
+    near = difflib.get_close_matches(str(path[-1]), names, n=1)
+    return f"; did you mean {'.'.join(map(str, [*path[:-1], near[0]]))}?" if near else ""
+
+
+def _models_in(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {model for part in get_args(annotation) for model in _models_in(part)}
+
+
+def _kinds(model: type[BaseModel]) -> tuple[object, ...]:
+    """What decides for this model where there are several."""
+    return get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
 
 
 def _leaves(values: JsonValue, prefix: str) -> Iterable[tuple[str, JsonValue]]:

@@ -89,7 +89,7 @@ class NonFiniteUpdates(SwarmError):
 
 
 class OutOfMemory(SwarmError):
-    """A single completion does not fit in memory; the batch cannot be split further."""
+    """Memory is too small for the model, its optimizer, or a single completion; nothing can be split further."""
 
 
 class SnapshotError(SwarmError):

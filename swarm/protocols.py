@@ -107,6 +107,13 @@ class Verifier(Protocol):
         """Grade one of this node's own groups without waiting; it takes precedence over what `submit` queued."""
         ...
 
+    def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
+        """What the environment answers in an own episode so far, without waiting.
+
+        It may go on: its rewards count only when `begin` grades it with its group.
+        """
+        ...
+
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Queue a group for grading, on the account of `sender`; never blocks."""
         ...

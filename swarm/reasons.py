@@ -124,6 +124,11 @@ class Reason(StrEnum):
         Subject.GROUP,
         "Replayed here, an episode does not end with its last turn, or the environment answers in another way.",
     )
+    UNTRUSTED = (
+        "untrusted",
+        Subject.GROUP,
+        "Its episodes called a tool that only its author has, and this node does not trust its author (`trusted`).",
+    )
     HELD_OUT = "held_out", Subject.GROUP, "Its question is held out for evaluation: no node trains on it."
     VERIFIER_TIMEOUT = "verifier_timeout", Subject.GROUP, "Grading it took longer than `verification.time_limit_s`."
     VERIFIER_CRASH = "verifier_crash", Subject.GROUP, "The process that was grading it ended."
@@ -188,7 +193,11 @@ class Reason(StrEnum):
     )
     BUFFER_FULL = "buffer_full", Subject.FOLLOWED, "The buffer was full, and this group had the oldest version."
     OTHER_POLICY = "other_policy", Subject.FOLLOWED, "Its tokenizer differs from this policy's."
-    OTHER_SAMPLING = "other_sampling", Subject.FOLLOWED, "Its sampling temperature differs from the learner's."
+    OTHER_SAMPLING = (
+        "other_sampling",
+        Subject.FOLLOWED,
+        "Its temperature, `top_p`, `top_k` or `min_p` differs from the learner's.",
+    )
     NO_TOKENS = "no_tokens", Subject.FOLLOWED, "A completion lacks token ids or log-probabilities."
     HIDDEN_TOKENS = (
         "hidden_tokens",
@@ -214,6 +223,21 @@ Outcome = Reason | Literal["informative", "used"]
 
 Fate = Reason | Literal["used_local", "used_external"]
 """What became of a group: an update trained on it, as the node's own or another's, or the reason why none did."""
+
+
+NO_LOSS = frozenset(
+    {
+        Reason.DUPLICATE,
+        Reason.PEER_QUOTA,
+        Reason.REPEATED,
+        Reason.VERIFIER_OVERFLOW,
+        Reason.JUDGE_SKIPPED,
+        Reason.ZERO_ADVANTAGE,
+        Reason.POOL_FULL,
+        Reason.EXPIRED,
+    }
+)
+"""Drops of a healthy swarm: there is nothing to learn from the group, or more arrives than updates take."""
 
 
 _SENTENCES = {str(reason): reason.sentence for reason in Reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.net.trust.accounts import FORFEITS, OFFENCES
-from swarm.reasons import Reason, Subject
+from swarm.reasons import NO_LOSS, Reason, Subject
 
 HEADER = """# Why something is refused
 
@@ -13,6 +13,10 @@ these keys; [architecture.md](architecture.md#the-life-of-a-received-group) says
 
 *Against the sender* is the weight of one occurrence in a peer's account, when a signature or connection proves that the
 peer is responsible. A peer is quarantined when its recent weights exceed its recent merits by `safety.quarantine_at`.
+
+*No loss*: there is nothing to learn from such a group, or more arrives than updates take. A healthy swarm drops about
+half of what it receives for these reasons, which live view and log tell apart from the others:
+{no_loss}.
 """
 """The first lines of the file."""
 
@@ -28,7 +32,8 @@ TITLES = {
 
 def reference() -> str:
     """The reference as Markdown: one table for each subject."""
-    return "\n".join([HEADER, *(f"## {title}\n\n{_table(subject)}" for subject, title in TITLES.items())])
+    header = HEADER.format(no_loss=", ".join(f"`{reason}`" for reason in Reason if reason in NO_LOSS))
+    return "\n".join([header, *(f"## {title}\n\n{_table(subject)}" for subject, title in TITLES.items())])
 
 
 def _table(subject: Subject) -> str:

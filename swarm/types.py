@@ -39,6 +39,10 @@ MAX_TURNS = 64
 """The policy's turns in one completion."""
 MAX_MESSAGES = 64
 """Of a conversation that a question continues."""
+MAX_RESULT_CHARS = 8_192
+"""Of what a tool says in answer to a call."""
+MAX_TRUSTED = 64
+"""Peers whose tools a run believes."""
 ANSWER: Final = "answer"
 """Among a task's named rewards, the one that the task itself gives."""
 ELEMENT_BYTES = 40
@@ -117,13 +121,19 @@ class OwnCall(Struct, frozen=True, tag="own_call"):
     """What the policy said to the tool."""
 
 
+class Told(Struct, frozen=True, tag="told"):
+    """A part of an observation that is a tool's answer to such a call: nobody else can have it from the tool."""
+
+    text: str
+
+
 class Earned(Struct, frozen=True, tag="earned"):
     """A part of an observation that no policy sees: what the turn before it adds to the return."""
 
     reward: Annotated[float, Meta(ge=0, le=1)]
 
 
-Observation = tuple[Text | OwnCall | Earned, ...]
+Observation = tuple[Text | OwnCall | Told | Earned, ...]
 """What an environment answers at once, in parts by type."""
 
 
@@ -146,6 +156,11 @@ class End(Struct, frozen=True):
 
 Actions = str | tuple[str, ...]
 """What the policy said: the text of its only turn, or that of each turn."""
+
+
+def by_turn(actions: Actions) -> tuple[str, ...]:
+    """The text of each turn, at least one."""
+    return (actions,) if isinstance(actions, str) else actions
 
 
 class Message(Struct, frozen=True):
@@ -218,6 +233,16 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     stop_tokens: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()
     """Names of tokens that end a completion, besides the policy's own end tokens."""
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether tokens are drawn from less than the whole distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def distribution(self) -> tuple[float, float, int, float]:
+        """All that decides from which distribution a token is drawn."""
+        return self.temperature, self.top_p, self.top_k, self.min_p
+
 
 class VersionSpan(Struct, frozen=True):
     """Adjacent tokens of a completion that the same policy version sampled."""
@@ -262,6 +287,8 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     observed: Name = ""
     """Digest of the observations between the turns, as `swarm/groups/episodes.py` computes it; empty for a single
     turn."""
+    told: Annotated[tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS)] = ()
+    """Marks an episode that nobody can replay: the texts of its `Told` parts, in order. Empty in all others."""
 
     def by_turn(self) -> tuple[Completion, ...]:
         """Text, finish reason, ids and log-probabilities of each turn."""
@@ -322,7 +349,7 @@ class RolloutGroup(Struct, frozen=True):
     @property
     def num_chars(self) -> int:
         """Characters of all texts."""
-        return sum(len(completion.text) for completion in self.completions)
+        return sum(len(text) for completion in self.completions for text in (completion.text, *completion.told))
 
     @property
     def num_elements(self) -> int:
@@ -332,7 +359,8 @@ class RolloutGroup(Struct, frozen=True):
     @property
     def memory_bytes(self) -> int:
         """Approximate memory; one wide character widens its whole text."""
-        return sum(map(getsizeof, (c.text for c in self.completions))) + ELEMENT_BYTES * self.num_elements
+        texts = (text for c in self.completions for text in (c.text, *c.told))
+        return sum(map(getsizeof, texts)) + ELEMENT_BYTES * self.num_elements
 
 
 class VerifiedGroup(Struct, frozen=True):
@@ -468,6 +496,8 @@ class RunManifest(Struct, frozen=True, omit_defaults=True):
     max_completion_chars: Positive
     terms: Terms | None = None
     """Of the learner that founded the run; None for a run without one."""
+    trusted: Annotated[tuple[Name, ...], Meta(max_length=MAX_TRUSTED)] = ()
+    """Peer ids whose episodes with tools of their own count in this run."""
 
 
 class ChunkList(Struct, frozen=True):
@@ -499,7 +529,7 @@ class SnapshotManifest(Struct, frozen=True):
     """The lossless delta from the parent; None when it is not smaller than the whole."""
 
 
-class PeerRecord(Struct, frozen=True):
+class PeerRecord(Struct, frozen=True, omit_defaults=True):
     """A peer's short-lived DHT entry, signed by its key."""
 
     run_id: str
@@ -510,6 +540,8 @@ class PeerRecord(Struct, frozen=True):
     role: str
     version: str
     expires_at: Seconds
+    name: str = ""
+    """What its user calls it; not unique, and no evidence of anything. Empty if it was not named."""
 
 
 class NetworkStatus(Struct, frozen=True):

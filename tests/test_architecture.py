@@ -58,7 +58,7 @@ ALLOWED = {
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
     "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
-    "swarm/sapo/pool.py": PURE,
+    "swarm/sapo/pool.py": PURE | {"swarm.groups.signal"},
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
     "swarm/central/capacity.py": PURE,
     "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool"} | LEDGER,
@@ -67,6 +67,16 @@ ALLOWED = {
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.groups.expectation", "swarm.sapo.mixing"}
     | {"swarm.sapo.pool", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
+    "swarm/preflight": PURE
+    | {
+        "swarm.preflight",
+        "swarm.config",
+        "swarm.policy",
+        "swarm.engines",
+        "swarm.training.layers",
+        "swarm.training.memory",
+    }
+    | {"swarm.training.passes"},
     # What runs in vLLM's Python, which has nothing of this project's dependencies but msgspec.
     "swarm/engines/vllm/server.py": {"swarm.types", "swarm.engines.vllm.messages"},
     "swarm/engines/vllm/messages.py": {"swarm.types"},
@@ -97,9 +107,13 @@ FORBIDDEN = {
 }
 
 
+ENTRY = ROOT / "swarm" / "__main__.py"
+"""`python -m swarm`, which is nothing but the command of `nodes`."""
+
+
 def _modules(part: str) -> list[Path]:
     path = ROOT / part
-    return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+    return [path] if path.suffix == ".py" else [file for file in sorted(path.rglob("*.py")) if file != ENTRY]
 
 
 def _imports(path: Path) -> set[str]:

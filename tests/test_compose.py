@@ -48,3 +48,19 @@ def test_the_build_sees_what_it_copies() -> None:
         for source in line.split():
             assert f"!{source}\n" in context
             assert (ROOT / source).exists()
+
+
+@pytest.mark.parametrize("torch", ["cpu", "cuda"])
+def test_the_image_for_gpus_keeps_a_compiler(torch: str) -> None:
+    """Triton compiles at run time."""
+    stages, last = {}, ""
+    for start, body in re.findall(r"^FROM (.+)\n((?:(?!FROM ).*\n)*)", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
+        base, _, name = start.replace("${TORCH}", torch).partition(" AS ")
+        last = stages.get(base, "") + body
+        stages[name] = last
+    assert ("g++" in last) == (torch == "cuda")
+
+
+def test_a_gpus_peer_has_shared_memory_for_weights() -> None:
+    filled = re.sub(r"\$\{(\w+)\}", lambda match: _settings()[match[1]], COMPOSE)
+    assert re.fullmatch(r"\d+gb", yaml.safe_load(filled)["services"]["peer-gpu"]["shm_size"])

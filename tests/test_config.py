@@ -40,6 +40,7 @@ def test_defaults_follow_the_model() -> None:
     real = load_config(command_line=[("policy.model", "some/model")]).config
     assert (tiny.generation.max_new_tokens, real.generation.max_new_tokens) == (16, 512)
     assert tiny.update.learning_rate > real.update.learning_rate
+    assert (tiny.policy.device, real.policy.device) == ("cpu", "auto")
 
 
 @pytest.mark.parametrize(
@@ -86,13 +87,28 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mix: {local: -1}", "mix.local (from {file}): Input should be greater than or equal to 0, got -1"),
-        ("mix: {lokal: 1}", "mix.lokal (from {file}): Extra inputs are not permitted"),
+        ("mix: {local: -1}", "mix.local (from {file}, line 1): Input should be greater than or equal to 0, got -1"),
+        ("mix: {lokal: 1}", "mix.lokal (from {file}, line 1): there is no such field; did you mean mix.local?"),
+        ("name: me\n\nmx:\n  local: 3\n", "mx (from {file}, line 3): there is no such field; did you mean mix?"),
+        (
+            "tasks:\n- {kind: reasoning_gym, name: gcd}\n- kind: dataset\n  name: a\n  path: a/b\n  answer_patern: x\n",
+            "tasks.1.dataset.answer_patern (from {file}, line 6): there is no such field; did you mean "
+            "tasks.1.dataset.answer_pattern?",
+        ),
+        ("evaluation:\n  suites:\n    mine:\n      question: 3\n", "line 4): there is no such field; did you mean"),
+        ("name: a\nmix: {local: 1}\nname: b\n", "configuration {file}, line 3: name is given twice"),
+        ("name: a\n  b: c\n", "configuration {file} is not valid YAML: line 2, column 4: mapping values"),
         ("mix: {local: 0, external: 0}", "nothing would ever be trained on"),
-        ("mix: {local: 9}", "mix.local must be at most generation.questions_per_round, got 9 > 8"),
-        ("generation: {temperature: hot}", "generation.temperature (from {file}): Input should be a valid number"),
+        (
+            "{mix: {local: 9}, generation: {questions_per_round: 8}}",
+            "mix.local must be at most generation.questions_per_round, got 9 > 8",
+        ),
+        (
+            "generation: {temperature: hot}",
+            "generation.temperature (from {file}, line 1): Input should be a valid",
+        ),
         ("update: {betas: [0.9, 1.5]}", "betas must be in [0, 1)"),
-        ("tasks: []", "tasks (from {file})"),
+        ("tasks: []", "tasks (from {file}, line 1)"),
         ("tasks: [{kind: reasoning_gym, name: gcd}, {kind: reasoning_gym, name: gcd}]", "gcd more than once"),
         ("tasks: [{kind: quiz, name: gcd}]", "tasks.0"),
         ("- a list", "must be a mapping"),
@@ -157,3 +173,18 @@ def test_the_examples_are_valid() -> None:
     assert examples
     for file in examples:
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("values", "on_cpu", "on_gpu"),
+    [
+        ({}, 8, 32),
+        ({"mix.local": "40"}, 40, 40),
+        ({"generation.group_size": "256"}, 8, 8),
+        ({"generation.questions_per_round": "5"}, 5, 5),
+    ],
+    ids=str,
+)
+def test_a_gpu_samples_256_completions_a_round_by_default(values: dict[str, str], on_cpu: int, on_gpu: int) -> None:
+    config = load_config(command_line=list(values.items())).config
+    assert (config.num_questions("cpu"), config.num_questions("cuda")) == (on_cpu, on_gpu)

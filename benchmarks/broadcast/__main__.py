@@ -307,8 +307,9 @@ def change(plan: Plan) -> Result:
         changed = [child.wait_for("changed", 1800.0) for _ in range(3)]
     rows = []
     for event in changed:
-        full, part = int(str(event["full"])), int(str(event["change"]))
-        rows.append(row(f"{event['precision']}: bytes of a step's change", [part / MIB], "MiB", baseline=[full / MIB]))
+        weights, full, part = (int(str(event[name])) for name in ("weights", "full", "change"))
+        what, whole = f"{event['precision']}: a step's change", [full / weights]
+        rows.append(row(what, [part / weights], "B/weight", baseline=whole))
     return rows, [
         f"Change: one update of a policy of {model} parameters with the default objective and learning rate (1e-6, "
         "AdamW), after others; random weights, float32 training. Lossless for the sent bytes: `bfloat16` and "

@@ -3,7 +3,7 @@
     python -m benchmarks.broadcast.change FOLDER MODEL UPDATES
 
 The default objective and learning rate on a batch of the updater's benchmark. Event: changed, for each precision
-(full, change, seconds) of the last update.
+(weights, full, change, seconds) of the last update.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ def main(folder: Path, model: str, num_updates: int) -> None:
     for _ in range(num_updates - 1):
         updater.update(groups, [])
     precisions: tuple[Precision, ...] = get_args(Precision)
-    before = {precision: pack(policy.model.state_dict(), precision) for precision in precisions}
+    before = {precision: pack(policy.weights, precision) for precision in precisions}
     report = updater.update(groups, [])
     assert not report.skipped
     for precision in precisions:
-        after = pack(policy.model.state_dict(), precision)
+        after = pack(policy.weights, precision)
         began = time.perf_counter()
         change = delta(after, before[precision])
         seconds = time.perf_counter() - began
         assert change is not None and apply_delta(change, before[precision]) == after
-        emit("changed", precision=precision, full=len(after), change=len(change), seconds=seconds)
+        sizes = {"weights": policy.model.num_parameters(), "full": len(after), "change": len(change)}
+        emit("changed", precision=precision, **sizes, seconds=seconds)
 
 
 if __name__ == "__main__":

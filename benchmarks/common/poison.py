@@ -95,7 +95,7 @@ class Poison:
         assert not isinstance(question.ref, DatasetRef)
         source = self._mixture.sources[question.ref.task]
         assert isinstance(source, ReasoningGymSource)
-        return source.oracle(question.ref.seed, question.ref.index) or ""
+        return source.oracle(question.ref) or ""
 
     def _guess(self, question: Question, answer: str) -> str:
         """The answer to another question of the task, which is wrong here."""

@@ -2,16 +2,17 @@
 
 There are two ways to count as many: `single turns`, a completion for each turn of an episode, with lengths from the
 same distribution and hardly anything to attend to; and `one long turn`, a completion for each episode, as long as all
-its turns unless it happens to end itself. All contenders sample at most 64 sequences at a time, of twice as many
-episodes: of only 64, the last few would take a large part of the time. The environment answers at once: its time is not
-the engine's. `in rounds` is an engine that keeps nothing between two calls: all episodes take a turn in one call, and
-their pasts are read again.
+its turns, which attends to nearly as much. Both read their prompts in the time that is measured, once for all
+completions of a prompt. All contenders sample at most 64 sequences at a time, of twice as many episodes: of only 64,
+the last few would take a large part of the time. The environment answers at once: its time is not the engine's. `in
+rounds` is an engine that keeps nothing between two calls: all episodes take a turn in one call, and their pasts are
+read again.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -83,6 +84,7 @@ def turns(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
     """The rows of one size, with notes."""
     episodes, policy = QUICK if quick else FULL, random_policy(size)
     policy.model.config.max_position_embeddings = 1_024  # no episode may end early
+    policy.stop_ids = frozenset()  # nor may a long turn: only the workload's stop tokens end a turn
     contenders = {
         "single turns": lambda *run: _single_turns(episodes, *run),
         "one long turn": lambda *run: _long_turns(episodes, *run),
@@ -100,16 +102,18 @@ def turns(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
             ratios = [value / other for value, other in zip(speeds[name], speeds[base], strict=True)]
             target = TARGET if name == "episodes" else None
             rows.append(row(f"{size} parameters: {name} against {base}", ratios, "x", target=target))
-    return rows, [_describe(episodes)]
+    return rows, [_describe(episodes, {name: sum(runs[0].lengths) for name, runs in outcomes.items()})]
 
 
-def _describe(episodes: Episodes) -> str:
+def _describe(episodes: Episodes, tokens: Mapping[str, int]) -> str:
     load = episodes.turns
+    sampled = ", ".join(f"{number} {name}" for name, number in tokens.items())
     return (
         f"Episodes: {load.num_prompts} questions of {load.prompt_tokens[0]} to {load.prompt_tokens[1]} tokens, "
         f"{load.num_completions} episodes of each, {episodes.num_turns} turns of at most {load.max_new_tokens} tokens "
         f"that end at random, {load.mean_tokens} on average without the limit; observations of "
-        f"{episodes.observation_tokens + 2} tokens. At most {CONCURRENT} sequences at a time."
+        f"{episodes.observation_tokens + 2} tokens. At most {CONCURRENT} sequences at a time. "
+        f"Tokens sampled by the first runs: {sampled}."
     )
 
 

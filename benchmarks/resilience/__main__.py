@@ -223,7 +223,8 @@ def bombs(plan: Plan) -> Result:
 
     source = TaskMixture(TINY_TASKS).sources["gcd"]
     assert isinstance(source, ReasoningGymSource)
-    ref, answer = source.question(0, 0).ref, source.oracle(0, 0)
+    ref = source.question(0, 0).ref
+    answer = source.oracle(ref)
     outcomes: dict[int, list[Attacked]] = {rate: [] for rate in BOMBS_PER_S}
     with plan.nodes() as nodes:
         address = nodes.start("bootstrap", cores=OTHER_CORES)

@@ -10,11 +10,11 @@ from benchmarks.common.report import Row
 from benchmarks.sharing.curves import along, at_equal_cost, by_task
 from benchmarks.sharing.swarms import DEFAULT, Comparison, RealScale, Size, compare_mixes, peers
 from benchmarks.sharing.table import Outcomes
-from nodes.real_models.footprint import check_memory
 from nodes.real_models.settings import real_model
 from nodes.roles.progress import policy_progress
 from nodes.simulation.mixes import Fields, as_fields
 from swarm.policy.loading import find_source
+from swarm.preflight.check import check_nodes
 
 NOTE = (
     "The tasks are those of `swarm demo --model`, and the answer is a completion's last number. Nodes take turns in "
@@ -36,7 +36,7 @@ def prepare_real_model(size: Size, console: Console) -> None:
         find_source(size.real.policy, progress)
     (comparison,) = of_real_model(size)
     cell = next(iter(comparison.cells.values()))[0]
-    check_memory(cell.members(Path())[0].config, size.real.nodes)
+    check_nodes(cell.members(Path())[0].config, size.real.nodes)
 
 
 def real_model_findings(title: str, outcomes: Outcomes) -> list[Row]:

@@ -11,6 +11,7 @@ from nodes.roles.shell import CHECKPOINTS
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, ConfigError
 from swarm.policy.adapters import is_adapter_directory
+from swarm.policy.config import default_prompt, write_exported
 from swarm.policy.loading import load_policy
 from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify
 
@@ -23,13 +24,14 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
     checkpoint = find_checkpoint(path)
     if directory.exists():
         raise ConfigError(f"{directory} already exists; choose a new directory")
+    trained = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes()).policy
     if is_adapter_directory(checkpoint / MODEL):
-        trained = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes()).policy
         policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
         policy.merge()
         policy.save(directory)
     else:
         shutil.copytree(checkpoint / MODEL, directory)
+    write_exported(directory, default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt)
     console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
 
 

@@ -13,6 +13,7 @@ makes a run reproducible to the last digit.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from nodes.simulation.policies import find_source_in_child
 from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
 from nodes.simulation.seeds import node_seed
 from nodes.stop import StopRequest
-from swarm.config import NodeConfig, Values, load_config
+from swarm.config import NodeConfig, Values, environment_values, load_config, overlay
 from swarm.errors import ConfigError, Interrupted
 from swarm.policy.config import EMBEDDED, TINY, TINY_SPARSE, check_model_path
 from swarm.telemetry.benefit import in_words
@@ -141,24 +142,23 @@ def _history(options: DemoOptions, name: str) -> PeerHistory:
 
 
 def _values(options: DemoOptions) -> Values:
-    """The configuration that all peers share."""
-    values: Values = {
-        "run_name": "demo",
+    """The configuration that all peers share: the demo's own, below the environment's fields, below the options."""
+    own: Values = {"run_name": "demo", "checkpoint": {"every_rounds": 25}, "evaluation": {"num_questions": 360}}
+    if options.model not in EMBEDDED:
+        own |= real_model(options.model, max(1, options.local + options.external), options.num_nodes)
+    if options.mode == "learner":
+        own["follow"] = {"questions": LEARNER_MODE_QUESTIONS}
+    chosen: Values = {
         "rounds": options.rounds,
         "policy": {"model": options.model},
         "mix": {"local": options.local, "external": options.external},
-        "checkpoint": {"every_rounds": 25},
-        "evaluation": {"num_questions": 360},
         "network": LOOPBACK,
     }
-    if options.model not in EMBEDDED:
-        values |= real_model(options.model, max(1, options.local + options.external), options.num_nodes)
+    if options.engine is not None:
+        chosen["generation"] = {"engine": options.engine}
+    values = overlay(own, environment_values(os.environ), chosen)
     if options.mode == "learner":
         del values["rounds"]  # workers continue until the learner has made its steps
-        values["follow"] = {"questions": LEARNER_MODE_QUESTIONS}
-    if options.engine is not None:
-        generation = values.get("generation")
-        values["generation"] = {**(generation if isinstance(generation, dict) else {}), "engine": options.engine}
     return values
 
 
@@ -177,9 +177,9 @@ def _checked(options: DemoOptions, values: Values) -> NodeConfig:
 
 def _check_memory(options: DemoOptions, config: NodeConfig) -> None:
     """Raises `ConfigError` when this machine cannot hold all nodes."""
-    from nodes.real_models.footprint import check_memory  # imports torch, for which the embedded policy need not wait
+    from swarm.preflight.check import check_nodes  # imports torch, for which the embedded policy need not wait
 
-    check_memory(config, options.num_nodes)
+    check_nodes(config, options.num_nodes)
 
 
 def _write_config(options: DemoOptions, values: Values) -> None:
@@ -187,7 +187,7 @@ def _write_config(options: DemoOptions, values: Values) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / CONFIG_FILE).write_text(_as_yaml(values))
     if options.has_control:
-        control = {**values, **lone(options.local + options.external)}
+        control = overlay(values, lone(options.local + options.external))
         (options.out / CONTROL_FILE).write_text(_as_yaml(control))
 
 

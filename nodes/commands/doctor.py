@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, structs
 from packaging.specifiers import SpecifierSet
@@ -28,7 +28,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
 from swarm.engines.config import GenerationSettings
 from swarm.environments.sandbox.confinement import in_words
-from swarm.errors import PeerUnreachable, Refusal, TransportError
+from swarm.errors import PeerUnreachable, Refusal, SwarmError, TransportError
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import by_peer, unreachable
@@ -37,8 +37,13 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.wire import open_manifest
 from swarm.net.services.diagnosis import FIRST_PORT, MAX_PORTS, ClockReading, DialBackReply, ask_dial_back, read_clock
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.policy.config import EMBEDDED
 from swarm.reasons import Reason
 from swarm.types import SCHEMA_VERSION, RunManifest
+
+if TYPE_CHECKING:
+    from swarm.preflight.check import Preflight
+    from swarm.preflight.need import RoleName
 
 GIB = 2**30
 ENOUGH_DISK_BYTES = 5 * GIB
@@ -68,12 +73,14 @@ class Finding(Struct, frozen=True):
     """The fix; empty when nothing is wrong."""
 
 
-def doctor(file: Path | None, overrides: Sequence[tuple[str, str]], as_json: bool, console: Console) -> int:
-    """Run every check and print the findings. Returns the exit code: 1 when a check fails."""
+def doctor(
+    file: Path | None, overrides: Sequence[tuple[str, str]], role: RoleName, as_json: bool, console: Console
+) -> int:
+    """Run every check for a node of this role and print the findings. Returns the exit code: 1 when a check fails."""
     config = load_config(file, None, os.environ, overrides).config
     Bootstraps(config.network.bootstrap)  # a wrong address is a usage error, not a finding
     findings = []
-    for finding in diagnose(config):
+    for finding in diagnose(config, role):
         findings.append(finding)
         if not as_json:
             console.print(_line(finding))
@@ -84,7 +91,7 @@ def doctor(file: Path | None, overrides: Sequence[tuple[str, str]], as_json: boo
     return exits.FAILED if any(finding.level == "fail" for finding in findings) else exits.DONE
 
 
-def diagnose(config: NodeConfig) -> Iterator[Finding]:
+def diagnose(config: NodeConfig, role: RoleName = "peer") -> Iterator[Finding]:
     """Run every check on this machine and its network, the quick ones first."""
     yield check_python(sys.version.split()[0], probes.required_python())
     yield check_packages(probes.packages())
@@ -92,11 +99,13 @@ def diagnose(config: NodeConfig) -> Iterator[Finding]:
     gpu = check_gpu(torch, probes.nvidia_driver(), config.policy.device)
     yield gpu
     if gpu.level == "fail":
-        yield from unchecked("the policy has no device", "fix the GPU or torch first", ("engine",))
+        yield from unchecked("the policy has no device", "fix the GPU or torch first", ("engine", "memory"))
     else:
         vllm = look_for_vllm(config.generation.vllm.python)
         device = torch.device(config.policy.device)
         yield check_engine(config.generation, config.policy.model, device, vllm, probes.supported_vllm())
+        if config.policy.model not in EMBEDDED:
+            yield _memory(config, role)
     yield check_sandbox(probes.sandbox())
     for disk in probes.disks(config):
         yield check_disk(disk)
@@ -113,6 +122,16 @@ def diagnose(config: NodeConfig) -> Iterator[Finding]:
         yield from unchecked("there is no working daemon", "fix the daemon first", ("bootstrap", *NETWORK_CHECKS))
     else:
         yield from _from_outside(config.network, ports)
+
+
+def _memory(config: NodeConfig, role: RoleName) -> Finding:
+    from swarm.preflight.check import preflight  # imports torch
+
+    try:
+        found = preflight(config, role)
+    except SwarmError as error:
+        return Finding("memory", "warn", f"not checked: {error}", "see policy.model and generation.engine")
+    return check_memory(found)
 
 
 def _from_outside(settings: NetworkSettings, ports: Sequence[probes.Port]) -> Iterator[Finding]:
@@ -294,6 +313,12 @@ def check_engine(settings: GenerationSettings, model: str, device: str, vllm: Vl
     if vllm.version and not SpecifierSet(supported).contains(vllm.version, prereleases=True):
         return Finding("engine", "warn", seen, f"install vllm{supported} there, the version that swarm supports")
     return Finding("engine", "ok", seen)
+
+
+def check_memory(found: Preflight) -> Finding:
+    """Whether the policy fits into the memory of its device, with the parts, and what would fit."""
+    levels: dict[str, Level] = {"fits": "ok", "smaller": "warn", "too large": "fail"}
+    return Finding("memory", levels[found.verdict], found.seen, found.fix)
 
 
 def check_sandbox(sandbox: probes.Sandbox) -> Finding:

@@ -82,7 +82,9 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     choice = choose_engine(config.generation, policy)
     engine = open_engine(choice, policy, config.policy, config.generation, stop)
     if not as_json:
-        console.print(str(choice), highlight=False)
+        console.print(str(choice), highlight=False, soft_wrap=True)
+        prompt = f"system prompt: {policy.system_prompt or 'none'}"
+        console.print(prompt, markup=False, highlight=False, soft_wrap=True)
     try:
         if chosen:
             _evaluate_suites(asked.model, chosen, engine, config, stop, as_json, console)

@@ -143,6 +143,7 @@ def fitting_widths(columns: Sequence[Column[Row]], wanted: Mapping[str, int], wi
 def _roster_columns(now: float) -> list[Column[PeerRow]]:
     return [
         Column("peer", lambda row: short(row.peer_id)),
+        Column("name", lambda row: row.name, 2, squeeze_to=12),
         Column("is", lambda row: standing(row, now), 3),
         Column("role", lambda row: row.role, 9),
         Column("model", lambda row: row.model, 7, squeeze_to=16),
@@ -165,6 +166,7 @@ def _seen(now: float) -> Callable[[PeerRow], str]:
 def _listing_columns(now: float) -> list[Column[PeerRecord]]:
     return [
         Column("peer", lambda record: short(record.peer_id)),
+        Column("name", lambda record: record.name, 1, squeeze_to=12),
         Column("role", lambda record: record.role, 1),
         Column("model", lambda record: record.model, 2, squeeze_to=16),
         Column("version", lambda record: record.version, 3),

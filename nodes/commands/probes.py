@@ -25,6 +25,7 @@ from swarm.environments.config import VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import IdentityError, TaskError, TransportError
+from swarm.net.addresses.listening import bound
 from swarm.net.records.identity import Identity, in_use
 from swarm.policy.config import MADE_HERE
 
@@ -247,22 +248,13 @@ def try_port(address: str) -> Port:
     parts = address.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
         return Port(address, "it is not /ip4 or /ip6 with /tcp or /udp")
-    family = socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET
-    kind = socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM
     try:
-        port = int(parts[4])
-        with socket.socket(family, kind) as probe:
-            if kind == socket.SOCK_STREAM:
-                # A port with only old, closing connections is free.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((parts[2], port))
-            if kind == socket.SOCK_STREAM:
-                probe.listen()
+        bound(parts).close()
     except (ValueError, OverflowError) as error:
         return Port(address, str(error))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return Port(address, "it is taken", taken=True, owner=_owner(port))
+            return Port(address, "it is taken", taken=True, owner=_owner(int(parts[4])))
         return Port(address, (error.strerror or str(error)).lower())
     return Port(address)
 

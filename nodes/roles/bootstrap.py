@@ -13,11 +13,14 @@ from rich.console import Console
 from nodes import exits
 from nodes.roles.run import (
     IDENTITY_FILE,
+    NO_TASKS,
     best_address,
     found_run,
     lacking_files,
+    on_same_ports,
     remember,
     remembered,
+    reopen,
     warn,
     write_addresses,
 )
@@ -41,10 +44,13 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
     sealed = found_run(config, identity, remembered(config.out))
     remember(config.out, sealed)
+    if not reopen(sealed).tasks:
+        warn(f"nobody can join with the tasks of this run: {NO_TASKS}", console)
     for name in lacking_files(sealed):
         warn(f"the files or code of the task {name} are not here, so nobody can join with a copy of them", console)
     profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
-    transport = open_transport(config.network, identity, profile=profile, manifest=sealed)
+    network = on_same_ports(config.network, config.out, console)
+    transport = open_transport(network, identity, profile=profile, manifest=sealed)
     try:
         serve_diagnosis(transport)
         transport.start()

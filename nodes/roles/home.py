@@ -8,10 +8,13 @@ from pathlib import Path
 from msgspec import Struct
 
 from nodes.roles.run import IDENTITY_FILE, found_run, remember, remembered, reopen
+from nodes.roles.shell import CHECKPOINTS
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, IdentityInUse
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated
+from swarm.policy.config import local_name
+from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Terms
 
 
@@ -28,17 +31,24 @@ def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None, te
     """Claim a directory for a peer of the run `sealed`, or of the stored run; `terms` are for one that it founds.
 
     `config.out` if it was set. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that belongs to
-    the same run: the same command in several terminals starts several peers, and each resumes when restarted. Raises
-    `ConfigError` or `IdentityInUse` when the chosen directory is not free.
+    the same run and model: the same command in several terminals starts several peers, and each resumes when restarted.
+    Raises `ConfigError` or `IdentityInUse` when the chosen directory is not free.
     """
     for number in count(1):
         out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
+        if not (out_was_given or config.network.identity) and _has_another_model(config, out):
+            continue
         try:
             return _claim(config, out, sealed, terms)
         except (IdentityInUse, ConfigError):
             if out_was_given or config.network.identity:
                 raise
     raise AssertionError("count() does not end")
+
+
+def _has_another_model(config: NodeConfig, out: Path) -> bool:
+    kept = CheckpointStore(out / CHECKPOINTS).newest_model()
+    return kept is not None and kept != local_name(config.policy.model)
 
 
 def _claim(config: NodeConfig, out: Path, sealed: bytes | None, terms: Terms | None) -> Home:

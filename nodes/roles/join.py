@@ -16,10 +16,13 @@ from swarm.protocols import Transport, Verifier
 
 def _plan(config: NodeConfig) -> list[tuple[str, str]]:
     generation, mix = config.generation, config.mix
+    on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
+    questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
     return [
-        ("per round", f"{generation.questions_per_round} questions x {generation.group_size} completions"),
+        ("per round", f"{questions} questions x {generation.group_size} completions"),
         ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),
         ("external groups", _most(config.network)),
+        *([("trusted for their tools", ", ".join(config.trusted))] if config.trusted else []),
     ]
 
 

@@ -25,10 +25,12 @@ from nodes.roles.run import (
     check_terms,
     left_out,
     manifest_values,
+    on_same_ports,
     other_files,
     other_options,
     remember,
     reopen,
+    sharing_of_own_tools,
     terms_of,
     warn,
     write_addresses,
@@ -37,28 +39,29 @@ from nodes.roles.shell import EndReason
 from nodes.roles.versions import versions
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
-from swarm.environments.config import unshared
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
-from swarm.foreign import clean, clean_lines
+from swarm.foreign import clean, clean_lines, is_name
 from swarm.judging.opening import lacking_judge, other_judges, with_judge
 from swarm.net.backends import open_transport
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
-from swarm.policy.config import SMOLLM2, check_model_path, check_peft, public_name
+from swarm.policy.config import MADE_HERE, SMOLLM2, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.packaged.smollm import check_smollm2
+from swarm.preflight.check import check_start
+from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.history import PeerHistory, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
-from swarm.types import NetworkStatus, RunManifest
+from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
 
@@ -113,7 +116,7 @@ class MakeNode(Protocol):
 class Role:
     """The role of a node in a swarm."""
 
-    name: str
+    name: RoleName
     make: MakeNode
     plan: Callable[[NodeConfig], list[tuple[str, str]]]
     """Lines that describe its plan."""
@@ -160,8 +163,6 @@ def _launch(
     ranks: Ranks,
 ) -> int:
     loaded = load_config(file, None, os.environ, overrides)
-    check_model_path(loaded.config.policy)
-    check_peft(loaded.config.policy.lora)
     if loaded.config.policy.model == SMOLLM2:
         check_smollm2()
     sealed = ask_bootstraps(loaded.config.network, console)
@@ -177,9 +178,11 @@ def _launch(
         if manifest and role.keeps_terms:
             check_terms(loaded.config, manifest)
         config = _judgeable(loaded.config, tasks_of_the_run, console)
+        if short := check_start(config, role.name, ranks.size):
+            warn(short, console)
         _show_plan(role, config, home.identity, manifest, ranks.size, console)
         if manifest and tasks_of_the_run:
-            for name, reason in left_out(manifest, loaded.config.files, loaded.config.code).items():
+            for name, reason in _omitted(manifest, loaded.config).items():
                 warn(f"omitting the run's task {name}: {reason}", console)
         elif manifest and manifest.founder != home.identity.peer_id:
             for difference in other_files(manifest, loaded.config.tasks):
@@ -190,6 +193,10 @@ def _launch(
         return _run(role, config, home, tasks_of_the_run, stop, console, live, report, ranks)
     finally:
         home.identity.close()
+
+
+def _omitted(manifest: RunManifest, config: NodeConfig) -> dict[str, str]:
+    return left_out(manifest, config.files, config.code, config.trusted)
 
 
 def _judgeable(config: NodeConfig, tasks_of_the_run: bool, console: Console) -> NodeConfig:
@@ -217,6 +224,7 @@ def _run(
     ranks: Ranks,
 ) -> int:
     network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
+    network = on_same_ports(network, config.out, console)
     transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
         # A run may list tasks unknown to the local library version; the node's own list must be complete.
@@ -234,14 +242,18 @@ def _run(
         serve_diagnosis(transport)
         transport.start()
         stack.callback(transport.close)
-        for name in sorted(unshared(config.tasks)):
-            console.print(f"{name} uses a tool of your own: its episodes are not shared", highlight=False)
+        if (sharing := sharing_of_own_tools(config, home.identity.peer_id)) is not None:
+            console.print(sharing, highlight=False, soft_wrap=True)
+        if config.policy.model not in MADE_HERE:
+            where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
+            text = f"loading {config.policy.model}{where}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         with policy_progress(console, config.policy.model) as progress:
             node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
         stack.callback(node.close)
         write_addresses(config.out, transport.multiaddrs())
         command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
-        console.print(Text("others can join with: ").append(command, "bold"))
+        console.print(Text("others can join with: ").append(command, "bold"), soft_wrap=True)
         history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # skip an earlier process's lines
         view = LiveView([history], title=config.name)
         with view.shown(console) if live else contextlib.nullcontext():
@@ -378,4 +390,7 @@ def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
 
 def _profile(role: Role, config: NodeConfig) -> Profile:
     tasks = tuple(task.name for task in config.tasks)
-    return Profile(model=public_name(config.policy.model), tasks=tasks, role=role.name, version=version("swarm"))
+    own_name = config.name if config.name != NodeConfig().name and is_name(config.name, MAX_NAME_CHARS) else ""
+    return Profile(
+        model=public_name(config.policy.model), tasks=tasks, role=role.name, version=version("swarm"), name=own_name
+    )

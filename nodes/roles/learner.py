@@ -73,7 +73,7 @@ class LearnerNode:
             self._policy,
             config.update,
             config.mix,
-            config.generation.temperature,
+            config.generation.sampling(),
             load_policy(config.policy) if config.update.reference_kl and not config.policy.lora.rank else None,
             config.learner.precision,
         )
@@ -103,6 +103,8 @@ class LearnerNode:
         self._learner.publish()
         if self._learner.round == 0:
             self._shell.evaluate_before(self._engine)
+        needed = self._config.learner.rollouts_per_step
+        self.note(f"waiting for workers: a step needs {needed} of their rollouts, however long that takes")
         self._shell.start_clock()
 
     def step(self) -> None:
@@ -176,7 +178,7 @@ class LearnerNode:
         publisher = _Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce)
         auditor = SnapshotAuditor(
             lambda: load_policy(config.policy),
-            config.generation.temperature,
+            config.generation.sampling(),
             fraction=config.learner.spot_check,
             tolerance=config.learner.spot_check_nats,
             num_kept=config.learner.max_staleness // config.learner.period + 2,
@@ -192,6 +194,7 @@ class LearnerNode:
             ledger=Ledger(),
             delivered=self._workforce.delivered,
             keep=self._shell.samples.keep,
+            trusted=config.trusted,
             cancelled=looking,
         )
 

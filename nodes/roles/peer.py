@@ -11,7 +11,7 @@ from pathlib import Path
 from nodes.roles.coordinator import RankCoordinator
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
 from swarm.config import NodeConfig
-from swarm.environments.config import unshared
+from swarm.environments.config import own_tool_tasks
 from swarm.errors import CheckpointError, ConfigError
 from swarm.figures import finite
 from swarm.net.records.identity import Identity
@@ -69,7 +69,7 @@ class PeerNode:
         self._policy = self._coordinator.policy
         if config.generation.max_new_tokens >= self._policy.max_positions:
             raise ConfigError(
-                f"generation.max_new_tokens must be less than the {self._policy.max_positions} positions of "
+                f"generation.max_new_tokens must be less than the {self._policy.positions} of "
                 f"{self._policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
             )
         self._worth = self._make_worth()
@@ -89,7 +89,7 @@ class PeerNode:
     def begin(self) -> None:
         """Write the start event; evaluate before the first round."""
         self._shell.begin(self._resumed_from)
-        self.note(str(self._coordinator.choice))
+        self.note(str(self._coordinator.choice), self._coordinator.choice.level)
         if self._worth is not None and self._worth.refusal is not None:
             self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         if self._node.round == 0:
@@ -178,7 +178,7 @@ class PeerNode:
             peer_id=self._identity.peer_id,
             policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
             seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
-            questions_per_round=config.generation.questions_per_round,
+            questions_per_round=config.num_questions(self._policy.device.type),
             group_size=config.generation.group_size,
             max_pending_per_peer=self._shell.max_pending_per_peer,
             sampling=self._sampling,
@@ -195,7 +195,8 @@ class PeerNode:
             watch=config.watch,
             worth=self._worth,
             keep=self._shell.samples.keep,
-            unshared=unshared(config.tasks),
+            unshared=() if self._identity.peer_id in config.trusted else own_tool_tasks(config.tasks),
+            trusted=config.trusted,
             clock=self._clock,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,7 @@ from rich.text import Text
 
 from swarm.central.terms import SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
-from swarm.engines.config import GenerationSettings
-from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of
+from swarm.environments.config import CODE_FIELDS, TRUSTED_TOOL, DatasetTask, TaskConfig, code_of, own_tool_tasks
 from swarm.environments.specs import (
     CODE,
     DIGEST,
@@ -35,6 +34,7 @@ from swarm.environments.specs import (
 from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
+from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
@@ -52,10 +52,12 @@ IDENTITY_FILE = "identity.key"
 MANIFEST_FILE = "run.manifest"
 PEERS_FILE = "peers.known"
 ADDRESS_FILE = "multiaddrs"
+LISTEN_FILE = "listen.last"
 ASK_TIMEOUT_S = 20.0
 OF_A_MEMBER = frozenset({"name", "kind", "weight", "public", "path", "revision", DIGEST, CODE, *CODE_FIELDS.values()})
 """Settings of a task in which members may differ, or which are compared otherwise."""
 MAX_SHOWN_CHARS = 60
+NO_TASKS = "it lists none: its founder's use tools of its own, and it trusts nobody"
 
 
 def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None, terms: Terms | None = None) -> bytes:
@@ -68,13 +70,14 @@ def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None,
         run_id=make_run_id(config.run_name, identity.peer_id),
         founder=identity.peer_id,
         created_at=time.time(),
-        tasks=to_specs(config.tasks),
+        tasks=to_specs(config.tasks, config.trusted),
         group_size=config.generation.group_size,
         local=config.mix.local,
         external=config.mix.external,
         max_record_bytes=config.network.max_record_bytes,
         max_completion_chars=config.network.max_completion_chars,
         terms=terms,
+        trusted=config.trusted,
     )
     if kept is not None and is_outdated(manifest, earlier := reopen(kept)):
         manifest = replace(manifest, created_at=math.nextafter(earlier.created_at, math.inf))
@@ -117,21 +120,24 @@ def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, foll
     copies of the founder's local files and code. Raises `TaskError` if no task is left, or a copy differs.
     """
     values: Values = {
-        "generation": {**_room_for(manifest), **(_sampling(manifest) if follows else {})},
+        "generation": {"group_size": manifest.group_size, **(_sampling(manifest) if follows else {})},
         "mix": {"local": manifest.local, "external": manifest.external},
         "network": {
             "max_record_bytes": manifest.max_record_bytes,
             "max_completion_chars": manifest.max_completion_chars,
         },
+        "trusted": list(manifest.trusted),
     }
     if own is not None and "tasks" in own.origins:
         return values
     files, code = (own.config.files, own.config.code) if own is not None else ({}, {})
+    trusted = own.config.trusted if own is not None and "trusted" in own.origins else manifest.trusted
     _check_use("files", files, "on its founder's files", filter(is_founders_own, manifest.tasks), manifest)
     _check_use("code", code, "with code of its founder's own", filter(has_code, manifest.tasks), manifest)
-    tasks = from_specs(manifest.tasks, files, code)
+    tasks = from_specs(manifest.tasks, files, code, trusted)
     if not tasks:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out(manifest, files, code).items())
+        left = left_out(manifest, files, code, trusted).items()
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left) or NO_TASKS
         raise TaskError(
             f"none of the tasks of run {manifest.run_id} can be set up here; use a configuration with your own tasks "
             f"({reasons})"
@@ -149,7 +155,9 @@ def other_options(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[st
 def _other_option(spec: TaskSpec, task: TaskConfig) -> str | None:
     if spec.kind != task.kind:
         return f"task {task.name}: it is of the kind {task.kind} here and {clean(spec.kind)} in the run"
-    here: Mapping[str, object] = task.model_dump(mode="json", exclude_defaults=True)
+    here: dict[str, object] = task.model_dump(mode="json", exclude_defaults=True)
+    if own_tool_tasks([task]):
+        here["tool"] = TRUSTED_TOOL
     differing = [
         name
         for name in sorted(here.keys() | spec.settings.keys())
@@ -174,10 +182,29 @@ def _check_use(
 
 
 def left_out(
-    manifest: RunManifest, files: Mapping[str, Path] | None = None, code: Mapping[str, str] | None = None
+    manifest: RunManifest,
+    files: Mapping[str, Path] | None = None,
+    code: Mapping[str, str] | None = None,
+    trusted: Collection[str] = (),
 ) -> dict[str, str]:
-    """By name: why this node, with these copies of the founder's files and code, omits tasks of the run."""
-    return {spec.name: reason for spec in manifest.tasks if (reason := why_left_out(spec, files, code)) is not None}
+    """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
+    reasons = {spec.name: why_left_out(spec, files, code, trusted) for spec in manifest.tasks}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def sharing_of_own_tools(config: NodeConfig, peer_id: str) -> str | None:
+    """Whether others learn from episodes with this node's own tools, for people; None if it has none."""
+    names = sorted(own_tool_tasks(config.tasks))
+    if not names:
+        return None
+    line = f"tools of your own answer {', '.join(names)}: "
+    if peer_id in config.trusted:
+        return f"{line}this node shares these episodes, with what the tools said"
+    nothing = ", and so nothing at all" if len(names) == len(config.tasks) else ""
+    return (
+        f"{line}nobody else could check these episodes, so this node shares none of them{nothing}. In a run that lists "
+        f"{peer_id} in `trusted` it would"
+    )
 
 
 def lacking_files(sealed: bytes) -> list[str]:
@@ -204,15 +231,6 @@ def other_files(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[str]
 
 def _sampling(manifest: RunManifest) -> Values:
     return {name: asdict(manifest.terms)[name] for name in SAMPLED} if manifest.terms else {}
-
-
-def _room_for(manifest: RunManifest) -> Values:
-    """Generation settings that allow the run's mix and group size."""
-    default = GenerationSettings()
-    return {
-        "group_size": manifest.group_size,
-        "questions_per_round": max(default.questions_per_round, manifest.local),
-    }
 
 
 def remember(out: Path, sealed: bytes) -> None:
@@ -250,6 +268,8 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     multiaddrs = bootstraps.multiaddrs()
     if not multiaddrs:
         return None
+    asked = "a member" if len(multiaddrs) == 1 else f"{len(multiaddrs)} members"
+    console.print(f"asking {asked} for the run, at most {ASK_TIMEOUT_S:g} s", highlight=False)
     try:
         return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)[1]
     except PeerUnreachable as error:
@@ -260,6 +280,18 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
 def warn(text: str, console: Console) -> None:
     """Print a line that contains foreign text."""
     console.print(Text(clean_lines(text), style="yellow"), soft_wrap=True)
+
+
+def on_same_ports(network: NetworkSettings, out: Path, console: Console) -> NetworkSettings:
+    """Settings with the ports that this directory's last process listened on: others have its address.
+
+    Says which of them are taken meanwhile. Raises `TransportError` when a port that is configured is taken.
+    """
+    listen, lost = same_ports(network.listen, out / LISTEN_FILE)
+    keep_ports(listen, out / LISTEN_FILE)
+    for line in lost:
+        warn(line, console)
+    return network.model_copy(update={"listen": listen})
 
 
 def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:

@@ -144,6 +144,12 @@ class Shell:
 
     def evaluate_before(self, engine: RolloutEngine) -> None:
         """Evaluate before the first round, suites included."""
+        if number := self._config.evaluation.num_questions:
+            most = self._sampling.max_new_tokens
+            self.note(
+                f"asking {number} held-out questions before the first round, at most {most} tokens each: this takes as "
+                "long as some rounds (evaluation.num_questions; 0 leaves it out)"
+            )
         self._evaluate(engine, 0)
         if self._suites is not None:
             self._suites.before_the_first_round(engine)

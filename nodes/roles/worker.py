@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from swarm.central.installer import SnapshotInstaller
 from swarm.central.terms import differences
 from swarm.central.worker_groups import WorkerGroups
 from swarm.config import NodeConfig
-from swarm.engines.choice import choose_engine, open_engine
-from swarm.environments.config import unshared
+from swarm.engines.choice import choose, look_for_vllm, open_engine
+from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
 from swarm.groups.building import OwnGroups
@@ -33,7 +34,7 @@ from swarm.net.services.heartbeat import Heartbeats
 from swarm.net.snapshots.subscribe import Subscriber
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.loading import load_policy
+from swarm.policy.loading import find_device, load_policy
 from swarm.policy.snapshot import most_bytes, unpack
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.records import FollowingFigures, RoundEvent
@@ -66,10 +67,15 @@ class WorkerNode:
         self._verifier = verifier
         self._cancelled = cancelled
         self._shell = Shell(config, identity, transport, verifier)
-        self._policy = load_policy(config.policy, progress=progress)
+        device = find_device(config.policy.device)
+        look = partial(look_for_vllm, config.generation.vllm.python)
+        self._choice = choose(
+            config.generation, config.policy.model, device.type, 1, look, config.policy.routing_replay
+        )
+        # A worker trains nothing: vLLM's copy of the weights is the only one that the GPU needs.
+        self._policy = load_policy(config.policy, progress=progress, only_handed_over=self._choice.name == "vllm")
         self._open = contextlib.ExitStack()
-        self._choice = choose_engine(config.generation, self._policy)
-        self._engine = open_engine(self._choice, self._policy, config.policy, config.generation, cancelled)
+        self._engine = open_engine(self._choice, self._policy, config.policy, config.generation, cancelled, device)
         self._open.callback(self._engine.close)
         self._engine.check(config.generation.sampling())
         self._started_at = time.time()
@@ -96,11 +102,12 @@ class WorkerNode:
     def begin(self) -> None:
         """Wait until the learner is known, and follow it. Raises `Interrupted`."""
         self._shell.begin()
-        self.note(str(self._choice))
+        self.note(str(self._choice), self._choice.level)
         learner = self._learner()
         room = most_bytes(self._policy.model)
         self._feed = self._open.enter_context(open_subscriber(self._transport, learner, self._config, max_bytes=room))
         self._follower = self._make_follower()
+        self.note(f"fetching the learner's newest snapshot, at most {room / 1e6:.1f} MB; sampling begins with it")
         self._heartbeats = Heartbeats(self._transport, learner, self._report)
         self._open.callback(self._heartbeats.close)
         if self._config.follow.swap_in_flight:
@@ -139,6 +146,8 @@ class WorkerNode:
         self._open.close()
 
     def _learner(self) -> str:
+        if self._transport.manifest() is None and not self._config.follow.learner:
+            self.note("waiting for a member of the run that names its learner; follow.learner does, too")
         while (manifest := self._transport.manifest()) is None and not self._config.follow.learner:
             if self._cancelled():
                 raise Interrupted("stopped before the run was known")
@@ -148,8 +157,12 @@ class WorkerNode:
 
     def _make_follower(self) -> Follower:
         config = self._config
-        if names := sorted(unshared(config.tasks)):
-            raise ConfigError(f"a worker's episodes must be shared, but tools of your own answer {', '.join(names)}")
+        names = sorted(own_tool_tasks(config.tasks))
+        if names and self._identity.peer_id not in config.trusted:
+            raise ConfigError(
+                f"a worker's episodes must be shared, but tools of your own answer {', '.join(names)}: the run's "
+                f"`trusted` must list {self._identity.peer_id}"
+            )
         # Without a seed, every process asks different questions, also after a restart.
         fresh = np.random.SeedSequence([stream_seed(self._identity.peer_id), int(self._started_at * 1000)])
         seed = config.seed if config.seed is not None else int(fresh.generate_state(1)[0])

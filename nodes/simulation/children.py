@@ -9,11 +9,13 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from swarm.config import ENVIRONMENT_PREFIX
 
 SUPERVISED = "--supervised"
 """The option with which a child ends when its parent has died."""
@@ -57,7 +59,7 @@ class Child:
         # Never written to: its end tells the child that this process died.
         stdin, self._lifeline = multiprocessing.Pipe(duplex=False)
         with stdin:
-            self._process = start_command(self._module, self._arguments, self._log, stdin)
+            self._process = start_command(self._module, self._arguments, self._log, stdin, without_fields(os.environ))
         if self.pid is not None:
             self._started(self.pid)
 
@@ -109,12 +111,24 @@ def stop_all(children: Sequence[Child]) -> None:
         child.signal(signal.SIGKILL)
 
 
-def start_command(module: str, arguments: Sequence[str], log: Path, stdin: Connection) -> BaseProcess:
-    """Run a command's module in a session of its own."""
+def without_fields(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without configuration fields: what they say is in the children's files already, where a control
+    or a mix may differ."""
+    return {name: value for name, value in environment.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+
+
+def start_command(
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    stdin: Connection,
+    environment: Mapping[str, str] | None = None,
+) -> BaseProcess:
+    """Run a command's module in a session of its own; `environment` replaces this process's."""
     ready, child_ready = multiprocessing.Pipe(duplex=False)
     with ready:
         with child_ready:
-            process = start_function(_run, module, arguments, log, stdin, child_ready)
+            process = start_function(_run, module, arguments, log, stdin, child_ready, environment)
         with contextlib.suppress(EOFError):
             ready.recv()  # ends when the process leads its session, or is dead
     return process
@@ -157,8 +171,18 @@ def _call(environment: dict[str, str], function: Callable[..., None], arguments:
     function(*arguments)
 
 
-def _run(module: str, arguments: Sequence[str], log: Path, stdin: Connection, ready: Connection) -> None:
+def _run(
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    stdin: Connection,
+    ready: Connection,
+    environment: Mapping[str, str] | None,
+) -> None:
     os.setsid()
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with log.open("ab") as output:
         for source, target in ((stdin.fileno(), STDIN), (output.fileno(), STDOUT), (output.fileno(), STDERR)):

@@ -55,7 +55,7 @@ def _config(
     if fixed:
         chosen += [("mix.local", fixed[1]), ("mix.external", fixed[2])]
     try:
-        num_questions = budget or load_config(file, None, environment, fields).config.generation.questions_per_round
+        num_questions = budget or load_config(file, None, environment, fields).config.num_questions("cpu")
         if fixed:
             num_questions = max(num_questions, int(fixed[1]))
         if fixed and int(fixed[2]) == 0:

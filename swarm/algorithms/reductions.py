@@ -32,5 +32,5 @@ def ess(weights: Tensor) -> Figure:
 
     Source: Kong 1992; arXiv:2509.19128, section 4.
     """
-    wide = weights.detach().double()
+    wide = weights.detach().cpu().double()  # on the CPU: Apple's GPUs have no float64
     return Figure("ess", wide.sum(), wide.numel(), wide.square().sum())

@@ -15,7 +15,7 @@ Source: arXiv:2602.02192, algorithm 1; streaming: arXiv:2604.11554, section 3.3.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from msgspec import Struct
@@ -53,9 +53,11 @@ class LearnerSettings(Settings):
     of an update."""
     buffer_groups: int = Field(256, ge=1)
     """Most groups that wait for an update; beyond it the oldest version leaves first."""
-    precision: Literal["native", "bfloat16", "int8"] = "native"
-    """Number format of snapshots. Rounded ones are smaller; workers then sample from the rounded policy, and importance
-    weights use its log-probabilities."""
+    precision: Literal["native", "bfloat16", "int8"] = "bfloat16"
+    """Number format of snapshots; the learner's own weights stay float32. `bfloat16` changes in few weights per step,
+    so that its deltas are small; `native` sends every bit; `int8` is the smallest whole. Workers sample from the
+    rounded policy, and importance weights use its log-probabilities: `sampling/sampling_logp_difference/mean` contains
+    the rounding."""
     spot_check: float = Field(0.05, ge=0, le=1)
     """Fraction of groups whose log-probabilities the learner recomputes under the snapshots they name. A worker's first
     group is always checked; after a false claim all of its groups are, until one is true. 0: no checks."""
@@ -108,13 +110,15 @@ class Learner:
         ledger: Ledger,
         delivered: Callable[[str, int], None] = lambda peer_id, rollouts: None,
         keep: KeepSample = lambda fate, group: None,
+        trusted: Collection[str] = (),
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A learner before its first snapshot.
 
         `delivered` is called with a worker's peer id and its number of admissible rollouts; `keep` is told what became
-        of groups; `cancelled` is polled while waiting.
+        of groups; `trusted` are the peers whose word counts for what their own tools said; `cancelled` is polled while
+        waiting.
         """
         self.round = 0
         """Steps made."""
@@ -125,7 +129,9 @@ class Learner:
         self._exchange = exchange
         self._publisher = publisher
         self._auditor = auditor
-        self._intake = Intake(exchange, verifier, ledger, max_pending_per_peer, self._hopeless, self._unfit, keep=keep)
+        self._intake = Intake(
+            exchange, verifier, ledger, max_pending_per_peer, self._hopeless, self._unfit, keep=keep, trusted=trusted
+        )
         self._delivered = delivered
         self._cancelled = cancelled
         self._clock = clock

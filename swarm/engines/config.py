@@ -12,6 +12,11 @@ from swarm.types import Sampling
 
 EngineName = Literal["transformers", "vllm"]
 
+QUESTIONS = 8
+"""Default number of questions per round."""
+GPU_SEQUENCES = 256
+"""Default number of completions per round on a GPU: it decodes them in hardly more time than a quarter of them."""
+
 
 class VllmSettings(Settings):
     """vLLM in a separate process, which starts with the node and restarts after a crash."""
@@ -38,8 +43,9 @@ class GenerationSettings(Settings):
     `auto`: vLLM if there is a CUDA GPU and vLLM is installed, else transformers; the log states the choice and its
     reason."""
     vllm: VllmSettings = VllmSettings()
-    questions_per_round: int = Field(8, ge=1)
-    """P: questions per round; the groups with signal are the candidates for the local part of the mix."""
+    questions_per_round: int | None = Field(None, ge=1)
+    """P: questions per round; the groups with signal are the candidates for the local part of the mix. Default: 8, with
+    CUDA enough for 256 completions, and at least `mix.local`."""
     group_size: int = Field(8, ge=2, le=256)
     """G: completions per question."""
     temperature: float = Field(1.0, gt=0)
@@ -71,6 +77,10 @@ class GenerationSettings(Settings):
     kv: Literal["keep", "recompute"] = "keep"
     """When weights change within a completion: keep the KV cache of the old weights, or recompute it. Source:
     arXiv:2509.19128."""
+
+    def default_questions(self, device: str) -> int:
+        """Of `questions_per_round` on this type of torch device, whatever the mix."""
+        return max(QUESTIONS, -(-GPU_SEQUENCES // self.group_size)) if device == "cuda" else QUESTIONS
 
     def sampling(self) -> Sampling:
         """The sampling settings for the engine."""

@@ -1,4 +1,4 @@
-"""Samples tokens: filters, and one uniform number per token that depends only on its completion and position."""
+"""Samples tokens: one uniform number per token that depends only on its completion and position."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm.errors import SamplingError
+from swarm.policy.scoring.filters import keep_likely
 from swarm.types import Sampling
 
 # SplitMix64, as in Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.
@@ -82,18 +83,3 @@ def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, 
 def _wide(device: torch.device) -> torch.dtype:
     """In a float32 sum, a large vocabulary's unlikely tokens would vanish."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [B, V] with those of the tokens that `top_k`, `top_p` and `min_p` exclude at minus infinity."""
-    if 0 < sampling.top_k < logits.shape[-1]:
-        smallest_kept = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
-    if sampling.top_p < 1:
-        ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # the most likely token is always kept
-        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= sampling.top_p)
-        logits = logits.masked_fill(dropped, -torch.inf)
-    if sampling.min_p > 0:
-        logits = logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p), -torch.inf)
-    return logits

@@ -39,8 +39,9 @@ class Stops:
     def _completes_text(self, ids: list[int]) -> bool:
         """Decode only after tokens that can end a stop text: decoding every time would cost as much as sampling."""
         if ids[-1] not in self._suspicious:
-            text = self._policy.decode(ids[-1:])
-            # A single token may be part of a character, or lose a space: then decode the whole text.
+            # Twice, because a tokenizer may drop the space before the first token of a text.
+            text = self._policy.decode(ids[-1:] * 2)
+            # A single token may be part of a character, or show nothing: then decode the whole text.
             unclear = not text.strip() or UNDECODABLE in text
             self._suspicious[ids[-1]] = unclear or any(character in text for character in self._last_characters)
         if not self._suspicious[ids[-1]]:

@@ -21,7 +21,7 @@ from swarm.environments.fields import (
     is_hub_name,
 )
 from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
-from swarm.environments.rewards import MAX_REWARDS, JudgeReward, RewardPart, check_rewards
+from swarm.environments.rewards import JudgeReward, RewardedTask, RewardPart
 from swarm.settings import Settings
 from swarm.types import MAX_TURNS
 
@@ -47,7 +47,12 @@ REQUESTS: Mapping[FindRule, str] = MappingProxyType(
 )
 """What follows a question so that the answer can be found; the system prompt asks for tags."""
 
-ToolName = Literal["calculator", "python"]
+ToolName = Literal["calculator", "python", "trusted"]
+TRUSTED_TOOL: ToolName = "trusted"
+"""A tool that this node lacks and peers have whom it trusts."""
+
+GRADING_RULES = {"answer", "answer_pattern", "choice_labels", "match", "reward"}
+"""Fields that decide which answers are right, and what they are worth; `find` and `rewards` do so too."""
 
 OwnTool = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+:[A-Za-z_]\w*$")]
 """A function of one's own, `(call: str) -> str`: it runs in the node's process, without a sandbox."""
@@ -117,18 +122,16 @@ class FindSettings(Settings):
         return self
 
 
-class QuestionSettings(FindSettings):
+class QuestionSettings(FindSettings, RewardedTask):
     """How a question is answered, at once or after calls of a tool, and rewarded."""
 
     tool: ToolName | OwnTool | None = None
     """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
-    function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are never shared. A turn
-    with `<tool>...</tool>` is a call, any other turn the answer."""
+    function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
+    in `trusted`; or `trusted`: such a function that only they have, so that this node asks no questions of the task and
+    learns from theirs. A turn with `<tool>...</tool>` is a call, any other turn the answer."""
     max_turns: int = Field(4, ge=2, le=MAX_TURNS)
     """With a tool: turns of the policy after which an episode is over, without a return."""
-    rewards: tuple[RewardPart, ...] = Field((), max_length=MAX_REWARDS)
-    """Named rewards, each in [0, 1], whose weighted mean is a completion's reward: of the kinds `answer`, `format`,
-    `overlong` and `judge`. Default: the answer's alone."""
 
     def _request(self) -> str:
         asked = super()._request()
@@ -137,21 +140,15 @@ class QuestionSettings(FindSettings):
         return f"{TOOL_REQUESTS.get(self.tool, OWN_TOOL_REQUEST)} {asked}".rstrip()
 
     @property
-    def own_tool(self) -> str | None:
-        """The code of a tool of one's own, if any."""
-        return None if self.tool in TOOL_REQUESTS else self.tool
+    def grades_as(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """What distinguishes the rules for right answers from the default, for digests; empty for the default."""
+        rules = self.model_dump(mode="json", include=GRADING_RULES, exclude_defaults=True)
+        return ({"graded": rules},) if rules else ()
 
     @property
-    def combines_as(self) -> tuple[Mapping[str, JsonValue], ...]:
-        """What distinguishes the rewards from the default, for digests; empty for the default."""
-        return ({"rewards": [part.model_dump(mode="json") for part in self.rewards]},) if self.rewards else ()
-
-    @model_validator(mode="after")
-    def _the_rewards_can_be_combined(self) -> QuestionSettings:
-        check_rewards(self.rewards)
-        if self.rewards and self.tool is not None:
-            raise ValueError("rewards are for questions that are answered at once: leave out either rewards or tool")
-        return self
+    def own_tool(self) -> str | None:
+        """The code of a tool of one's own, if any."""
+        return None if self.tool in get_args(ToolName) else self.tool
 
 
 class ReasoningGymTask(QuestionSettings):
@@ -282,7 +279,7 @@ CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python"
 
 def rewards_of(config: Settings) -> tuple[RewardPart, ...]:
     """A task's named rewards; empty where the task alone decides."""
-    return config.rewards if isinstance(config, QuestionSettings) else ()
+    return config.rewards if isinstance(config, RewardedTask) else ()
 
 
 def judge_of(config: Settings) -> JudgeReward | None:
@@ -300,9 +297,14 @@ def code_of(config: Settings) -> str | None:
     return None
 
 
-def unshared(configs: Iterable[TaskConfig]) -> frozenset[str]:
-    """Names of the tasks whose episodes stay on this node, because nobody could replay them: those with own tools."""
+def own_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
+    """Names of the tasks whose episodes nobody else could replay: those with own tools."""
     return frozenset(config.name for config in configs if isinstance(config, QuestionSettings) and config.own_tool)
+
+
+def is_asked(config: Settings) -> bool:
+    """Whether this node can ask a task's questions, and not only learn from the episodes of those whom it trusts."""
+    return not (isinstance(config, QuestionSettings) and config.tool == TRUSTED_TOOL)
 
 
 TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, ...])

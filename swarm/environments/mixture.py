@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, rewards_of
+from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, is_asked, rewards_of
 from swarm.environments.digests import draw
 from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
 from swarm.environments.episodes.number_guessing import NumberGuessing
@@ -21,7 +21,7 @@ from swarm.environments.tools.calculator import Calculator
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, Grade, Question, Rejection, TaskRef
+from swarm.types import Actions, Grade, Observation, Question, Rejection, TaskRef
 
 Source = TaskSource | EnvironmentSource | ToolSource
 
@@ -63,7 +63,7 @@ def _make_questions(
 
 
 def _make_tool(name: str) -> Tool | None:
-    """None for a tool of one's own, which does not run here."""
+    """None for a tool of one's own, or of a peer, which does not run here."""
     if name == "calculator":
         return Calculator()
     if name != "python":
@@ -96,8 +96,8 @@ class TaskMixture:
     ) -> None:
         """Set up every source and import its library.
 
-        Raises `TaskError` when there is none, two share a name, or one cannot be set up; with `lenient`, the latter is
-        left out and listed in `skipped`, as long as another remains.
+        Raises `TaskError` when there is none, none can be asked here, two share a name, or one cannot be set up; with
+        `lenient`, the latter is left out and listed in `skipped`, as long as another remains.
         """
         if not configs:
             raise TaskError("a run needs at least one task, got none")
@@ -121,8 +121,14 @@ class TaskMixture:
                 self.skipped[config.name] = str(error)
         if not self.sources:
             raise TaskError(f"none of the tasks can be set up here: {'; '.join(self.skipped.values())}")
-        self._names = tuple(self.sources)
-        self._bounds = tuple(accumulate(config.weight for config in configs if config.name in self.sources))
+        asked = [config for config in configs if config.name in self.sources and is_asked(config)]
+        if not asked:
+            raise TaskError(
+                f"only peers that this node trusts have the tools of {', '.join(self.sources)}: list a task with a "
+                "tool of your own, or one without"
+            )
+        self._names = tuple(config.name for config in asked)
+        self._bounds = tuple(accumulate(config.weight for config in asked))
 
     def question(self, seed: int, index: int, skip: int = 0, task: str = "") -> Question:
         """Question `index` of the stream `seed`, of the mixture or of one `task`.
@@ -130,6 +136,8 @@ class TaskMixture:
         If a task of the mixture fails to make its question, the next in the list takes over; `skip` starts that many
         tasks later. Raises `TaskError` when all of them fail, or the one that was asked for.
         """
+        if task and task not in self._names:
+            raise TaskError(f"task {task} cannot be asked here: only peers that this node trusts have its tool")
         failures = []
         for name in ((task,) if task else self._in_turn(seed, index))[skip:]:
             try:
@@ -154,7 +162,7 @@ class TaskMixture:
         except Refusal as refusal:
             return Rejection(refusal.reason, refusal.detail)
         replays = [found[text] for text in texts]
-        observations = tuple(each.observations for each in replays)
+        observations = tuple(self._credited(ref.task, each.observations) for each in replays)
         rewards, parts = self._combined(ref.task, texts, tuple(each.reward for each in replays))
         return Grade(
             question.prompt,
@@ -174,8 +182,11 @@ class TaskMixture:
         """[G] rewards and their parts, of the task's own rewards."""
         if task not in self._combinations:
             return answers, {}
-        whole = [actions if isinstance(actions, str) else "".join(actions) for actions in texts]
-        return self._combinations[task].rewards(whole, answers)
+        return self._combinations[task].rewards(texts, answers)
+
+    def _credited(self, task: str, observations: tuple[Observation, ...]) -> tuple[Observation, ...]:
+        """Observations whose parts of a return are parts of the reward."""
+        return self._combinations[task].credited(observations) if task in self._combinations else observations
 
     def _in_turn(self, seed: int, index: int) -> tuple[str, ...]:
         """The task that a stream asks at an index, then those that take over for it."""
@@ -189,5 +200,5 @@ class TaskMixture:
 
     def _source(self, ref: TaskRef) -> Source:
         if ref.task not in self.sources:
-            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} is not among {', '.join(self._names)}")
+            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} is not among {', '.join(self.sources)}")
         return self.sources[ref.task]

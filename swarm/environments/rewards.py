@@ -1,12 +1,12 @@
-"""Settings of a task's named rewards. Each is in [0, 1], and the reward of a completion is their weighted mean."""
+"""Settings of a task's named rewards. Each is in [0, 1], and the reward of an episode is their weighted mean."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
 from swarm.settings import Settings
@@ -23,7 +23,7 @@ RewardWeight = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class AnswerReward(Settings):
-    """What the task itself gives for the answer, after the task's `reward`."""
+    """What the task itself gives: for the answer, after the task's `reward`; in an environment, the return."""
 
     kind: Literal["answer"]
     name: Literal["answer"] = ANSWER
@@ -33,7 +33,7 @@ class AnswerReward(Settings):
 
 
 class FormatReward(Settings):
-    """1 for a completion of the right form, else 0."""
+    """1 for a completion of the right form, else 0. Of an episode, the last turn counts."""
 
     kind: Literal["format"]
     name: RewardName = "format"
@@ -58,7 +58,8 @@ class OverlongReward(Settings):
     """DAPO's soft punishment of long completions, plus 1: 1 up to `max_chars - cache_chars` characters, then falling
     linearly to 0 at `max_chars`. Source: arXiv:2503.14476, eq. 13.
 
-    In characters instead of tokens: the members of a run have different tokenizers, and must agree.
+    In characters instead of tokens: the members of a run have different tokenizers, and must agree. In an episode, all
+    turns of the policy count together, and nothing that it was told.
     """
 
     kind: Literal["overlong"]
@@ -79,8 +80,10 @@ class OverlongReward(Settings):
 
 
 class JudgeReward(Settings):
-    """What another model thinks of a completion. Each node that grades a group asks the judge of its own settings
-    `judge`."""
+    """What another model thinks of a completion, or of all that the policy said in an episode.
+
+    Each node that grades a group asks the judge of its own settings `judge`.
+    """
 
     kind: Literal["judge"]
     name: RewardName = "judge"
@@ -110,6 +113,24 @@ class JudgeReward(Settings):
 
 
 RewardPart = Annotated[AnswerReward | FormatReward | OverlongReward | JudgeReward, Field(discriminator="kind")]
+
+
+class RewardedTask(Settings):
+    """A task whose reward may be combined from several."""
+
+    rewards: tuple[RewardPart, ...] = Field((), max_length=MAX_REWARDS)
+    """Named rewards, each in [0, 1], whose weighted mean is an episode's reward: of the kinds `answer`, `format`,
+    `overlong` and `judge`. Default: the answer's alone."""
+
+    @property
+    def combines_as(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """What distinguishes the rewards from the default, for digests; empty for the default."""
+        return ({"rewards": [part.model_dump(mode="json") for part in self.rewards]},) if self.rewards else ()
+
+    @model_validator(mode="after")
+    def _the_rewards_can_be_combined(self) -> RewardedTask:
+        check_rewards(self.rewards)
+        return self
 
 
 def check_rewards(rewards: Sequence[RewardPart]) -> None:

@@ -3,20 +3,30 @@
 A manifest never makes a node open a local file: its data sets are public repositories of the hub. A task on local files
 is listed with their digest and without their path. A member with a copy gives a path of its own, which is opened only
 if the digest agrees; other members go without the task and count its groups as `unknown_task`. The same holds for code,
-of which a manifest can only name what packages offer as tasks, nothing else that is installed.
+of which a manifest can only name what packages offer as tasks, nothing else that is installed. Tools of one's own never
+get into a manifest: where a run trusts peers, it says that those have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from swarm.environments.code import code_digest, is_offered, resolved
-from swarm.environments.config import CODE_FIELDS, TASKS, TOOL_REQUESTS, DatasetTask, TaskConfig, code_of, unshared
+from swarm.environments.config import (
+    CODE_FIELDS,
+    TASKS,
+    TRUSTED_TOOL,
+    DatasetTask,
+    TaskConfig,
+    ToolName,
+    code_of,
+    own_tool_tasks,
+)
 from swarm.environments.digests import content_digest
 from swarm.environments.fields import is_hub_id
 from swarm.errors import TaskError
@@ -39,35 +49,45 @@ _STAND_IN = "owner/name"
 """A path with which the other settings of a task on local files are checked as strictly as those of a public one."""
 
 
-def to_specs(configs: Iterable[TaskConfig]) -> tuple[TaskSpec, ...]:
-    """Tasks in the form of a manifest, without those whose episodes are not shared.
+def to_specs(configs: Iterable[TaskConfig], trusted: Collection[str] = ()) -> tuple[TaskSpec, ...]:
+    """Tasks in the form of a manifest; those with tools of one's own only if the run has `trusted` peers.
 
     Raises `TaskError` for one that members would refuse.
     """
     configs = tuple(configs)
-    return tuple(_to_spec(config) for config in configs if config.name not in unshared(configs))
+    own = own_tool_tasks(configs)
+    return tuple(_to_spec(config, config.name in own) for config in configs if trusted or config.name not in own)
 
 
 def from_specs(
-    specs: Iterable[TaskSpec], files: Mapping[str, Path] | None = None, code: Mapping[str, str] | None = None
+    specs: Iterable[TaskSpec],
+    files: Mapping[str, Path] | None = None,
+    code: Mapping[str, str] | None = None,
+    trusted: Collection[str] = (),
 ) -> tuple[TaskConfig, ...]:
     """The manifest's tasks that this node can try to set up, without those for which `why_left_out` has a reason.
 
-    `files` and `code` are this node's copies of the founder's local files and code, by task. Raises `TaskError` for a
-    specification that is not a valid configuration, and for a copy that differs.
+    `files` and `code` are this node's copies of the founder's local files and code, by task, and `trusted` the peers
+    that it trusts. Raises `TaskError` for a specification that is not a valid configuration, and for a copy that
+    differs.
     """
-    kept = [spec for spec in specs if why_left_out(spec, files, code) is None]
+    kept = [spec for spec in specs if why_left_out(spec, files, code, trusted) is None]
     return tuple(_from_spec(spec, (files or {}).get(spec.name), (code or {}).get(spec.name)) for spec in kept)
 
 
 def why_left_out(
-    spec: TaskSpec, files: Mapping[str, Path] | None = None, code: Mapping[str, str] | None = None
+    spec: TaskSpec,
+    files: Mapping[str, Path] | None = None,
+    code: Mapping[str, str] | None = None,
+    trusted: Collection[str] = (),
 ) -> str | None:
     """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
     if spec.kind not in TASKS:
         return f"this version of swarm knows no tasks of the kind {spec.kind}; a later one may"
-    if spec.settings.get("tool") not in (None, *TOOL_REQUESTS):
+    if (tool := spec.settings.get("tool")) not in (None, *get_args(ToolName)):
         return "it uses a tool that this version of swarm does not know, or one of the run's founder alone"
+    if tool == TRUSTED_TOOL and not trusted:
+        return "it uses tools of peers that this node would have to believe, and it trusts none (`trusted`)"
     if lacks_code(spec):
         return "it runs code of the run's founder, without its digest"
     if has_code(spec) and spec.name not in (code or {}) and (reason := _why_without_code(spec)) is not None:
@@ -152,9 +172,11 @@ def _looks_local(path: str) -> bool:
     return path.startswith(("/", ".", "~", "\\")) or len(parts.parts) > 2 or parts.suffix.lower() in FORMATS
 
 
-def _to_spec(config: TaskConfig) -> TaskSpec:
+def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
     dumped = config.model_dump(mode="json", exclude_defaults=True, exclude={"name", "kind", "weight", "public"})
     settings = cast(dict[str, object], dumped)
+    if has_own_tool:
+        settings["tool"] = TRUSTED_TOOL
     if isinstance(config, DatasetTask) and is_on_disk(config):
         settings["path"] = LOCAL
         with suppress(TaskError):  # a founder that only serves the run may lack the files

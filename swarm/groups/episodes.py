@@ -23,6 +23,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from swarm.protocols import RolloutEngine, Turns, Verifier
 from swarm.reasons import Reason
@@ -31,6 +32,7 @@ from swarm.types import (
     Answers,
     Completion,
     Context,
+    Earned,
     Grade,
     NextTurn,
     Observation,
@@ -41,6 +43,8 @@ from swarm.types import (
     RolloutGroup,
     Sampling,
     Step,
+    Text,
+    Told,
     Turn,
     VersionSpan,
 )
@@ -175,7 +179,7 @@ class _Table:
             return
         game.turns[place].append(answers[0])
         if game.refusal is None and len(game.turns[place]) < game.question.max_turns:
-            self._replays[name] = self._verifier.begin(game.question.ref, [game.actions(place)])
+            self._replays[name] = self._verifier.replay(game.question.ref, game.actions(place))
         else:
             self._end_episode(name)
 
@@ -294,6 +298,7 @@ def joined(turns: Sequence[Completion], observations: Sequence[Observation]) -> 
         routing=turns[-1].routing,  # the last turn's prompt is everything before it
         turns=tuple(Turn(len(turn.text), len(turn.token_ids), turn.finish_reason) for turn in turns),
         observed=digest(observations),
+        told=tuple(part.text for shown in observations for part in shown if isinstance(part, Told)),
     )
 
 
@@ -302,20 +307,40 @@ def digest(observations: Sequence[Observation]) -> str:
     return blake2b(msgspec.msgpack.encode(observations), digest_size=16).hexdigest() if observations else ""
 
 
+def has_own_calls(grade: Grade) -> bool:
+    """Whether observations are left to a tool that only the episodes' author has."""
+    return any(isinstance(part, OwnCall) for shown in grade.observations for each in shown for part in each)
+
+
+def as_told(group: RolloutGroup, grade: Grade) -> Grade:
+    """The grade with what the author says that its tool answered, where it says so."""
+    observations = tuple(
+        _answered(grade.observed(index), completion.told) for index, completion in enumerate(group.completions)
+    )
+    return replace(grade, observations=observations)
+
+
+def _answered(observations: Sequence[Observation], told: Sequence[str]) -> tuple[Observation, ...]:
+    left = iter(told)
+
+    def answered(part: Text | OwnCall | Told | Earned) -> Text | OwnCall | Told | Earned:
+        if not isinstance(part, OwnCall):
+            return part
+        text = next(left, None)
+        return part if text is None else Told(text)
+
+    return tuple(tuple(map(answered, shown)) for shown in observations)
+
+
 def is_whole(group: RolloutGroup, grade: Grade) -> bool:
-    """Whether every episode ends with its last turn, and its author saw the observations that were computed here.
+    """Whether every episode ends with its last turn, and its author saw the observations of the grade.
 
     An author can thus neither leave turns out nor add or exchange any, nor name another start.
     """
-    return all(
-        len(shown) < len(completion.by_turn()) and digest(shown) == completion.observed and _is_known(shown)
+    return not has_own_calls(grade) and all(
+        len(shown) < len(completion.by_turn()) and digest(shown) == completion.observed
         for completion, shown in ((c, grade.observed(index)) for index, c in enumerate(group.completions))
     )
-
-
-def _is_known(observations: Sequence[Observation]) -> bool:
-    """Whether none of the observations is left to a tool that only the author has."""
-    return not any(isinstance(part, OwnCall) for shown in observations for part in shown)
 
 
 def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:

@@ -1,6 +1,6 @@
 """Received groups before they can teach: the exchange has checked their envelopes; here they are regraded.
 
-    exchange inbox ──▶ needless? ──▶ pending, in the verifier's queue ──▶ signal? ──▶ unfit? ──▶ (id, graded group)
+    exchange inbox ──▶ needless? ──▶ pending, in the verifier's queue ──▶ whole? ──▶ signal? ──▶ unfit? ──▶ (id, graded)
 
 The outcome of each group goes into the ledger, and to the exchange for its sender's account.
 """
@@ -8,12 +8,12 @@ The outcome of each group goes into the ledger, and to the exchange for its send
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 
 from msgspec import Struct
 
 from swarm.groups.building import with_grade
-from swarm.groups.episodes import is_whole
+from swarm.groups.episodes import as_told, has_own_calls, is_whole
 from swarm.groups.signal import has_signal
 from swarm.protocols import GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
@@ -51,10 +51,12 @@ class Intake:
         unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
         teaches: Callable[[Sequence[float]], bool] = has_signal,
         keep: KeepSample = lambda fate, group: None,
+        trusted: Collection[str] = (),
     ) -> None:
         """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group that teaches does
         not suit this policy; None to keep it. `teaches` says whether a group with these rewards is wanted. `keep` is
-        told what became of each group that was opened.
+        told what became of each group that was opened. `trusted` are the peers whose word counts for what their own
+        tools said.
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -64,6 +66,7 @@ class Intake:
         self._unfit = unfit
         self._teaches = teaches
         self._keep = keep
+        self._trusted = frozenset(trusted)
         self._pending: dict[str, _Pending] = {}
 
     def __len__(self) -> int:
@@ -134,6 +137,10 @@ class Intake:
             return verdict.reason
         if verdict.held_out:
             return Reason.HELD_OUT
+        if has_own_calls(verdict):
+            if group.peer_id not in self._trusted:
+                return Reason.UNTRUSTED
+            verdict = as_told(group, verdict)
         if not is_whole(group, verdict):
             return Reason.EPISODE_MISMATCH
         if not self._teaches(verdict.rewards):

@@ -22,7 +22,7 @@ from swarm.judging.prompts import Sheet
 from swarm.judging.service import JudgeService
 from swarm.protocols import TaskVerifier
 from swarm.reasons import Reason
-from swarm.types import Actions, Grade, Question, Rejection, TaskRef, as_text
+from swarm.types import Actions, Grade, Question, Rejection, TaskRef, as_text, by_turn
 
 Verdict = Grade | Rejection
 
@@ -73,6 +73,10 @@ class JudgingVerifier:
         grading.add_done_callback(go_on)
         return verdict
 
+    def replay(self, ref: TaskRef, actions: Actions) -> Future[Verdict]:
+        """An own episode so far; the judge is asked when it is over, with its group."""
+        return self.inner.replay(ref, actions)
+
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Queue another's group for grading; never blocks."""
         if ref.task in self._judged:
@@ -118,7 +122,7 @@ class JudgingVerifier:
         config = self._judged[ref.task]
         part = judge_of(config)
         assert part is not None
-        completions = [actions if isinstance(actions, str) else "".join(actions) for actions in texts]
+        completions = ["\n\n".join(by_turn(actions)) for actions in texts]
 
         def combine(judged: tuple[float, ...] | Rejection) -> None:
             if isinstance(judged, Rejection):

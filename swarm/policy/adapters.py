@@ -11,14 +11,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import LoraSettings, check_peft
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -32,24 +36,11 @@ class Adapters:
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings) -> None:
         """New adapters, initially without effect. Raises `ConfigError` without peft, `PolicyError` for bad targets."""
-        check_peft(settings)
-        from peft import LoraConfig, get_peft_model
-
         self.rank = settings.rank
         self._base = _fingerprint(model)
-        config = LoraConfig(
-            r=settings.rank,
-            lora_alpha=settings.alpha,
-            target_modules=list(settings.targets) or "all-linear",
-            task_type="CAUSAL_LM",
-        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # every process that holds a part of this policy starts from the same adapters
-            try:
-                self._peft = get_peft_model(model, config)
-            except ValueError as error:
-                raise PolicyError(f"policy.lora.targets do not fit the model: {error}") from error
-        _refuse_embeddings(model)
+            self._peft = insert(model, settings)
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
@@ -97,6 +88,44 @@ class Adapters:
         """The model with the adapters merged into its weights; this object cannot be used afterwards."""
         merged: PreTrainedModel = self._peft.merge_and_unload()
         return merged
+
+
+def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
+    """Insert new adapters into `model`, and freeze the rest. Raises `ConfigError`, `PolicyError` as `Adapters`."""
+    check_peft(settings)
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=list(settings.targets) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        inserted: PeftModel = get_peft_model(model, config)
+    except ValueError as error:
+        raise PolicyError(f"policy.lora.targets do not fit the model: {error}") from error
+    _refuse_embeddings(model)
+    return inserted
+
+
+def is_adapted(layer: nn.Module) -> bool:
+    """Whether the layer is one with adapters."""
+    return hasattr(layer, "lora_A")
+
+
+def base_layer(layer: nn.Module) -> nn.Module:
+    """The layer without its adapters, if it has any."""
+    base: nn.Module = layer.get_base_layer() if is_adapted(layer) else layer  # type: ignore[operator]
+    return base
+
+
+def merged_weight(layer: nn.Module) -> Tensor:
+    """The layer's weight, with adapters the sum of both in float32."""
+    if not is_adapted(layer):
+        return layer.get_parameter("weight")
+    merged: Tensor = base_layer(layer).get_parameter("weight").float() + layer.get_delta_weight("default")  # type: ignore[operator]
+    return merged
 
 
 def is_adapter_directory(directory: Path) -> bool:

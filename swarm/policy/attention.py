@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -89,12 +89,17 @@ def _mask(segments: Sequence[int], seen: int, causal: Tensor) -> Tensor | None:
     return causal[:end, :end] & ((owner == owner[:, None]) | (owner == 0))
 
 
-@contextmanager
-def packed_attention(model: PreTrainedModel) -> Iterator[None]:
+def packed_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Within the block, the model accepts a `packing`; calls without one attend as before, so that other threads can
     use it."""
+    return attending_as(model, NAME)
+
+
+@contextmanager
+def attending_as(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Within the block, the model attends by the registered function of this name."""
     before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = name
     try:
         yield
     finally:

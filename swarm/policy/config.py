@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,9 @@ SYSTEM_PROMPT_WITH_FORMS = f"{SYSTEM_PROMPT} If the question asks for another fo
 """The default where some questions say how to answer."""
 SYSTEM_PROMPT_OF_FORMS = "Answer the question in the form that it asks for."
 """The default where all questions do."""
+
+EXPORTED = "swarm.json"
+EXPORT_FORMAT = 1
 
 BatchingName = Literal["auto", "packed", "padded"]
 
@@ -63,14 +67,15 @@ class PolicySettings(Settings):
     revision: str | None = None
     """Hub revision of the model."""
     device: str = "auto"
-    """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device."""
+    """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device; the default for `tiny` is `cpu`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of forward passes; trained weights stay float32, because small steps would be rounded away. `auto`: bfloat16
     on GPUs that support it, and for models of 100 M parameters and more on CPUs with AVX512-BF16 or AMX; else float32.
     `float16` scales the loss, so that gradients do not underflow."""
     system_prompt: str | None = None
-    """Prompt before every question. Default: none for embedded policies; for others a request for `<answer>` tags, or
-    for the form that the question asks for if a task's `find` is another."""
+    """Prompt before every question. Default: none for embedded policies; the trained policy's for a directory that
+    `swarm export` wrote; for others a request for `<answer>` tags, or for the form that the question asks for if a
+    task's `find` is another."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)
@@ -88,6 +93,37 @@ def public_name(model: str) -> str:
     description = Path(model) / "config.json"
     content = description.read_bytes() if description.is_file() else b""
     return f"local:{hashlib.blake2b(content, digest_size=4).hexdigest()}"
+
+
+def local_name(model: str) -> str:
+    """The name of a model on this machine, in checkpoints and messages: for a directory its last part."""
+    return Path(model).name if Path(model).exists() else model
+
+
+def default_prompt(model: str) -> str | None:
+    """The system prompt of a model where none is set; that of a directory which `swarm export` wrote is the trained
+    policy's. Raises `ConfigError` for a directory of a later version.
+    """
+    if model in EMBEDDED:
+        return None
+    exported = exported_prompt(model)
+    return SYSTEM_PROMPT if exported is None else exported
+
+
+def exported_prompt(model: str) -> str | None:
+    """The system prompt that `swarm export` wrote beside a model; None without one. Raises `ConfigError`."""
+    file = Path(model) / EXPORTED
+    if not file.is_file():
+        return None
+    known = json.loads(file.read_text())
+    if known.get("format") != EXPORT_FORMAT:
+        raise ConfigError(f"{file} has format {known.get('format')}, this version reads {EXPORT_FORMAT}: update swarm")
+    return str(known["system_prompt"])
+
+
+def write_exported(directory: Path, prompt: str | None) -> None:
+    """Write beside a model what `from_pretrained` does not keep."""
+    (directory / EXPORTED).write_text(json.dumps({"format": EXPORT_FORMAT, "system_prompt": prompt or ""}) + "\n")
 
 
 def check_model_path(settings: PolicySettings) -> None:

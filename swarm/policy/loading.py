@@ -16,18 +16,21 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
-from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, SYSTEM_PROMPT, PolicySettings
+from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
+from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
 from swarm.policy.packaged.smollm import ensure_smollm2
 from swarm.policy.reading import outline, read_model
 from swarm.policy.routing import Routers
+from swarm.policy.scoring.head import give_float32_logits
 from swarm.policy.tiny import ensure_tiny
 from swarm.policy.turns import Between, has_system_role, without_system
-from swarm.types import Completion, Context, Message, Observation, Past, Prompt, as_text, observation_text
+from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step, as_text, observation_text
 
 UNBOUNDED_POSITIONS = 10**9
+SMALLER = "`swarm doctor --model NAME` says what would fit"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BFLOAT16_ON_CPU = ("avx512_bf16", "amx_bf16")
 """Instructions for matrix products in bfloat16; without them a CPU computes these more slowly than in float32."""
@@ -63,6 +66,7 @@ class Policy:
             )
         self.name = name
         self.model = model.eval()  # dropout would make sampled and trained log-probabilities differ
+        give_float32_logits(self.model)
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.dtype = dtype
@@ -91,8 +95,27 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence of prompt and completion that the model accepts."""
-        return int(getattr(self.model.config, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
+        """Longest sequence of prompt and completion, at most `original_positions`."""
+        config = self.model.config.get_text_config()
+        limit = int(getattr(config, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
+        return min(limit, self.original_positions or limit)
+
+    @property
+    def original_positions(self) -> int | None:
+        """The length up to which LongRoPE is that of short sequences; None for a model without it.
+
+        A longer sequence changes the positions of its own earlier tokens and of all other rows of its batch: neither a
+        cache nor a batch gives what one pass over each row gives. Source: arXiv:2402.13753.
+        """
+        parameters = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        kinds = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+        lengths = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+        return int(min(lengths)) if lengths else None
+
+    @property
+    def positions(self) -> str:
+        """`max_positions` in words."""
+        return f"{self.max_positions} positions" + (" before those of LongRoPE" if self.original_positions else "")
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -112,8 +135,12 @@ class Policy:
         """
         if not isinstance(context, Past):
             return self.encode_prompt(context)
-        ids = self.encode_prompt(context.prompt)
-        for step in context.steps:
+        return [*self.encode_prompt(context.prompt), *self.encode_steps(context.steps)]
+
+    def encode_steps(self, steps: Sequence[Step]) -> list[int]:
+        """Token ids of turns and what followed them. Raises `PolicyError` as above."""
+        ids: list[int] = []
+        for step in steps:
             ids += [*step.token_ids, *self.encode_observation(step.observation, step.token_ids)]
         return ids
 
@@ -210,10 +237,12 @@ def load_policy(
     weights: Path | None = None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    only_handed_over: bool = False,
 ) -> Policy:
-    """Load the policy that `settings` names.
+    """Load the policy that `settings` names; with `only_handed_over`, for an engine that has its own copy on the
+    device: on the CPU, and in the type of forward passes.
 
-    Raises `PolicyError`.
+    Raises `PolicyError`, and `OutOfMemory` when the device is too small.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -226,17 +255,19 @@ def load_policy(
         )
     device = find_device(settings.device)
     ranks = ranks or Ranks()
-    model, tokenizer, dtype = ranks.in_turn(lambda: _read(settings, None if lora else weights, progress, device))
+    model, tokenizer, dtype = ranks.in_turn(
+        lambda: _read(settings, None if lora else weights, progress, device, rounded=only_handed_over)
+    )
     adapters = Adapters(model, settings.lora) if lora else None
     if adapters and weights is not None:
         adapters.load(weights)
-    ranks.place(model, device)
-    default_prompt = None if settings.model in EMBEDDED else SYSTEM_PROMPT
+    with needing_memory(f"{settings.model} does not fit in the memory of {device}; {SMALLER}"):
+        ranks.place(model, torch.device("cpu") if only_handed_over else device)
     return Policy(
-        name=settings.model if not Path(settings.model).exists() else Path(settings.model).name,
+        name=local_name(settings.model),
         model=model,
         tokenizer=tokenizer,
-        system_prompt=settings.system_prompt if settings.system_prompt is not None else default_prompt,
+        system_prompt=settings.system_prompt if settings.system_prompt is not None else default_prompt(settings.model),
         dtype=dtype,
         adapters=adapters,
         ranks=ranks,
@@ -273,21 +304,21 @@ def multiplies_bfloat16() -> bool:
 
 
 def _read(
-    settings: PolicySettings, weights: Path | None, progress: Progress | None, device: torch.device
+    settings: PolicySettings, weights: Path | None, progress: Progress | None, device: torch.device, rounded: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
-    """Model, on the CPU, tokenizer, and the type of forward passes."""
+    """Model, on the CPU, tokenizer, and the type of forward passes; `rounded`: also the type of all weights."""
     made = settings.model in MADE_HERE
     source = str(weights) if weights is not None else find_source(settings.model, progress)
     revision = None if made or weights is not None else settings.revision
-    dtype = _dtype(
+    dtype = find_dtype(
         settings.dtype, device, lambda: outline(source, revision, settings.trust_remote_code).num_parameters()
     )
     frozen = settings.lora.rank > 0 and settings.lora.frozen_dtype == "compute"
-    stored = dtype if frozen else torch.float32
+    stored = dtype if frozen or rounded else torch.float32
     return (*read_model(source, revision, settings.trust_remote_code, stored), dtype)
 
 
-def _dtype(name: str, device: torch.device, num_parameters: Callable[[], int]) -> torch.dtype:
+def find_dtype(name: str, device: torch.device, num_parameters: Callable[[], int]) -> torch.dtype:
     """The type of forward passes; `num_parameters` is asked only where it matters."""
     if name != "auto":
         return DTYPES[name]

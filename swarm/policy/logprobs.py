@@ -13,12 +13,11 @@ from transformers import DynamicCache, PreTrainedModel
 from swarm.errors import PolicyError
 from swarm.policy.batching import Batching, Insert, Layout, Packed, Padded, Tokens
 from swarm.policy.config import BatchingName
-from swarm.policy.head import OutputHead
 from swarm.policy.loading import Policy
+from swarm.policy.probing import TOLERANCE, small_copy
 from swarm.policy.routing import Routing
-
-PROBE_TOLERANCE = 1e-4
-"""Largest relative difference of float32 hidden states that counts as rounding."""
+from swarm.policy.scoring.head import OutputHead
+from swarm.types import Sampling
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,15 @@ class Routed(Tokens, Protocol):
 class Scorer:
     """Log-probabilities at the sampling temperature; the softmax is at least float32."""
 
-    def __init__(self, policy: Policy, temperature: float, batching: Batching) -> None:
-        """Raises `PolicyError` for a model without a known output head."""
+    def __init__(self, policy: Policy, temperature: float, batching: Batching, filters: Sampling | None = None) -> None:
+        """Of the whole distribution, or of what `filters` leave of it.
+
+        Raises `PolicyError` for a model without a known output head.
+        """
         self._policy = policy
         self._temperature = temperature
         self._batching = batching
+        self._filters = filters
         self._head = policy.ranks.forward(lambda: OutputHead(policy.model))
 
     def __call__(self, rows: Sequence[Routed]) -> Scores:
@@ -70,6 +73,7 @@ class Scorer:
                     layout.targets.to(device),
                     self._temperature,
                     self._policy.compute_dtype,
+                    self._filters,
                 )
             )
         width = int(layout.lengths.max())
@@ -90,33 +94,44 @@ def predicting_states(head: OutputHead, layout: Layout, device: torch.device) ->
 
 def choose_batching(policy: Policy, name: BatchingName) -> Batching:
     """Packed or padded rows; `auto` packs on the CPU if the model can. Raises `PolicyError` when packing is required
-    and impossible."""
+    and impossible, and for a model whose rows padding changes."""
+    small = small_copy(type(policy.model), policy.model.config)
+    if small is not None and not can_pad(small):
+        raise PolicyError(f"{policy.name} cannot be trained: what follows a token changes how the model reads it")
     if name == "padded" or (name == "auto" and (policy.device.type != "cpu" or policy.ranks.size > 1)):
         return Padded()
-    if policy.ranks.forward(lambda: can_pack(policy.model)):
+    if can_pack(small) if small is not None else policy.ranks.forward(lambda: can_pack(policy.model)):
         return Packed()
     if name == "packed":
         raise PolicyError(f"{policy.name} cannot be trained on packed rows; set update.batching to padded")
     return Padded()
 
 
-@torch.no_grad()
 def can_pack(model: PreTrainedModel) -> bool:
     """Whether packed rows give the same hidden states as separate rows, tested on a few tokens."""
     layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"]
     if not model.is_backend_compatible() or set(layer_types) != {"full_attention"}:
         return False
+    try:
+        return _reads_alike(model, Packed())
+    except (NotImplementedError, TypeError, ValueError):  # no packed attention, or it is not passed on
+        return False
+
+
+def can_pad(model: PreTrainedModel) -> bool:
+    """Whether rows padded on the right give the same hidden states as separate rows, likewise."""
+    return _reads_alike(model, Padded())
+
+
+@torch.no_grad()
+def _reads_alike(model: PreTrainedModel, batching: Batching) -> bool:
     pairs = [_Pair((0, 1, 2), (1, 2)), _Pair((0, 1, 2), (2, 0, 1)), _Pair((2, 1), (1, 0))]
     head = OutputHead(model)
-    states = []
-    for batching in (Padded(), Packed()):
-        try:
-            with batching.attention(model):
-                states.append(predicting_states(head, batching.lay_out(pairs), model.device))
-        except (NotImplementedError, TypeError, ValueError):  # no packed attention, or it is not passed on
-            return False
-    padded, packed = states
-    return bool((padded - packed).abs().max() <= PROBE_TOLERANCE * padded.abs().max())
+    alone = [predicting_states(head, Padded().lay_out([pair]), model.device) for pair in pairs]
+    with batching.attention(model):
+        together = predicting_states(head, batching.lay_out(pairs), model.device)
+    expected = torch.cat(alone)
+    return bool((together - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
 class _Pair(NamedTuple):
@@ -132,13 +147,14 @@ def completion_logprobs(
     completions: Sequence[Sequence[int]],
     temperature: float,
     inserts: Sequence[Sequence[Insert]] | None = None,
+    filters: Sampling | None = None,
 ) -> Tensor:
     """Log-probabilities [R, T] of each completion token given what precedes it; 0 beyond a completion's end.
 
-    `inserts` [R] are the environment's tokens within the completions.
+    `inserts` [R] are the environment's tokens within the completions; `filters` as in `Scorer`.
     """
     pairs = map(_Pair, prompts, completions, inserts or [()] * len(prompts))
-    return Scorer(policy, temperature, Padded())(list(pairs)).logprobs
+    return Scorer(policy, temperature, Padded(), filters)(list(pairs)).logprobs
 
 
 class Continuation:
@@ -148,11 +164,19 @@ class Continuation:
     weights computed. The newest token's are not in the cache yet when weights change.
     """
 
-    def __init__(self, policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> None:
-        """Nothing is scored yet. `policy` may get other weights between two parts."""
+    def __init__(
+        self,
+        policy: Policy,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        temperature: float,
+        filters: Sampling | None = None,
+    ) -> None:
+        """Nothing is scored yet. `policy` may get other weights between two parts; `filters` as in `Scorer`."""
         self._policy = policy
         self._head = OutputHead(policy.model)
         self._temperature = temperature
+        self._filters = filters
         self.num_scored = 0
         """Tokens of the completion scored so far."""
         self._prompt = prompt
@@ -171,7 +195,9 @@ class Continuation:
         inputs = torch.tensor([unread], device=self._policy.device)
         with self._policy.compute():
             hidden = self._head.hidden_states(input_ids=inputs, past_key_values=self._cache)[0, -num_tokens:]
-            logprobs, _ = self._head.logprobs(hidden, targets, self._temperature, self._policy.compute_dtype)
+            logprobs, _ = self._head.logprobs(
+                hidden, targets, self._temperature, self._policy.compute_dtype, self._filters
+            )
         self.num_scored = end
         return logprobs
 

@@ -1,15 +1,17 @@
-"""Recovers from running out of memory: retries the same work in smaller micro-batches."""
+"""Free memory of a device, and running out of it: the same work in smaller micro-batches, or what to change."""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
 from swarm.errors import OutOfMemory
+from swarm.machine import available_bytes
 from swarm.policy.batching import Tokens
 
 logger = logging.getLogger(__name__)
@@ -48,13 +50,31 @@ class TokenBudget:
 
     def _halve(self) -> None:
         self.tokens = max(1, self.tokens // 2)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_unused()
         logger.warning(
             "out of memory; continuing with %d tokens per forward pass; set update.micro_batch_tokens to it",
             self.tokens,
         )
+
+
+@contextmanager
+def needing_memory(what: str) -> Iterator[None]:
+    """Raises `OutOfMemory` where memory runs out within the block; `what` says what had no room, and what to do."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(f"{what}: {str(error).splitlines()[0] if str(error) else 'out of memory'}") from error
+
+
+def release_unused() -> None:
+    """Give memory that torch keeps for later tensors back to the device, where other processes may need it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -62,3 +82,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(message in str(error) for message in ALLOCATOR_MESSAGES)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory available for new tensors on `device`."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return available_bytes()

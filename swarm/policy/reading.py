@@ -10,6 +10,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -49,11 +50,18 @@ def read_model(
 
 def outline(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
     """The model by its `config.json`, on the device `meta`: names and shapes without memory. Raises `PolicyError`."""
-    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    config = read_config(source, revision, trust_remote_code)
     try:
-        config = AutoConfig.from_pretrained(source, **options)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
+
+
+def read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
+    """The model's `config.json`. Raises `PolicyError`."""
+    try:
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
 

@@ -10,6 +10,7 @@ from statistics import pstdev
 from msgspec import Struct
 from pydantic import Field
 
+from swarm.groups.signal import has_signal
 from swarm.protocols import KeepSample
 from swarm.reasons import Reason
 from swarm.settings import Settings
@@ -62,7 +63,7 @@ class Pool:
     def wants(self, rewards: Sequence[float]) -> bool:
         """Whether a group with these rewards may enter."""
         least = self._settings.min_reward_std
-        return least is None or pstdev(rewards) > least
+        return least is None or (has_signal(rewards) and pstdev(rewards) > least)
 
     def add(
         self,

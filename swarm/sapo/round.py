@@ -112,12 +112,13 @@ class SapoNode:
         worth: WorthEstimator | None = None,
         keep: KeepSample = lambda fate, group: None,
         unshared: Collection[str] = (),
+        trusted: Collection[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own.
 
         `keep` is told what became of own and received groups; `pool` tells it of those that leave unused. Groups of
-        `unshared` tasks stay here.
+        `unshared` tasks stay here. `trusted` are the peers whose word counts for what their own tools said.
         """
         self.peer_id = peer_id
         self.round = 0
@@ -148,7 +149,7 @@ class SapoNode:
         self._exchange = exchange
         self._keep = keep
         self._intake = Intake(
-            exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants, keep
+            exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants, keep, trusted
         )
         self._clock = clock
         self._rollouts = Rollouts(

@@ -10,16 +10,19 @@ gradient of one group of an update, as sketched by `swarm/training/sketches.py`:
                                        E a' / sqrt(E <g, g>)
     help                               progress of the updates as mixed / progress of updates on own groups alone
 
-AdamW and clipping normalise the gradient's scale, therefore progress is divided by its root mean square; a round
-without a group takes no step and makes none. "Alone" is the same node with all its informative groups, at most I + J,
+AdamW and clipping normalise the gradient's scale, therefore progress is divided by its root mean square, and a round's
+products by the mean squared length of the own groups' gradients of about that time: gradients grow tenfold while a
+sparse policy learns, and the noise of the longest would hide all others. A round without a group takes no step and
+makes no progress. "Alone" is the same node with all its informative groups, at most I + J,
 at this moment. Unequal coordinates, momentum and the drift of the policy within the window are neglected.
 
-Own groups are compared with those of the same round and of the last measured ones, because a node in need of help has
-few of them. The interval is a bootstrap over blocks of consecutive rounds, whose comparisons share groups.
+Own groups are compared with those of the same round and of earlier ones, because a node in need of help has few of
+them. The interval is a bootstrap over blocks of consecutive rounds, whose comparisons share groups.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -38,14 +41,16 @@ Sketches = npt.NDArray[np.float32]
 
 WINDOW_ROUNDS = 128
 """Measured rounds in an estimate."""
-PAST_ROUNDS = 4
-"""Earlier measured rounds whose own groups are compared with a round's."""
+PAST_GROUPS = 32
+"""Own groups of earlier measured rounds, at least, that are compared with a round's: few rounds where each has many."""
 MIN_ROUNDS = 16
 """Rounds with own and external groups before anything is known."""
 MIN_GROUPS = 16
 """Groups of a sender before its worth is known."""
 MAX_WIDTH = 1.0
-"""An estimate is known if its interval is narrower than this or excludes 1."""
+"""The worth of groups is known if its interval is narrower than this or excludes 1."""
+MAX_HELP_WIDTH = 2.0
+"""The same of help, which decides nothing and is told with its interval."""
 BLOCK_ROUNDS = 4
 NUM_DRAWS = 1_000
 MAX_UNUSABLE = 0.025
@@ -92,6 +97,16 @@ class MeasuredRound(NamedTuple):
     """(groups, sum of their products with own groups) of each author."""
 
 
+class _Own(NamedTuple):
+    """The own groups of a round."""
+
+    total: Sketches
+    """Their sum."""
+    groups: int
+    squares: float
+    """Sum of their squared lengths."""
+
+
 class WorthEstimator:
     """Measured rounds of one node; pure apart from its sketcher."""
 
@@ -102,8 +117,8 @@ class WorthEstimator:
         self._num_groups = num_groups
         self.rounds: deque[MeasuredRound] = deque(maxlen=WINDOW_ROUNDS)
         """The measured rounds that count, oldest first."""
-        self._past: deque[tuple[Sketches, int]] = deque(maxlen=PAST_ROUNDS)
-        """Sum and number of own groups of earlier rounds."""
+        self._past: deque[_Own] = deque()
+        """Own groups of earlier rounds."""
         self._blocks = np.empty((NUM_DRAWS + 1, 0))
         self._estimated: SwarmWorth | None = None
         """What the rounds say; None until someone asks."""
@@ -171,9 +186,11 @@ class WorthEstimator:
         `num_alone`: groups of the update without others.
         """
         own, others = np.split(sketches, [len(sketches) - len(senders)])
-        past = sum(count for _, count in self._past)
-        total = sum((found for found, _ in self._past), own.sum(axis=0))
-        count = past + len(own)
+        recent = [*self._past, _Own(own.sum(axis=0), len(own), float((own * own).sum()))]
+        count = sum(each.groups for each in recent)
+        length = math.sqrt(sum(each.squares for each in recent) / max(1, count)) or 1.0
+        own, others = own / length, others / length
+        total: Sketches = sum((each.total for each in self._past), recent[-1].total) / length
         crosses = (others @ total / max(1, count)).astype(np.float64) if len(others) else np.zeros(0)
         products = _products(own, others, crosses, total, count)
         parts = _parts(len(own), len(others), num_alone)
@@ -183,7 +200,9 @@ class WorthEstimator:
             per_sender[sender] = (groups + 1, product + float(cross))
         self.rounds.append(MeasuredRound(Sums(*parts, *products), per_sender))
         if len(own):
-            self._past.append((own.sum(axis=0), len(own)))
+            self._past.append(recent[-1])
+        while len(self._past) > 1 and sum(each.groups for each in self._past) - self._past[0].groups >= PAST_GROUPS:
+            self._past.popleft()
         self._estimated = None
 
     def _known(self) -> SwarmWorth:
@@ -200,7 +219,7 @@ class WorthEstimator:
         with np.errstate(divide="ignore", invalid="ignore"):
             own = np.where(sums.own > 0, sums.own / sums.compared, np.nan)
             each = _known(sums.cross / sums.compared / own)
-            found = _known(_progress_together(sums, own) / _progress_alone(sums, own))
+            found = _known(_progress_together(sums, own) / _progress_alone(sums, own), MAX_HELP_WIDTH)
             return SwarmWorth(rounds, found, each, self._senders(own))
 
     def _senders(self, own: Array) -> dict[str, Estimate]:
@@ -288,10 +307,10 @@ def _progress_alone(sums: Sums[Array], own: Array) -> Array:
     return along / np.sqrt(square)
 
 
-def _known(draws: Array) -> Estimate | None:
+def _known(draws: Array, max_width: float = MAX_WIDTH) -> Estimate | None:
     """The first value with the interval of the others; None while it says too little."""
     usable = draws[np.isfinite(draws)]
     if not np.isfinite(draws[0]) or len(usable) < (1 - MAX_UNUSABLE) * len(draws):
         return None
     low, high = percentile_interval(usable[1:])
-    return Estimate(float(draws[0]), low, high) if high - low < MAX_WIDTH or not low <= 1 <= high else None
+    return Estimate(float(draws[0]), low, high) if high - low < max_width or not low <= 1 <= high else None

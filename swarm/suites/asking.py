@@ -128,5 +128,5 @@ class SuiteRun:
             num_unanswered=sum(each.unanswered for each in answered),
             num_cut_off=sum(each.num_cut_off for each in answered),
             num_tokens=sum(each.num_tokens for each in answered),
-            figures=suite_figures([each.rewards for each in answered], self._suite.k),
+            figures=suite_figures([each.rewards for each in answered], self._suite.k, self._suite.pass_from),
         )

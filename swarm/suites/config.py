@@ -9,9 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, ValidationError
 
-from swarm.environments.config import DatasetTask, TaskConfig
+from swarm.environments.config import DatasetTask, TaskConfig, is_asked
 from swarm.environments.fields import TaskName
 from swarm.errors import ConfigError
+from swarm.evaluation import CORRECT
 from swarm.settings import Settings
 from swarm.types import Sampling
 
@@ -51,6 +52,8 @@ class SuiteSettings(Settings):
     as `test` or `validation`, and every tenth of any other. Other kinds of tasks never end and need a number."""
     k: int = Field(1, ge=1, le=256)
     """Completions per question."""
+    pass_from: float = Field(CORRECT, gt=0, le=1)
+    """Least reward with which a completion counts as right in `pass@k`; in poker 0.51 counts hands that win chips."""
     every_rounds: int | None = Field(None, ge=1)
     """Rounds between evaluations; by default only before the first round and after the last."""
     sampling: SuiteSampling = SuiteSampling()
@@ -64,6 +67,7 @@ class Suite(Struct, frozen=True):
     questions: int | None
     """Of each task; None: all."""
     k: int
+    pass_from: float
     every_rounds: int | None
     sampling: Sampling
 
@@ -76,7 +80,8 @@ def suite_in_run(name: str, settings: SuiteSettings, tasks: Sequence[TaskConfig]
     """
     where = f"evaluation.suites.{name}"
     known = {task.name: task for task in tasks}
-    chosen = [_task(each, known, where) for each in settings.tasks or known]
+    every = [name for name, task in known.items() if is_asked(task)]
+    chosen = [_task(each, known, where) for each in settings.tasks or every]
     names = [task.name for task in chosen]
     if doubled := sorted({task for task in names if names.count(task) > 1}):
         raise ConfigError(f"{where}.tasks must have different names, got {', '.join(doubled)} more than once")
@@ -88,6 +93,7 @@ def suite_in_run(name: str, settings: SuiteSettings, tasks: Sequence[TaskConfig]
         tasks=tuple(_of_split(task, settings.split, where) for task in chosen),
         questions=settings.questions,
         k=settings.k,
+        pass_from=settings.pass_from,
         every_rounds=settings.every_rounds,
         sampling=settings.sampling.over(usual),
     )

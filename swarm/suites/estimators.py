@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb
 
-from swarm.evaluation import CORRECT
 from swarm.telemetry.intervals import bootstrap_mean, wilson_interval
 from swarm.types import Estimate
 
@@ -42,12 +41,13 @@ def mean_over_questions(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, *interval)
 
 
-def suite_figures(rewards: Sequence[Sequence[float]], k: int) -> dict[str, Estimate]:
+def suite_figures(rewards: Sequence[Sequence[float]], k: int, pass_from: float) -> dict[str, Estimate]:
     """avg@k, and pass@j for each j of `ks`, by name; from rewards [Q, k] in [0, 1]. Empty without questions.
 
-    avg@k is the mean reward, which is the accuracy unless tasks give partial credit; pass@j counts full rewards.
+    avg@k is the mean reward, which is the accuracy unless tasks give partial credit; pass@j counts rewards of
+    at least `pass_from`.
     """
-    right = [sum(reward >= CORRECT for reward in each) for each in rewards]
+    right = [sum(reward >= pass_from for reward in each) for each in rewards]
     found = {f"avg@{k}": mean_over_questions([sum(each) / k for each in rewards])}
     for j in ks(k):
         found[f"pass@{j}"] = mean_over_questions([pass_at(j, k, num_right) for num_right in right])

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict
 
 from msgspec import Struct
 
+from swarm.reasons import NO_LOSS
 from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
@@ -167,6 +168,10 @@ class PeerHistory:
     def reward_last(self) -> float | None:
         """Mean reward over the last rounds (`REWARD_SHARE`)."""
         return mean(event.reward for event in self.series()[-self._share() :])
+
+    def early_reward(self, num_rounds: int) -> float | None:
+        """Mean reward over the first `num_rounds` rounds, or fewer; it stays as it is afterwards."""
+        return mean(event.reward for event in self.series()[:num_rounds])
 
     def recent_reward(self, num_rounds: int) -> float | None:
         """Mean reward over the last `num_rounds` rounds, or fewer."""
@@ -345,6 +350,12 @@ def drop_reasons(counts: Iterable[GroupCounts]) -> list[tuple[str, int]]:
     for groups in counts:
         total.update(groups["dropped"])
     return sorted(((reason, n) for reason, n in total.items() if n), key=lambda item: (-item[1], item[0]))
+
+
+def split_drops(groups: GroupCounts) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Drops that are no loss, and the others; see `swarm.reasons.NO_LOSS`."""
+    found = drop_reasons([groups])
+    return [each for each in found if each[0] in NO_LOSS], [each for each in found if each[0] not in NO_LOSS]
 
 
 def num_dropped(groups: GroupCounts) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +18,12 @@ from swarm.telemetry.history import (
     Moment,
     PeerHistory,
     PeerSummary,
-    drop_reasons,
     mean,
     mix_in_words,
     num_dropped,
+    split_drops,
 )
-from swarm.telemetry.records import LearningFigures
+from swarm.telemetry.records import GroupCounts, LearningFigures
 from swarm.telemetry.summary import SwarmSummary
 from swarm.telemetry.worth import in_short, in_words
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 REWARD_ROUNDS = 20
 """Rounds in the mean that is shown as the current reward; one round is too noisy."""
 SILENT_AFTER_S = 60.0
+RESTART_SHOWN_S = 300.0
 NUM_MOMENTS = 3
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-~=+*#"
@@ -91,7 +94,8 @@ class LiveView:
         """Draw on the terminal from a thread while the block runs; the last frame stays."""
         from rich.live import Live
 
-        with Live(self, console=console, refresh_per_second=per_second, vertical_overflow="crop"):
+        live = Live(self, console=console, refresh_per_second=per_second, vertical_overflow="crop")
+        with live, _cleared_on_resize(live.console):
             yield self
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -164,6 +168,19 @@ class LiveView:
         return grid
 
 
+@contextmanager
+def _cleared_on_resize(console: Console) -> Iterator[None]:
+    """A terminal that becomes narrower wraps the last frame's lines, which the next frame would not cover."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGWINCH, lambda number, frame: console.clear())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+
+
 class Progress(Struct, frozen=True):
     """The progress of a set of peers."""
 
@@ -205,14 +222,14 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
     event = history.latest
     if event is not None:
         groups = event.groups
-        reasons = ", ".join(f"{reason} {n}" for reason, n in drop_reasons([groups])[:3])
+        first = _figure(history.early_reward(REWARD_ROUNDS))
         total = f"/{history.start.rounds}" if history.start and history.start.rounds is not None else ""
         parts += [
             f"round {event.round}{total}",
-            f"reward {_figure(history.recent_reward(REWARD_ROUNDS))} (at first {_figure(history.reward_first())})",
+            f"reward {_figure(history.recent_reward(REWARD_ROUNDS))} (at first {first})",
             f"groups: generated {groups['generated']}, shared {groups['shared']}, received {groups['received']}, "
             f"used {groups['used_local']} local + {groups['used_external']} external, "
-            f"dropped {num_dropped(groups)}" + (f" ({reasons})" if reasons else ""),
+            f"dropped {num_dropped(groups)}" + _drops(groups),
             f"pool {event.pool}",
             f"peers {event.peers}",
         ]
@@ -227,6 +244,13 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         if event.following is not None:
             parts.append(f"version {event.following.version} of {event.following.announced}")
     return " | ".join(parts)
+
+
+def _drops(groups: GroupCounts) -> str:
+    """The most frequent reasons, those that are no loss apart."""
+    kinds = zip(("no loss", "refused"), split_drops(groups), strict=True)
+    words = [f"{kind}: {', '.join(f'{reason} {n}' for reason, n in found[:3])}" for kind, found in kinds if found]
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def _learning(figures: LearningFigures, oldest: float | None) -> list[str]:
@@ -273,7 +297,7 @@ def summary_table(summary: SwarmSummary) -> Table:
         _add_peer(table, summary["control"])
     table.caption = (
         "reward: first > last tenth of the rounds; accuracy: held-out questions, before > after; "
-        "used: local+external groups; dropped: received, never used"
+        "used: local+external groups; dropped: received, never used, mostly no loss (docs/reasons.md)"
     )
     table.caption_justify = "left"
     return table
@@ -308,7 +332,7 @@ def state_text(history: PeerHistory, now: float, short: bool = False) -> str:
     if event is not None and event.alone_since is not None:
         since = _clock_time(event.alone_since)
         return f"alone {since}" if short else f"alone since {since}"
-    if history.restarts:
+    if history.restarts and history.start is not None and now - history.start.time < RESTART_SHOWN_S:
         return f"restart x{history.restarts}" if short else f"restarted x{history.restarts}"
     return "running" if event else "starting"
 
@@ -367,9 +391,9 @@ def _row(history: PeerHistory, now: float, width: int, curve: str) -> dict[str, 
         return row
     groups = event.groups
     dropped = _compact(num_dropped(groups))
-    reasons = drop_reasons([groups])
-    if reasons and width >= MEDIUM:
-        dropped += f" {reasons[0][0]}"
+    spare, refused = split_drops(groups)
+    if width >= MEDIUM and (spare or refused):
+        dropped += f" {refused[0][0]}" if refused else " no loss"
     row |= {
         "round": str(event.round),
         "reward": f"{curve} {_figure(history.recent_reward(REWARD_ROUNDS), 2)}",

@@ -19,6 +19,7 @@ REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.QUESTION_MISMATCH: "this node gets other questions for their references: get the same versions of the "
         "libraries and of the data sets (`revision`)",
         Reason.EPISODE_MISMATCH: "their episodes go otherwise here: get the same version of the environment",
+        Reason.UNTRUSTED: "only their author has the tool that they used: list its peer id in `trusted` to believe it",
         Reason.OTHER_POLICY: "their tokenizer is another: workers must set the learner's policy.model",
         Reason.OTHER_SAMPLING: "they sample with another temperature: workers must set the learner's "
         "generation.temperature",

@@ -9,6 +9,8 @@ import numpy as np
 from swarm.types import Estimate, SwarmWorth
 
 NOT_KNOWN = "not known yet"
+CLEAR_WIDTH = 1.0
+"""An interval around 1 that is wider leaves the answer open."""
 
 
 def in_words(worth: SwarmWorth) -> str:
@@ -20,10 +22,14 @@ def in_words(worth: SwarmWorth) -> str:
 
 
 def verdict(found: Estimate) -> str:
-    """Whether the whole interval is on one side of 1."""
+    """Whether the whole interval is on one side of 1, or narrow around it."""
     if found.low > 1:
         return "the swarm helps you"
-    return "the swarm does not help you" if found.high < 1 else "the swarm makes no clear difference to you"
+    if found.high < 1:
+        return "the swarm does not help you"
+    if found.high - found.low < CLEAR_WIDTH:
+        return "the swarm makes no clear difference to you"
+    return "whether the swarm helps you is not clear yet"
 
 
 def figures(found: Estimate) -> str:

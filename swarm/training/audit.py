@@ -16,7 +16,7 @@ from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
 from swarm.training.rows import Row, sampled_row
-from swarm.types import GradedGroup, RolloutGroup, VersionSpan
+from swarm.types import GradedGroup, RolloutGroup, Sampling, VersionSpan
 
 MAX_REMEMBERED = 1_024
 
@@ -26,20 +26,22 @@ class SnapshotAuditor:
 
     After a weight change within a completion, an engine keeps the cache of the old weights or recomputes it. In a short
     completion the difference between the two can be larger than a lie, so tokens are compared with both, and the closer
-    one counts. `tolerance` must allow for other kernels and dtypes.
+    one counts. `tolerance` must allow for other kernels and dtypes. An engine reports the log-probabilities of what its
+    filters leave, so these are what is recomputed.
     """
 
     def __init__(
         self,
         load: Callable[[], Policy],
-        temperature: float,
+        sampling: Sampling,
         *,
         fraction: float,
         tolerance: float,
         num_kept: int,
         seed: int = 0,
     ) -> None:
-        """`load` makes a policy with replaceable weights, at the first check.
+        """`load` makes a policy with replaceable weights, at the first check. `sampling` is the learner's; groups with
+        another distribution were refused before.
 
         `fraction` of the groups is checked; with 0 none. A worker's first group is always checked; after a false claim
         all are, until one is true. `tolerance` is in nats, mean over a completion's tokens. The newest `num_kept`
@@ -48,7 +50,7 @@ class SnapshotAuditor:
         self.num_checked = 0
         self._load = load
         self._policy: Policy | None = None
-        self._temperature = temperature
+        self._sampling = sampling
         self._fraction = fraction
         self._tolerance = tolerance
         self._num_kept = num_kept
@@ -93,13 +95,15 @@ class SnapshotAuditor:
         off = [0.0] * len(completions)
         for version in versions:
             policy = self._at(version)
-            recomputed = completion_logprobs(policy, [prompt] * len(rows), ids, self._temperature, inserts).tolist()
+            recomputed = completion_logprobs(
+                policy, [prompt] * len(rows), ids, self._sampling.temperature, inserts, self._sampling
+            ).tolist()
             for i, completion in enumerate(completions):
                 for turn in turns[i]:
                     for part in turn.parts.get(version, ()):
                         claimed = completion.logprobs[part]
                         nats = _distance(recomputed[i][part], claimed)
-                        if (kept := turn.kept(policy, part, self._temperature)) is not None:
+                        if (kept := turn.kept(policy, part, self._sampling)) is not None:
                             nats = min(nats, _distance(kept, claimed))
                         off[i] += nats
         return max(total / len(tokens) for total, tokens in zip(off, ids, strict=True))
@@ -126,13 +130,13 @@ class _Turn:
     """By policy version, where the completion's tokens are that it sampled in this turn."""
     continuation: Continuation | None = None
 
-    def kept(self, policy: Policy, part: slice, temperature: float) -> list[float] | None:
+    def kept(self, policy: Policy, part: slice, sampling: Sampling) -> list[float] | None:
         """Log-probabilities of a part by an engine that kept its cache; None where that is no other figure, or the
         parts do not come in order."""
         if len(self.parts) == 1:
             return None
         if self.continuation is None:
-            self.continuation = Continuation(policy, self.context, self.tokens, temperature)
+            self.continuation = Continuation(policy, self.context, self.tokens, sampling.temperature, sampling)
         if self.begin + self.continuation.num_scored != part.start:
             return None
         return [float(each) for each in self.continuation.next(part.stop - part.start)]

@@ -12,11 +12,13 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import cast
 
 import msgspec
 import torch
 from msgspec import Struct
+from safetensors import SafetensorError
 from torch import Tensor
 
 from swarm.errors import CheckpointError, TornCheckpoint
@@ -64,6 +66,12 @@ class TrainingState(Struct):
     """A peer's mixing policy and the rounds it knows."""
 
 
+class _Model(Struct):
+    """What is read of a state to know its model."""
+
+    model: str
+
+
 class CheckpointStore:
     """The checkpoints of one node, newest last; keeps the last few and those for a rollback."""
 
@@ -77,18 +85,25 @@ class CheckpointStore:
     def save(self, policy: Policy, updater: PolicyUpdater, state: TrainingState, config: str) -> Path:
         """Write a checkpoint of this round and remove the oldest beyond the number kept.
 
-        `config` is the node's configuration as JSON, so that a checkpoint can be evaluated on its own.
+        `config` is the node's configuration as JSON, so that a checkpoint can be evaluated on its own. Raises
+        `CheckpointError` when it cannot be written; the earlier ones stay.
         """
         final = self.root / f"round-{state.round:08d}"
         staging = self.root / f".{final.name}.{os.getpid()}.partial"
         self.root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
         weights, optimizer = snapshot(policy, updater)
-        policy.save(staging / MODEL, weights)
-        torch.save(optimizer, staging / OPTIMIZER)
-        (staging / STATE).write_bytes(msgspec.msgpack.encode(state))
-        (staging / CONFIG).write_text(config)
-        _seal(staging)
+        try:
+            policy.save(staging / MODEL, weights)
+            torch.save(optimizer, staging / OPTIMIZER)
+            (staging / STATE).write_bytes(msgspec.msgpack.encode(state))
+            (staging / CONFIG).write_text(config)
+            _seal(staging)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch says a full disk as a RuntimeError
+            shutil.rmtree(staging, ignore_errors=True)
+            reason = str(error).partition("\n")[0]
+            fix = "free disk space, or choose another directory with --out"
+            raise CheckpointError(f"checkpoint {final} cannot be written: {reason}; {fix}") from error
         if final.exists():  # the same round again, after a resume
             shutil.rmtree(final)
         staging.rename(final)
@@ -123,6 +138,14 @@ class CheckpointStore:
                 return path
         return None
 
+    def newest_model(self) -> str | None:
+        """The model of the newest checkpoint, which is not verified; None without a readable one."""
+        try:
+            state = (self._all()[-1] / STATE).read_bytes()
+            return msgspec.msgpack.decode(state, type=_Model).model
+        except (IndexError, OSError, msgspec.DecodeError):
+            return None
+
     def _all(self) -> list[Path]:
         return sorted(self.root.glob("round-*")) if self.root.is_dir() else []
 
@@ -155,6 +178,8 @@ def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
     try:
         _load_optimizer(torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu"), updater)
         state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=TrainingState)
+    except UnpicklingError as error:
+        raise CheckpointError(f"checkpoint {path} was written with another update.optimizer: {error}") from error
     except (ValueError, RuntimeError, IndexError, msgspec.DecodeError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
     updater.version, updater.num_passed_over = state.version, state.num_passed_over
@@ -181,6 +206,10 @@ def go_back(path: Path, policy: Policy, updater: PolicyUpdater, settings: Policy
 
 def _load_optimizer(saved: dict[str, dict[int, dict[str, Tensor]]], updater: PolicyUpdater) -> None:
     parameters = [parameter for group in updater.optimizer.param_groups for parameter in group["params"]]
+    plain = all(type(value) is Tensor for entry in saved["state"].values() for value in entry.values())
+    if saved["state"] and plain != isinstance(updater.optimizer, torch.optim.AdamW):
+        bits = 32 if plain else 8
+        raise CheckpointError(f"the checkpoint's optimizer has moments of {bits} bits: set update.optimizer to match")
     saved["state"] = {
         i: {name: updater.ranks.cut(value, parameters[i]) for name, value in entry.items()}
         for i, entry in saved["state"].items()
@@ -197,8 +226,9 @@ def verify(path: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TornCheckpoint(f"checkpoint {path} is torn: its manifest is missing or unreadable") from error
     if version != FORMAT:
+        fix = "update swarm, or choose" if isinstance(version, int) and version > FORMAT else "choose"
         raise CheckpointError(
-            f"checkpoint {path} has format {version}, this version reads {FORMAT}; choose another directory with --out"
+            f"checkpoint {path} has format {version}, this version reads {FORMAT}; {fix} another directory with --out"
         )
     for name, digest in expected.items():
         file = path / name

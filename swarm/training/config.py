@@ -14,6 +14,7 @@ from swarm.policy.config import BatchingName
 from swarm.settings import Settings
 
 ScheduleName = Literal["constant", "linear", "cosine"]
+OptimizerName = Literal["adamw", "adamw_8bit", "adamw_offloaded"]
 
 
 class UpdateSettings(Settings):
@@ -67,9 +68,16 @@ class UpdateSettings(Settings):
     allows it, else padded."""
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens per forward pass, padding included; it bounds memory and does not change the update. Halved when memory
-    runs out. Default: 16,384 on GPUs, 1,024 on the CPU, where more is not faster."""
-    gradient_checkpointing: bool = False
-    """Keep only each layer's input for the gradient and recompute the rest: less memory, a third more time."""
+    runs out. Default: 16,384 on GPUs, with CUDA at most what the free memory holds; 1,024 on the CPU, where more is not
+    faster."""
+    gradient_checkpointing: bool | None = None
+    """Keep only each layer's input for the gradient and recompute the rest: less memory, a third more time. Default: on
+    GPUs with CUDA, for models whose layers are known."""
+    optimizer: OptimizerName = "adamw"
+    """`adamw` takes 8 bytes of a GPU's memory for each trained weight. `adamw_8bit` takes 2: blocks of 8-bit numbers
+    with one scale each, for GPUs, with the extra `torchao`. `adamw_offloaded` takes none: its steps are those of
+    `adamw`, on the CPU and slower; not with several processes (torchrun). A checkpoint with 8-bit numbers goes on only
+    with `adamw_8bit`."""
     compile: bool = False
     """Compile the model's layers for updates; the first updates take minutes longer."""
     max_nonfinite_steps: int = Field(5, ge=1)

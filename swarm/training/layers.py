@@ -22,12 +22,16 @@ class TrainingLayers:
     The model stays in evaluation mode: transformers' own checkpointing needs training mode, which enables dropout.
     """
 
-    def __init__(self, model: PreTrainedModel, compiled: bool, checkpointed: bool) -> None:
-        """Raises `PolicyError` when either is requested and the model's layers cannot be identified."""
+    def __init__(self, model: PreTrainedModel, compiled: bool, checkpointed: bool | None) -> None:
+        """`checkpointed` None: with CUDA, where possible.
+
+        Raises `PolicyError` when either is requested and the model's layers cannot be identified.
+        """
         self._forwards: list[tuple[nn.Module, Forward]] = []
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        self.checkpointed = checkpointed = is_checkpointed(checkpointed, model.device.type, bool(layers))
         if not (compiled or checkpointed):
             return
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             raise PolicyError(
                 f"the layers of {type(model).__name__} cannot be identified; set update.compile and "
@@ -48,6 +52,11 @@ class TrainingLayers:
         finally:
             for layer, _ in self._forwards:
                 del layer.forward
+
+
+def is_checkpointed(chosen: bool | None, device: str, possible: bool = True) -> bool:
+    """Whether layers are checkpointed on this type of device: as chosen, by default with CUDA where possible."""
+    return possible and device == "cuda" if chosen is None else chosen
 
 
 def _recomputed(forward: Forward) -> Forward:

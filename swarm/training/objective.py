@@ -93,7 +93,7 @@ def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[
         # Over sampled tokens: this direction has the smaller variance.
         "sampling/behaviour_kl": token_mean(k3(behaviour, current), mask),
         "sampling/sampling_logp_difference/mean": token_mean((current - behaviour).abs(), own),
-        "sampling/importance_sampling_ratio/max": largest(ratios.double()),
+        "sampling/importance_sampling_ratio/max": largest(ratios),
         "sampling/ess": ess(ratios),
         "sampling/sequence_ess": ess(sequence_ratios),
     }

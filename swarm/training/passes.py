@@ -14,11 +14,14 @@ from swarm.policy.logprobs import Scorer, Scores, choose_batching
 from swarm.policy.out_of_memory import TokenBudget
 from swarm.training.config import UpdateSettings
 from swarm.training.layers import TrainingLayers
+from swarm.training.memory.pass_memory import PassMemory, bytes_for_a_pass, measure
 from swarm.training.rows import Row
 from swarm.training.sketches import Sketcher
 
 MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
 """Default tokens per forward pass, by type of device."""
+LIMITED = ("cuda",)
+"""Types of device where the default is bounded by free memory."""
 
 T = TypeVar("T")
 
@@ -34,8 +37,15 @@ class Passes:
         self._batching = choose_batching(policy, settings.batching)
         self._scorer = Scorer(policy, temperature, self._batching)
         self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
+        alone = policy.ranks.size == 1
         budget = settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
-        self._budget = TokenBudget(budget, alone=policy.ranks.size == 1)
+        self._budget = TokenBudget(budget, alone)
+        self._optimizer = settings.optimizer
+        self._memory: PassMemory | None = None
+        """What is compared with the free memory before the first pass; None: the budget stands."""
+        if settings.micro_batch_tokens is None and policy.device.type in LIMITED and alone:
+            with self._batching.attention(policy.model):
+                self._memory = measure(policy, self._scorer, self._layers.checkpointed)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -50,6 +60,10 @@ class Passes:
 
     def attempt(self, work: Callable[[int], T], rows: Sequence[Row]) -> T:
         """Return `work(max_tokens)`; retries with half the tokens when memory runs out. Raises `OutOfMemory`."""
+        if self._memory is not None:  # only now has the engine taken its share
+            room = bytes_for_a_pass(self._policy, self._optimizer)
+            self._budget.tokens = min(self._budget.tokens, self._memory.tokens_within(room))
+            self._memory = None
         return self._budget.attempt(work, rows)
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:

@@ -13,7 +13,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.steps import summarise
 from swarm.training.updater import PolicyUpdater
-from swarm.types import GradedGroup, UpdateReport
+from swarm.types import GradedGroup, Sampling, UpdateReport
 
 
 class StreamedUpdater(PolicyUpdater):
@@ -24,12 +24,15 @@ class StreamedUpdater(PolicyUpdater):
         policy: Policy,
         settings: UpdateSettings,
         mix: MixSettings,
-        temperature: float,
+        sampling: Sampling,
         reference: Policy | None = None,
         precision: Precision = "native",
     ) -> None:
-        """As `PolicyUpdater`; `precision` is that of `snapshot`. Raises `PolicyError`."""
-        super().__init__(policy, settings, mix, temperature, reference)
+        """As `PolicyUpdater`; `sampling` is that of every worker, `precision` that of `snapshot`.
+
+        Raises `PolicyError`.
+        """
+        super().__init__(policy, settings, mix, sampling.temperature, reference)
         if settings.epochs * settings.minibatches > 1:
             raise PolicyError(
                 "a learner takes one optimizer step per update: set update.epochs and update.minibatches to 1, got "
@@ -40,13 +43,14 @@ class StreamedUpdater(PolicyUpdater):
                 f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "
                 f"by a number of tokens that is known only at the end: set it to 0"
             )
+        self._sampling = sampling
         self._precision = precision
 
     def refusal(self, group: GradedGroup) -> Reason | None:
         """Why this policy cannot have sampled the group as claimed. See `StreamingUpdater`."""
         if group.group.policy.tokenizer_hash != self._policy.tokenizer_hash:
             return Reason.OTHER_POLICY
-        if group.group.sampling.temperature != self._temperature:
+        if group.group.sampling.distribution != self._sampling.distribution:
             return Reason.OTHER_SAMPLING
         if any(not (c.token_ids and c.logprobs) for c in group.group.completions):
             return Reason.NO_TOKENS

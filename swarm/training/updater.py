@@ -15,13 +15,15 @@ from itertools import compress
 import torch
 
 from swarm.algorithms.own import find_advantage
-from swarm.errors import NonFiniteUpdates, PolicyError
+from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
 from swarm.policy.batching import minibatches
-from swarm.policy.loading import Policy
+from swarm.policy.loading import SMALLER, Policy
+from swarm.policy.out_of_memory import needing_memory
 from swarm.sapo.mixing import MixSettings
 from swarm.training.behaviour import needs_receiver, settle
 from swarm.training.config import UpdateSettings
 from swarm.training.gradient import GradientAccumulator
+from swarm.training.memory.optimizers import make_optimizer, set_rate
 from swarm.training.objective import Objective
 from swarm.training.passes import Passes
 from swarm.training.reference import Reference
@@ -30,9 +32,6 @@ from swarm.training.schedules import learning_rate
 from swarm.training.sketches import Sketcher
 from swarm.training.steps import Step, summarise
 from swarm.types import GradedGroup, UpdateReport
-
-FUSED = ("cpu", "cuda")
-"""Devices with a fused optimizer kernel."""
 
 
 class PolicyUpdater:
@@ -65,13 +64,7 @@ class PolicyUpdater:
         self._passes = Passes(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
-        self.optimizer = torch.optim.AdamW(
-            policy.trained,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=policy.device.type in FUSED,
-        )
+        self.optimizer = make_optimizer(policy, settings)
         self._gradient = GradientAccumulator(
             policy, self._passes, Objective(settings), self.optimizer, settings.max_grad_norm
         )
@@ -163,15 +156,25 @@ class PolicyUpdater:
     def _take_step(self) -> Step:
         """Take the optimizer step of the accumulated gradient; `Passes.training` must be active."""
         rate = learning_rate(self._settings, self.num_updates)
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = rate
+        set_rate(self.optimizer, rate)
         step = Step(*self._gradient.close(), rate)
         if not step.skipped:
             with self._policy.gate.change():
-                self.optimizer.step()
+                self._step_optimizer()
         self._gradient.clear()
         self._count(step.skipped)
         return step
+
+    def _step_optimizer(self) -> None:
+        """The first step also allocates the optimizer's states. Raises `OutOfMemory`."""
+        fresh = not self.optimizer.state
+        try:
+            with needing_memory(f"the optimizer's states do not fit in memory beside weights and gradients; {SMALLER}"):
+                self.optimizer.step()
+        except OutOfMemory:
+            if fresh:
+                self.optimizer.state.clear()  # incomplete ones could not be resumed from
+            raise
 
     def _count(self, skipped: bool) -> None:
         self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1 if skipped else 0

@@ -37,7 +37,7 @@ def escape(marker: Path) -> str:
 def poisoned(source: ReasoningGymSource, run_id: str, stranger: Stranger, sequence: int, answer: str) -> RolloutGroup:
     """A group with a right completion, so that it is worth an update, and one that carries the answer."""
     question = source.question(sequence, 0)
-    texts = (source.oracle(sequence, 0), answer)
+    texts = (source.oracle(question.ref), answer)
     return RolloutGroup(
         run_id=run_id,
         peer_id=stranger.peer_id,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from swarm.engines.sampling import keep_likely
 from swarm.policy.loading import Policy
+from swarm.policy.scoring.filters import keep_likely
 from swarm.types import Completion, Context, Sampling
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from swarm.engines.sampling import check_sampling, completion_seed, keep_likely, sample, uniforms
+from swarm.engines.sampling import check_sampling, completion_seed, sample, uniforms
 from swarm.errors import SamplingError
+from swarm.policy.scoring.filters import keep_likely
 from swarm.types import Sampling
 
 

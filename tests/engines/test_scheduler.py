@@ -83,7 +83,7 @@ def test_requeued_rows_come_back_in_their_order_with_their_tokens() -> None:
     assert scheduler.rows == [] and not scheduler.done
     assert scheduler.plan().admitted == drafts[:4]
     assert [len(draft.ids) for draft in drafts] == [1, 1, 1, 1, 0, 0]
-    assert drafts[0].read == [7, 7] and drafts[0].last == 5, "the newest token is fed, what precedes it is read"
+    assert drafts[0].read == [7, 7] and drafts[0].since(2) == [5], "the newest token is fed, what precedes it is read"
 
 
 def test_halving_ends_at_one_row() -> None:

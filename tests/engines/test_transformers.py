@@ -7,17 +7,33 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import BloomConfig, BloomForCausalLM
+from msgspec.structs import replace
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    FalconConfig,
+    GPTNeoConfig,
+    Phi3Config,
+    PretrainedConfig,
+    RobertaConfig,
+)
 
+from swarm.algorithms.advantages import grpo
 from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers import probe
 from swarm.engines.transformers.engine import TransformersEngine
+from swarm.engines.transformers.probe import most_rows
 from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer
+from swarm.sapo.mixing import MixSettings
+from swarm.training.rows import RowReader
 from swarm.types import Completion, Rejection, Sampling
 from tests.engines.models import ARCHITECTURES, make
 from tests.engines.reference import teacher_forced
 from tests.engines.test_contract import PROMPTS, tokens
+from tests.example_groups import graded
 
 
 def _engine(policy: Policy, cancelled: Callable[[], bool] = lambda: False, **settings: object) -> TransformersEngine:
@@ -122,3 +138,65 @@ def test_a_model_that_cannot_be_served_is_refused_by_name() -> None:
     model = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(EngineError, match="bloom takes no position_ids"):
         _engine(Policy("bloom", model, tokenizer, system_prompt=None))
+
+
+def _unusual(config: PretrainedConfig) -> Policy:
+    torch.manual_seed(0)
+    return Policy("unusual", AutoModelForCausalLM.from_config(config), tiny_tokenizer(), system_prompt=None)
+
+
+def _common() -> dict[str, object]:
+    return {"vocab_size": len(tiny_tokenizer()), "hidden_size": 32, "initializer_range": 0.3, "bos_token_id": 1}
+
+
+def _gpt_neo() -> Policy:
+    layers = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16}
+    return _unusual(GPTNeoConfig(**_common(), **layers, max_position_embeddings=512))
+
+
+def test_a_window_counted_from_the_widest_row_is_decoded_one_row_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    policy, sampling, rows = _gpt_neo(), Sampling(max_new_tokens=30), []
+    engine = _engine(policy)
+    assert "one sequence at a time" in caplog.text
+    _watch_forward(policy, lambda shape: rows.append(shape[0]) if shape[1] == 1 else None)
+    for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 2, sampling, seed=1), strict=True):
+        for completion in group:
+            assert _largest_difference(policy, prompt, completion, sampling) < 1e-4
+    assert set(rows) == {1}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (RobertaConfig(**_common(), num_hidden_layers=2, num_attention_heads=4, is_decoder=True), "differ by up to"),
+        (FalconConfig(**_common(), num_hidden_layers=2, num_attention_heads=4, alibi=True), "ValueError"),
+    ],
+    ids=["positions with an offset", "alibi"],
+)
+def test_code_that_decodes_otherwise_than_it_reads_is_refused_with_a_reason(config: PretrainedConfig, why: str) -> None:
+    with pytest.raises(EngineError, match=f"unusual .* cannot be decoded with a cache .*{why}.* generation.engine"):
+        _engine(_unusual(config))
+
+
+def test_a_model_without_a_small_copy_is_probed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "small_copy", lambda model_class, config: None)
+    assert most_rows(make("qwen2")) is None
+    with pytest.raises(EngineError, match="differ by up to"):
+        most_rows(_unusual(RobertaConfig(**_common(), num_hidden_layers=2, num_attention_heads=4, is_decoder=True)))
+
+
+def test_no_sequence_grows_beyond_the_original_positions_of_long_rope() -> None:
+    """Beyond them, one row would change all other rows of its batch, and a cache what it holds."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    shape |= {"pad_token_id": 0, "eos_token_id": 1, "max_position_embeddings": 512}
+    policy = _unusual(Phi3Config(**_common(), **shape, original_max_position_embeddings=64, rope_parameters=rope))
+    sampling = Sampling(max_new_tokens=20)
+    long = "q7" * 40
+    short, refused = _engine(policy).generate(["1 + 1", long], 2, sampling, seed=0)
+    assert isinstance(refused, Rejection) and "64 positions before those of LongRoPE" in refused.detail
+    assert all(_largest_difference(policy, "1 + 1", each, sampling) < 1e-4 for each in short)
+    group = graded("other", 0)
+    assert RowReader(policy, MixSettings(), grpo).fits(group)
+    assert not RowReader(policy, MixSettings(), grpo).fits(replace(group, prompt=long * 2))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.vllm import handover
+from swarm.engines.vllm import service as service_module
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import ConfigError, EngineError, Interrupted
-from swarm.policy.config import PolicySettings
+from swarm.policy.adapters import Adapters
+from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
 from swarm.types import Rejection, Sampling
 from tests.engines.models import make
@@ -186,7 +191,17 @@ def test_auto_takes_vllm_where_there_is_a_gpu_and_a_vllm(
     assert choose_engine(with_vllm, policy).name == "vllm"
     without = GenerationSettings(vllm=VllmSettings(python=Path(sys.executable)))
     lacking = choose_engine(without, policy)
-    assert str(lacking).endswith("has no vLLM") and "generation.vllm.python" in lacking.fix
+    assert lacking.reason.endswith("has no vLLM") and "generation.vllm.python" in lacking.fix
+
+
+@pytest.mark.parametrize(("device", "level"), [("cuda", "warning"), ("cpu", "info")])
+def test_a_gpu_without_vllm_is_a_loud_line_with_the_command(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, device: str, level: str
+) -> None:
+    monkeypatch.setattr(Policy, "device", torch.device(device))
+    choice = choose_engine(GenerationSettings(vllm=VllmSettings(python=Path(sys.executable))), policy)
+    assert choice.name == "transformers" and choice.level == level
+    assert ("several times longer" in str(choice) and "swarm[gpu]" in str(choice)) == (level == "warning")
 
 
 def test_routing_replay_is_refused_where_nothing_would_record_it(
@@ -215,6 +230,60 @@ def test_vllm_asked_for_and_not_there_is_wrong_configuration(policy: Policy) -> 
     for python in (None, Path(sys.executable), Path("/nowhere/python")):
         with pytest.raises(ConfigError, match="generation.vllm.python"):
             choose_engine(GenerationSettings(engine="vllm", vllm=VllmSettings(python=python)), policy)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_between_rounds_it_sleeps_and_wakes_weights_before_the_cache(
+    policy: Policy, script: Path, python: Path, monkeypatch: pytest.MonkeyPatch, lora: bool
+) -> None:
+    if lora:
+        pytest.importorskip("peft", reason="needs the extra lora")
+        policy.adapters = Adapters(policy.model, LoraSettings(rank=2))
+    released: list[list[str]] = []
+    monkeypatch.setattr(service_module, "release_unused", lambda: released.append(_lines(script / "sleep")))
+    settings = GenerationSettings(vllm=VllmSettings(python=python, sleep=True))
+    with contextlib.closing(VllmService(policy, settings, device=torch.device("cuda"))) as service:
+        engine = VllmEngine(policy, settings, service)
+        for _ in range(2):
+            assert engine.generate(PROMPTS, 2, SAMPLING, 1)
+    # Frozen weights come back from the CPU's memory; all others come from the policy anyway.
+    asleep = "sleep 1" if lora else "sleep 2"
+    assert _lines(script / "sleep") == [asleep, "wake weights", "wake kv_cache", asleep]
+    assert released == [[asleep]], "what training left is given back before vLLM reclaims it"
+    assert len(_lines(script / "loads")) == (0 if lora else 1)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize(("shared", "temporary"), [(2**40, 2**40), (2**26, 2**40), (2**26, 0)])
+def test_weights_go_where_there_is_room(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, temporary: int
+) -> None:
+    """Docker gives a container 64 MiB of shared memory."""
+    places = {tmp_path / "shm": shared, tmp_path / "tmp": temporary}
+    for place in places:
+        place.mkdir()
+    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(handover, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(handover.shutil, "disk_usage", lambda place: SimpleNamespace(free=places[place]))
+    monkeypatch.setattr(handover, "OTHER_FILES_BYTES", 2**26)
+    if temporary:
+        expected = tmp_path / ("shm" if shared > 2**26 else "tmp")
+        assert handover.make_work_directory(policy).parent == expected
+    else:
+        with pytest.raises(EngineError, match=r"no room for .* GiB of weights.*shm has 0.1 GiB free.*--shm-size"):
+            handover.make_work_directory(policy)
+
+
+def test_shared_memory_that_fills_up_is_a_clear_error(service: VllmService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(handover, "save_file", full)
+    with pytest.raises(EngineError, match="--shm-size.*No space left on device"):
+        service.running(lambda: False)
 
 
 def test_sleep_needs_a_gpu(policy: Policy, script: Path, python: Path) -> None:

@@ -254,7 +254,7 @@ def right_answer(mixture: TaskMixture, name: str, seed: int) -> tuple[object, st
     source = mixture.sources[name]
     question = source.question(seed, 0)
     if name.startswith("bits"):
-        return question.ref, str(source.oracle(seed, 0))  # type: ignore[attr-defined]
+        return question.ref, str(source.oracle(question.ref))  # type: ignore[attr-defined]
     return question.ref, str(2 * question.ref.row)  # type: ignore[union-attr]
 
 

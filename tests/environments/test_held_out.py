@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig
 from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.trust.accounts import OFFENCES
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, DatasetRef, Grade, Question, TaskRef
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Grade, Question, TaskRef, as_text
 from tests.sapo.test_round import FakeUpdater, Swarm
 
 OWN = Path(__file__).parent.parent.parent / "examples" / "own_task.py"
@@ -49,6 +51,48 @@ def test_what_evaluations_ask_is_held_out_and_what_nodes_train_on_is_not(kind: s
     for index in range(20):
         assert all(is_held_out(mixture, mixture.question(seed, index).ref) for seed in STREAMS)
         assert not any(is_held_out(mixture, mixture.question(s, index).ref) for s in (0, 7, HELD_OUT_STREAMS - 1))
+
+
+TINY_SPACES: dict[str, TaskConfig] = {
+    "81 texts": TINY_TASKS[1],
+    "gcd": TINY_TASKS[2],
+    "20 texts": PythonTask(kind="python", name="halve", target=f"{OWN}:Halve", options={"largest": 20}),
+    "with a tool": TINY_TASKS[1].model_copy(update={"tool": "calculator"}),
+}
+
+
+@pytest.mark.parametrize("space", TINY_SPACES)
+def test_no_seed_leads_to_a_text_that_evaluations_ask(space: str) -> None:
+    mixture = TaskMixture([TINY_SPACES[space]])
+
+    def texts(seed: int) -> set[str]:
+        return {as_text(mixture.question(seed, index).prompt) for index in range(100)}
+
+    asked = set().union(*map(texts, STREAMS))
+    trained = texts(0) | texts(7) | texts(HELD_OUT_STREAMS - 1)
+    assert asked and trained and not asked & trained
+
+
+def test_the_same_text_under_another_seed_is_held_out_too() -> None:
+    mixture, (task, *_) = TaskMixture([TINY_TASKS[1]]), (TINY_TASKS[1],)
+    source = mixture.sources[task.name]
+    assert isinstance(source, ReasoningGymSource)
+    held_out = {as_text(mixture.question(HELD_OUT_STREAMS, index).prompt) for index in range(40)}
+    made = [source._at(3, index) for index in range(200)]
+    same = [question for question in made if as_text(question.prompt) in held_out]
+    assert same and all(is_held_out(mixture, question.ref) for question in same)
+
+
+def test_where_there_is_one_question_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "from swarm.environments.task import Task\n\nclass One(Task):\n    text: str = ''\n"
+        "    def question(self, random):\n        return self.text, '1'\n"
+        "    def reward(self, question, completion, reference):\n        return 1.0\n"
+    )
+    for text in "abcdefghijklmnopqrstuvwxyz":
+        only = PythonTask(kind="python", name="one", target=f"{tmp_path}/one.py:One", options={"text": text})
+        mixture = TaskMixture([only])
+        assert mixture.question(0, 0).prompt == mixture.question(HELD_OUT_STREAMS, 0).prompt == text
 
 
 def test_a_row_is_held_out_by_its_number_whatever_drew_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from swarm.environments.config import DatasetTask
+from swarm.environments.config import DatasetTask, RewardSettings
 from swarm.environments.sources.hf_datasets import DatasetSource, _is_plain, _row, store
 from swarm.errors import Refusal, TaskError
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Message, ProceduralRef
@@ -177,6 +177,22 @@ def test_tampered_references_are_refused_with_their_reason(
         assert refusal.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"match": "exact"},
+        {"answer_pattern": r"(-?\d+)"},
+        {"answer": "n", "answer_pattern": None},
+        {"reward": RewardSettings(threshold=0.5)},
+    ],
+)
+def test_members_must_agree_which_answers_are_right(changes: dict[str, object], tmp_path: Path) -> None:
+    path = write(tmp_path, ".jsonl")
+    ref = DatasetSource(task(path, **changes)).question(1, 1).ref
+    with pytest.raises(Refusal, match="options_differ"):
+        DatasetSource(task(path)).recall(ref)
+
+
 def test_a_generated_reference_is_no_row(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="unknown_task"):
         DatasetSource(task(write(tmp_path, ".jsonl"))).recall(ProceduralRef("sums", "", "", 0, 0, ""))
@@ -239,9 +255,9 @@ def test_any_answer_of_a_list_is_right(suffix: str, tmp_path: Path) -> None:
     for answer, reward in ((f"author {ref.row}", 1.0), (f"A. {ref.row}", 1.0), ("Author", 0.0)):
         assert source.score(ref, f"<answer>{answer}</answer>") == reward
     first = DatasetSource(task(path, answer="answers.text[0]", answer_pattern=None, match="exact"))
-    assert first.score(ref, f"<answer>A. {ref.row}</answer>") == 0.0
+    assert first.score(first.question(1, 1).ref, f"<answer>A. {ref.row}</answer>") == 0.0
     number = DatasetSource(task(path, answer="answers.text", answer_pattern=r"Author (\d+)"))
-    assert number.score(ref, f"{ref.row}") == 1.0, "items without the pattern are no answers"
+    assert number.score(number.question(1, 1).ref, f"{ref.row}") == 1.0, "items without the pattern are no answers"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from swarm.environments.sources.python import PythonSource
 from swarm.environments.specs import CODE, LOCAL, from_specs, to_specs, why_left_out
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
-from swarm.types import Grade, ProceduralRef, Question, Rejection, TaskSpec
+from swarm.types import HELD_OUT_STREAMS, Grade, ProceduralRef, Question, Rejection, TaskSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "own_task.py"
@@ -46,7 +46,9 @@ def test_the_example_asks_and_rewards() -> None:
     source = PythonSource(halve(options={"largest": 9}))
     questions = [source.question(3, index) for index in range(60)]
     assert questions == [PythonSource(halve(options={"largest": 9})).question(3, index) for index in range(60)]
-    assert {question.prompt for question in questions} == {f"Calculate {2 * half} / 2." for half in range(1, 10)}
+    held_out = {source.question(HELD_OUT_STREAMS, index).prompt for index in range(60)}
+    asked = {question.prompt for question in questions}
+    assert asked | held_out == {f"Calculate {2 * half} / 2." for half in range(1, 10)} and not asked & held_out
     ref, half = questions[0].ref, half_of(questions[0])
     assert source.recall(ref) == questions[0] and source.num_held_out is None
     assert [source.score(ref, text) for text in (f"{half}", f"{half + 1}", f" {half + 3} ")] == [1.0, 0.5, 0.25]

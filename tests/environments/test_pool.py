@@ -15,13 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
-from swarm.types import Grade, Rejection, TaskRef
+from swarm.types import DatasetRef, Grade, Rejection, TaskRef
 from tests.environments.altered import alter_workers, plain_workers  # noqa: F401
 from tests.environments.plain_worker import HANGING, PLAIN, POISON
 from tests.environments.rubbish_worker import RUBBISH
@@ -63,7 +64,10 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetTask, Task
     path = tmp_path_factory.mktemp("hanging") / "rows.jsonl"
     path.write_text(json.dumps({"question": "?", "answer": "a" * 60 + "!"}))
     fine = DatasetTask(kind="dataset", name="hanging", path=str(path))
-    return fine.model_copy(update={"answer_pattern": "^(a+)+$"}), DatasetSource(fine).question(1, 1).ref
+    hangs = fine.model_copy(update={"answer_pattern": "^(a+)+$"})
+    ref = DatasetSource(fine).question(1, 1).ref  # drawing from the other would hang
+    assert isinstance(ref, DatasetRef)
+    return hangs, replace(ref, options_digest=DatasetSource(hangs)._options_digest)
 
 
 @pytest.fixture(scope="module")

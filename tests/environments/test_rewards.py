@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from swarm.environments.config import TASK_LIST, QuestionSettings, VerificationSettings
+from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.rewards import OverlongReward
 from swarm.environments.scoring.combination import has_tags, overlong
@@ -23,7 +24,7 @@ from swarm.figures import values
 from swarm.groups.building import with_grade
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.reasons import Reason
-from swarm.types import Grade, Rejection
+from swarm.types import Completion, Grade, Rejection, Turn
 from tests.example_groups import rollout_group
 
 ANSWER = {"kind": "answer"}
@@ -137,10 +138,52 @@ def test_rewards_that_cannot_be_combined_are_refused(rewards: list[dict[str, obj
         task(*rewards)
 
 
-def test_rewards_do_not_go_with_a_tool() -> None:
-    values = {"kind": "reasoning_gym", "name": "gcd", "rewards": [ANSWER], "tool": "calculator"}
-    with pytest.raises(ValidationError, match="answered at once"):
-        TASK_LIST.validate_python([values])
+def test_with_a_tool_the_form_is_that_of_the_answer_and_the_length_that_of_all_turns() -> None:
+    values = {**task(ANSWER, FORM, SHORT).model_dump(mode="json"), "tool": "calculator", "max_turns": 3}
+    mixture = TaskMixture(TASK_LIST.validate_python([values]))
+    formed, *_ = completions()
+    call = "<tool>2</tool>"
+    long = call.replace("2", "2" + " " * (75 - len(call) - len(formed)))
+    episodes = [(call, formed), formed, (formed, call), (long, formed), (call, call, call)]
+    grade = mixture.grade(mixture.question(0, 0).ref, episodes[:2] + episodes[3:])
+    assert isinstance(grade, Grade)
+    assert grade.parts == {
+        "answer": (1.0, 1.0, 1.0, 0.0),
+        "format": (1.0, 1.0, 1.0, 0.0),
+        "overlong": (1.0, 1.0, 0.5, 1.0),
+    }
+    assert isinstance(mixture.grade(mixture.question(0, 0).ref, [episodes[2]]), Rejection), "it answered, and went on"
+
+
+def game(*rewards: dict[str, object]) -> tuple[NumberGuessingTask, TaskMixture]:
+    values = {"kind": "number_guessing", "progress": 0.5, "rewards": rewards}
+    (made,) = TASK_LIST.validate_python([values])
+    assert isinstance(made, NumberGuessingTask)
+    return made, TaskMixture([made])
+
+
+def test_in_an_environment_what_turns_earn_is_a_part_of_the_mean() -> None:
+    plain, combined = (game(*rewards)[1] for rewards in ((), (ANSWER, SHORT)))
+    episodes = [("4", str(guess)) for guess in (1, 2, 3, 5, 6, 7)]
+    ref = plain.question(0, 1).ref
+    before = plain.grade(ref, episodes)
+    grade = combined.grade(combined.question(0, 1).ref, episodes)
+    assert isinstance(before, Grade) and isinstance(grade, Grade)
+    assert grade.answers == before.rewards and len(set(before.rewards)) > 1
+    assert grade.rewards == pytest.approx([(reward + 0.5) / 1.5 for reward in before.rewards])
+    turns = tuple(Completion("4" + last, "stop", turns=(Turn(1, 0, "stop"),) * 2) for _, last in episodes)
+    group = replace(rollout_group(texts="abcdef"), completions=turns)
+    for index in range(len(episodes)):
+        alone, mixed = (with_grade(group, each).turn_rewards(index) for each in (before, grade))
+        assert alone[0] > 0 and mixed == pytest.approx([alone[0] / 1.5, (alone[1] + 0.5) / 1.5])
+
+
+def test_members_of_a_game_agree_on_its_rewards_and_without_any_nothing_changes() -> None:
+    plain, theirs = game(), game(FORM)
+    assert "rewards" not in plain[0].options and "rewards" in theirs[0].options
+    verdict = plain[1].grade(theirs[1].question(0, 0).ref, ["4"])
+    assert isinstance(verdict, Rejection) and verdict.reason == Reason.OPTIONS_DIFFER
+    assert from_specs(to_specs([theirs[0]])) == (theirs[0],)
 
 
 def test_a_pattern_that_does_not_compile_is_an_error_of_the_task() -> None:

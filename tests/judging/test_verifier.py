@@ -19,7 +19,7 @@ from swarm.judging.messages import Query, Told
 from swarm.judging.opening import lacking_judge, other_judges, unjudged, with_judge
 from swarm.judging.verifier import JudgingVerifier
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, Grade, Question, Rejection
+from swarm.types import HELD_OUT_STREAMS, Grade, Question, Rejection, Text
 from tests.judging.fake import FakeProcess, fives, service
 
 JUDGE = {"kind": "judge", "name": "style", "model": "wise", "rubric": "Be kind.", "tolerance": 0.1}
@@ -70,6 +70,18 @@ def test_own_and_others_groups_get_the_judge_s_reward_by_its_name() -> None:
         assert replace(collected(made), seconds=0.0) == replace(grade, seconds=0.0)
         assert len(process.asked) == 1, "the second time is known"
         assert [made.grade([(ref, ["x", "long"])])] == [[grade]]
+
+
+def test_of_an_episode_with_a_tool_the_judge_reads_all_turns_once_it_is_over() -> None:
+    (judged, _) = tasks()
+    (with_tool,) = TASK_LIST.validate_python([{**judged.model_dump(mode="json"), "tool": "calculator"}])
+    with verifier(given=(with_tool,)) as (made, (process, *_)):
+        ref = question(made).ref
+        so_far = made.replay(ref, "<tool>6 * 7</tool>").result()
+        assert isinstance(so_far, Grade) and so_far.observed(0) == ((Text("42"),),) and process.asked == []
+        grade = made.begin(ref, [("<tool>6 * 7</tool>", "<answer>0</answer>"), "x"]).result()
+        assert isinstance(grade, Grade) and grade.parts == {"answer": (0.0, 0.0), "style": (0.2, 1.0)}
+        assert "<tool>6 * 7</tool>\n\n<answer>0</answer>" in process.asked[0][0].prompt
 
 
 def test_tasks_without_a_judge_ask_none() -> None:

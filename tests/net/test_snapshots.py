@@ -371,6 +371,24 @@ def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> N
     assert worker.newest() is None
 
 
+def test_a_chain_of_changes_whose_first_is_gone_is_made_up_for_by_the_whole(swarm: Swarm) -> None:
+    """Three small changes take fewer bytes than the whole, but the learner keeps two."""
+    learner, worker = swarm.learner(Gated), swarm.worker("worker")
+    gate = learner._transport
+    gate.gate = True  # type: ignore[attr-defined]
+    contents = [snapshot(0)]
+    learner.publish(0, contents[0])
+    arrives(worker, 0, contents[0])
+    gate.gate = False  # type: ignore[attr-defined]
+    for version in (1, 2, 3):
+        contents.append(step(contents[-1]))
+        learner.publish(version, contents[-1])
+        until(lambda version=version: worker.announced() == version, "it is announced")  # type: ignore[misc]
+    until(lambda: sorted(os.listdir(swarm.folder / "learner")) == ["2", "3"], "the first is gone")
+    gate.gate = True  # type: ignore[attr-defined]
+    arrives(worker, 3, contents[3])
+
+
 def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
     worker = swarm.worker("worker")
     stranger = Identity.generate()

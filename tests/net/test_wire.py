@@ -473,6 +473,8 @@ def test_peer_record() -> None:
     record = PeerRecord(RUN, ALICE.peer_id, ("/ip4/1.2.3.4/tcp/1/p2p/x",), "tiny", ("gcd",), "peer", "0", NOW + 60)
     sealed = seal_peer_record(ALICE, record)
     assert open_peer_record(sealed, RUN, now=NOW) == record
+    named = replace(record, name="anna")
+    assert open_peer_record(seal_peer_record(ALICE, named), RUN, now=NOW) == named
     with pytest.raises(Refusal) as refusal:
         open_peer_record(sealed, RUN, now=NOW + 61)  # verified before, and expired since
     assert refusal.value.reason == "clock"
@@ -485,6 +487,7 @@ def test_peer_record() -> None:
         (ALICE, replace(record, model="/home/\x1b]52;c;eA==\x07"), "limits"),
         (ALICE, replace(record, tasks=("gcd", "[/nothing]")), "limits"),
         (ALICE, replace(record, role="pe\ner"), "limits"),
+        (ALICE, replace(record, name="anna\x1b[2J"), "limits"),
         (ALICE, replace(record, version="\u202e1"), "limits"),
         (ALICE, replace(record, multiaddrs=("/ip4/1.2.3.4/tcp/1/\x9b",)), "limits"),
         (ALICE, replace(record, model="".join(map(chr, range(200, 3_000)))), "oversized"),

@@ -10,8 +10,9 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from nodes.commands.checkpoints import export_checkpoint
-from swarm.config import NodeConfig
-from swarm.policy.config import LoraSettings, PolicySettings
+from swarm.config import NodeConfig, load_config
+from swarm.errors import ConfigError
+from swarm.policy.config import SYSTEM_PROMPT, LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
@@ -36,3 +37,31 @@ def test_what_is_exported_is_a_whole_model_that_says_the_same(policy: Policy, tm
     with torch.no_grad():
         torch.testing.assert_close(exported(ids).logits, trained.model(ids).logits, atol=1e-5, rtol=0)
         assert (exported(ids).logits - policy.model(ids).logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"), [("tiny", None, ""), ("base", None, None), ("base", "Be.", "Be.")]
+)
+def test_what_is_exported_is_asked_as_it_was_trained(
+    policy: Policy, tmp_path: Path, model: str, given: str | None, expected: str | None
+) -> None:
+    """An embedded policy answers hardly anything right after the prompt that others get by default."""
+    policy.save(tmp_path / "base")
+    trained = PolicySettings(model=model if model == "tiny" else str(tmp_path / "base"), system_prompt=given)
+    updater = PolicyUpdater(policy, UpdateSettings(), MixSettings(), 1.0)
+    state = TrainingState("12D3", model, 1, 1, 8, [], Ledger().snapshot(), 99)
+    CheckpointStore(tmp_path / "run").save(policy, updater, state, NodeConfig(policy=trained).model_dump_json())
+    export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    prompt = SYSTEM_PROMPT if expected is None else expected
+    again = load_policy(PolicySettings(model=str(tmp_path / "model")))
+    assert again.system_prompt == prompt
+    boxed = [("policy.model", str(tmp_path / "model")), ("tasks", "[{kind: reasoning_gym, name: gcd, find: boxed}]")]
+    assert load_config(command_line=boxed).config.policy.system_prompt is None, "the exported one stays"
+
+
+def test_a_model_exported_by_a_later_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "swarm.json").write_text('{"format": 2}')
+    with pytest.raises(ConfigError, match="has format 2, this version reads 1: update swarm"):
+        load_config(
+            command_line=[("policy.model", str(tmp_path)), ("tasks", "[{kind: reasoning_gym, name: gcd, find: boxed}]")]
+        )

@@ -27,12 +27,15 @@ from nodes.commands.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.errors import Refusal
+from swarm.errors import ConfigError, Refusal
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import ClockReading, DialBackReply, serve_diagnosis
 from swarm.policy.config import PolicySettings
+from swarm.policy.loading import Policy
+from swarm.preflight.check import Memory, Preflight, Verdict
+from swarm.preflight.need import Need, Part, RoleName
 from tests.engines.stand_in import python_with_vllm
 from tests.net.records import fast_settings, make_identity, make_manifest, sealed_manifest
 
@@ -49,6 +52,12 @@ def reply(observed: str, reached: bool) -> DialBackReply:
 
 def engine(device: str, found: Vllm, model: str = "some/model", **settings: object) -> Finding:
     return doctor.check_engine(GenerationSettings(**settings), model, device, found, "==0.32.0")
+
+
+def preflight(verdict: Verdict, free_gib: int) -> Preflight:
+    weights, passes = Part("weights", 3 * GIB), Part("activations", GIB, "update")
+    memory = Memory("cuda", free_gib * GIB, 10 * GIB)
+    return Preflight("m", memory, Need((weights, passes)), Need((weights,)), verdict)
 
 
 PYTHON = Path("/vllm/bin/python")
@@ -97,6 +106,9 @@ OUTCOMES = {
     "python without vllm": (engine("cpu", NO_VLLM, vllm=NAMED), "warn", "vLLM needs a GPU; /vllm/bin/python has no"),
     "other vllm": (engine("cuda", Vllm(PYTHON, "0.31.2")), "warn", "/vllm/bin/python has vLLM 0.31.2"),
     "unnamed vllm": (engine("cuda", Vllm(PYTHON)), "ok", "has vLLM of unknown version"),
+    "memory": (doctor.check_memory(preflight("fits", 10)), "ok", "m needs about 4.0 GiB, and 10.0 GiB of cuda memory"),
+    "little memory": (doctor.check_memory(preflight("smaller", 3)), "warn", "at least 3.0 GiB"),
+    "no memory": (doctor.check_memory(preflight("too large", 1)), "fail", "weights 3.0 GiB; in turn activations 1.0"),
     "sandbox": (doctor.check_sandbox(Sandbox()), "ok", "only Python's own files, no network"),
     "sandbox with a hole": (doctor.check_sandbox(Sandbox({"files": "Landlock: none"})), "warn", "not kept from files"),
     "no worker": (doctor.check_sandbox(Sandbox(problem="workers do not start")), "fail", "do not start"),
@@ -258,6 +270,24 @@ def test_the_engine_is_looked_for_as_a_node_would(tmp_path: Path, monkeypatch: p
     assert found(device="cuda").seen == "not checked: the policy has no device"
 
 
+def test_memory_is_judged_for_the_model_and_the_role(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy.save(tmp_path / "model")
+    monkeypatch.setattr(probes, "torch", lambda: CPU_BUILD)
+    monkeypatch.setattr(probes, "nvidia_driver", lambda: None)
+
+    def found(model: Path, role: RoleName) -> Finding:
+        config = NodeConfig(policy=PolicySettings(model=str(model), device="cpu"))
+        return next(finding for finding in doctor.diagnose(config, role) if finding.check == "memory")
+
+    assert "optimizer" in found(tmp_path / "model", "peer").seen
+    assert "optimizer" not in found(tmp_path / "model", "worker").seen
+    assert found(tmp_path / "nowhere", "peer").seen.startswith("not checked: cannot read the configuration")
+    with pytest.raises(ConfigError, match="--role must be"):
+        CliRunner().invoke(app, ["doctor", "--role", "boss"], catch_exceptions=False, standalone_mode=False)
+
+
 def diagnosed(*arguments: str) -> tuple[int, dict[str, Finding]]:
     result = CliRunner().invoke(app, ["doctor", "--json", *arguments], obj=[])
     findings = [Finding(**entry) for entry in json.loads(result.output)]
@@ -329,7 +359,7 @@ def test_a_bootstrap_tells_time_run_and_reachability(
 
 def test_a_person_reads_lines_that_fit_and_a_count(quick: str, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [OUTCOMES[name][0] for name in ("python", "taken port", "behind nat")]
-    monkeypatch.setattr(doctor, "diagnose", lambda config: iter(findings))
+    monkeypatch.setattr(doctor, "diagnose", lambda config, role: iter(findings))
     result = CliRunner().invoke(app, ["doctor", quick], obj=[])
     assert result.exit_code == 1
     assert "to do: end that process" in result.output

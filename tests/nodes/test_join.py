@@ -60,6 +60,22 @@ def test_two_peers_with_nothing_but_an_address_find_each_other_and_train(tmp_pat
         assert "3 local + 5 external" in peer.text(), "what will be done is shown before it starts"
 
 
+def test_a_bootstrap_that_is_killed_comes_back_at_its_address_and_no_second_one_takes_it(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    first = _bootstrap(stack, tmp_path / "b")
+    address = address_of(first)
+    until(lambda: "is open" in first.text(), first, "its line")
+    listen = f"--network.listen={address.partition('/p2p/')[0]}"
+    second = stack.enter_context(swarm(tmp_path / "c", "bootstrap", "--out", str(tmp_path / "c"), listen))
+    assert second.wait() == 3
+    assert "it is taken" in second.text() and "is open" not in second.text()
+    first.kill()
+    again = _bootstrap(stack, tmp_path / "b")
+    until(lambda: again.text().count("is open") == 2, again, "its line again")
+    assert address_of(again) == address
+
+
 def test_a_killed_peer_goes_on_as_itself_and_survives_a_torn_checkpoint(tmp_path: Path, stack: ExitStack) -> None:
     """What it has saved is then evaluated per task."""
     out = tmp_path / "peer"

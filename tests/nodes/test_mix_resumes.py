@@ -46,4 +46,4 @@ def test_a_restarted_peer_knows_what_its_policy_knew(tmp_path: Path) -> None:
     assert (
         (event.figures["mix/local"], event.figures["mix/external"]) == (event.mix.local, event.mix.external) == (8, 0)
     )
-    assert event.mix.reason.endswith("; 0 candidates")
+    assert event.mix.reason.endswith("0 of 0 others' wanted")

@@ -43,6 +43,7 @@ ROSTER = Roster(
             3_400_000,
             NOW - 130,
             0.9,
+            name="anna",
         ),
         PeerRow("12D3KooWevil0003", "\x1b[2J[red]x", received=9, dropped={"forged": 9}, quarantined_until=NOW + 300),
     ),
@@ -62,7 +63,7 @@ def test_a_roster_travels_and_its_schema_is_the_agreed_one(tmp_path: Path) -> No
     assert set(plain) == {"time", "run_id", "self", "peers"}
     assert set(plain["peers"][0]) == {
         *("peer_id", "model", "tasks", "role", "version", "connected", "received", "used", "dropped", "bytes"),
-        *("last_seen", "reputation", "quarantined_until"),
+        *("last_seen", "reputation", "quarantined_until", "name"),
     }
     write_roster(tmp_path, ROSTER)
     assert read_roster(tmp_path) == ROSTER
@@ -81,7 +82,8 @@ def test_the_most_useful_come_first_with_what_became_of_their_groups() -> None:
     assert [line.split()[0] for line in lines[2:5]] == ["..busy0002", "..evil0003", "..idle0001"]
     busy = " ".join(lines[2].split())
     assert (
-        "connected peer Qwen/Qwen2.5-0.5B-Instruct 40 50 10 zero_advantage 3.4 MB 0.90 2 min ago 0.1.0 gcd, lcm" in busy
+        "..busy0002 anna connected peer Qwen/Qwen2.5-0.5B-Instruct 40 50 10 zero_advantage 3.4 MB 0.90 2 min ago "
+        "0.1.0 gcd, lcm" in busy
     )
     assert "quarantined 5 min" in lines[3] and "forged" in lines[3]
     assert lines[5:] == [
@@ -96,7 +98,7 @@ def test_it_fits_into_any_terminal_and_never_loses_peer_and_use(width: int) -> N
     assert all(len(line) <= width for line in text.splitlines())
     assert "busy0002" in text and " 40" in text, text
     assert not any(line.rstrip().endswith("…") for line in text.splitlines() if width >= 30)
-    assert ("zero_advantage" in text) == (width >= 95)
+    assert ("zero_advantage" in text) == (width >= 120)
     assert ("gcd, lcm" in text) == (width >= 155)
 
 

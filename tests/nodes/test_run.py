@@ -4,6 +4,7 @@ import io
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
@@ -161,6 +162,22 @@ def test_several_peers_of_one_command_get_directories_of_their_own_and_find_them
     assert again.out == first.out and again.identity.peer_id == first.identity.peer_id
     with pytest.raises(IdentityInUse):
         claim_home(config, True, sealed)
+
+
+def test_a_peer_with_another_model_does_not_take_the_directory_that_was_free_first(tmp_path: Path) -> None:
+    """Restarted in another order, two nodes of one folder go on as themselves."""
+    small, large = (_config(tmp_path / "peer", ("policy.model", model)) for model in ("tiny", "org/large"))
+    homes = []
+    for config in (large, small):
+        homes.append(claim_home(config, False, None))
+        state = homes[-1].out / "checkpoints" / "round-00000050" / "state.msgpack"
+        state.parent.mkdir(parents=True)
+        state.write_bytes(msgspec.msgpack.encode({"model": config.policy.model, "round": 50}))
+    for home in homes:
+        home.identity.close()
+    again = claim_home(small, False, None)
+    assert again.out.name == "peer-2" and again.identity.peer_id == homes[1].identity.peer_id
+    assert claim_home(large, False, None).out.name == "peer"
 
 
 def test_a_directory_belongs_to_one_run(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, BertConfig, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
 from swarm.errors import PolicyError
 from swarm.policy import attention
 from swarm.policy.attention import Packing
 from swarm.policy.batching import Batching, Insert, Packed, Padded, minibatches
+from swarm.policy.config import BatchingName
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, can_pack, choose_batching
 from tests.policy.exact import exact
@@ -222,6 +223,14 @@ def test_a_choice_that_cannot_be_kept_is_refused(policy: Policy) -> None:
     assert isinstance(choose_batching(policy, "auto"), Padded)
     with pytest.raises(PolicyError, match="update.batching"):
         choose_batching(policy, "packed")
+
+
+@pytest.mark.parametrize("name", ["auto", "padded"])
+def test_a_model_that_reads_what_follows_is_not_trained(policy: Policy, name: BatchingName) -> None:
+    config = BertConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    policy.model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(PolicyError, match="what follows a token"):
+        choose_batching(policy, name)
 
 
 def test_minibatches_deal_whole_groups() -> None:

@@ -51,6 +51,25 @@ def test_training_goes_on_exactly_as_without_a_break(policy: Policy, tmp_path: P
         torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "failure", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0\n at inline_container.cc")]
+)
+def test_a_full_disk_is_said_and_leaves_the_checkpoints_as_they_were(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    store, updater = CheckpointStore(tmp_path), _updater(policy)
+    first = store.save(policy, updater, _state(1), "{}")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(CheckpointError, match="round-00000002 cannot be written: .*; free disk space, or") as caught:
+        store.save(policy, updater, _state(2), "{}")
+    assert len(str(caught.value).splitlines()) == 1
+    assert store.newest() == first and list(tmp_path.iterdir()) == [first]
+
+
 @pytest.mark.parametrize("file", [f"{MODEL}/model.safetensors", OPTIMIZER, STATE, "manifest.json"])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(

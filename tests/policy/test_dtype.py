@@ -56,6 +56,14 @@ def test_a_models_outline_has_its_size_and_no_weights(policy: Policy, tmp_path: 
         outline(str(tmp_path / "nowhere"), None, False)
 
 
+def test_weights_that_are_only_handed_over_are_kept_rounded_and_off_the_device(policy: Policy, tmp_path: Path) -> None:
+    policy.save(tmp_path)
+    settings = PolicySettings(model=str(tmp_path), device="meta", dtype="bfloat16")
+    loaded = load_policy(settings, only_handed_over=True)
+    assert {(weight.device.type, weight.dtype) for weight in loaded.trained} == {("cpu", torch.bfloat16)}
+    assert loaded.compute_dtype == torch.bfloat16
+
+
 def test_steps_too_small_for_bfloat16_still_move_the_weights(policy: Policy) -> None:
     """At a learning rate of 1e-5 a step is far below the spacing of bfloat16 near most weights."""
     before = copy.deepcopy(policy.model)

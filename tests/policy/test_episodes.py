@@ -16,7 +16,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.rows import RowReader
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, Earned, GradedGroup, Observation, Past, PolicyId, Step, Text, Turn
+from swarm.types import Completion, Earned, GradedGroup, Observation, Past, PolicyId, Sampling, Step, Text, Turn
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 
@@ -179,9 +179,9 @@ def test_an_episode_that_only_its_observations_make_too_long_does_not_fit(policy
 
 def test_a_learner_takes_workers_episodes_and_checks_them_with_its_own_observations(policy: Policy) -> None:
     group = group_of(policy, ids=True)
-    learner = StreamedUpdater(policy, UpdateSettings(), MixSettings(), 1.0)
+    learner = StreamedUpdater(policy, UpdateSettings(), MixSettings(), Sampling())
     assert learner.refusal(group) is None
-    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=1)
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), Sampling(), fraction=1.0, tolerance=1e-3, num_kept=1)
     auditor.keep(0, learner.snapshot())
     assert auditor.verdict(group) is None
     elsewhere = GradedGroup(group.group, PROMPT, REWARDS, ((HIGHER, LOWER), (), (LOWER,)))

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from swarm.policy.head import OutputHead, selected_logprobs
+from swarm.policy.scoring.head import OutputHead, give_float32_logits, project, selected_logprobs
 
 SIZES = {
     "vocab_size": 97,
@@ -99,6 +99,41 @@ def test_half_precision_logits_are_normalised_in_float32() -> None:
     assert values.dtype == torch.float32 and weight.grad is not None and weight.grad.dtype == torch.float32
     exact = _plain(hidden, weight, None, targets, 1.0)
     torch.testing.assert_close(values, exact, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inputs_give_logits_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(9, 64).to(dtype), torch.randn(300, 64).to(dtype), torch.randn(300)
+    expected = hidden.double() @ weight.double().T + bias
+    logits = project(hidden, weight, bias)
+    assert logits.dtype == torch.float32
+    error, rounding = (float((each - expected).abs().max()) for each in (logits, (hidden @ weight.T) + bias))
+    assert error < 1e-3 and 50 * error < rounding
+
+
+@pytest.mark.parametrize("name", [*LINEAR, *MORE_THAN_LINEAR])
+def test_models_give_these_logits_under_autocast_and_their_gradient(name: str) -> None:
+    model = _model((LINEAR | MORE_THAN_LINEAR)[name])
+    give_float32_logits(model)
+    head, ids, targets = OutputHead(model), torch.randint(97, (1, 12)), torch.randint(97, (12,))
+    results = []
+    for way in ("ours", "theirs", "float32"):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=way != "float32"):
+            if way == "ours":
+                hidden = head.hidden_states(input_ids=ids)[0]
+                values, _ = head.logprobs(hidden, targets, 0.8, torch.bfloat16)
+            else:
+                logits = model(input_ids=ids).logits[0]
+                values = torch.log_softmax(logits / 0.8, dim=-1).gather(-1, targets[:, None])[:, 0]
+        assert values.dtype == torch.float32
+        values.sum().backward()
+        results.append((values.detach(), head._module.weight.grad.clone()))
+    (ours, our_slope), (theirs, their_slope), (_, exact_slope) = results
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    size = float(exact_slope.norm())
+    assert float((our_slope - exact_slope).norm()) < 0.05 * size > float((their_slope - exact_slope).norm())
 
 
 def test_extreme_logits_stay_finite() -> None:

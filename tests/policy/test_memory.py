@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from swarm.errors import OutOfMemory
 from swarm.policy.batching import Insert
-from swarm.policy.loading import Policy
-from swarm.policy.out_of_memory import TokenBudget
+from swarm.policy.config import PolicySettings
+from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.loading import Policy, load_policy
+from swarm.policy.out_of_memory import TokenBudget, needing_memory
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
@@ -127,11 +130,50 @@ def test_down_to_one_row_and_no_further(caplog: pytest.LogCaptureFixture) -> Non
     assert len(caplog.records) == 3
 
 
+def test_an_optimizer_without_room_says_so_and_leaves_no_half_of_its_states(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = _updater(policy)
+    zeros_like, before = torch.zeros_like, [weight.detach().clone() for weight in policy.trained]
+    calls = iter(range(100))
+
+    def short(*arguments: object, **options: object) -> torch.Tensor:
+        if next(calls) == 3:  # between the two moments of a parameter
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 MiB")
+        return zeros_like(*arguments, **options)
+
+    def step() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "zeros_like", short)
+            torch.optim.AdamW.step(updater.optimizer)
+
+    monkeypatch.setattr(updater.optimizer, "step", step)
+    with pytest.raises(OutOfMemory, match="optimizer's states.*swarm doctor.*96.00 MiB"):
+        updater.update([], [_group(0)])
+    assert not updater.optimizer.state
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.trained, strict=True))
+
+
+def test_a_model_larger_than_the_device_is_a_clear_error(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy.save(tmp_path)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Ranks, "place", full)
+    with pytest.raises(OutOfMemory, match="does not fit in the memory of cpu; `swarm doctor.*2.00 GiB"):
+        load_policy(PolicySettings(model=str(tmp_path), device="cpu"))
+
+
 def test_other_errors_are_not_mistaken_for_a_lack_of_memory() -> None:
     def work(max_tokens: int) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     budget = TokenBudget(20)
+    with pytest.raises(RuntimeError, match="shapes"), needing_memory("the model"):
+        work(1)
     with pytest.raises(RuntimeError, match="shapes"):
         budget.attempt(work, ROWS)
     assert budget.tokens == 20

@@ -23,7 +23,7 @@ from swarm.telemetry.sinks import MetricsWriter, scalars
 from swarm.training.config import UpdateSettings
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, UpdateReport
+from swarm.types import Completion, GradedGroup, Sampling, UpdateReport
 from tests.example_groups import rollout_group
 from tests.telemetry.test_sinks import scrape
 
@@ -56,7 +56,7 @@ def test_its_settings_are_validated_and_shown() -> None:
         ConfigError, match=r"update\.loss\.weight_cap \(from command line\): .* greater than 0, got '-1'"
     ):
         _settings(weight_cap="-1")
-    with pytest.raises(ConfigError, match=r"update\.loss\.clip_low \(from command line\): Extra inputs"):
+    with pytest.raises(ConfigError, match=r"update\.loss\.clip_low \(from command line\): there is no such field"):
         _settings(clip_low="0.1")
 
 
@@ -104,7 +104,7 @@ def test_it_trains_and_its_figures_are_in_every_sink(policy: Policy, tmp_path: P
 
 
 def test_a_learner_can_use_it(policy: Policy) -> None:
-    assert StreamedUpdater(policy, _settings(), MixSettings(), 1.0).apply().skipped
+    assert StreamedUpdater(policy, _settings(), MixSettings(), Sampling()).apply().skipped
 
 
 def test_the_example_is_short() -> None:

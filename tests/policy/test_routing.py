@@ -154,7 +154,7 @@ def test_groups_that_come_one_by_one_meet_their_experts_as_all_at_once_do() -> N
     answers = [[replace(c, routing=_elsewhere(c.routing)) for c in group] for group in sampled(experts())]
     policy, followed = experts(), experts()
     expected = PolicyUpdater(policy, UpdateSettings(), MixSettings(), 1.0).update(groups(policy, answers), [])
-    updater = StreamedUpdater(followed, UpdateSettings(), MixSettings(), 1.0)
+    updater = StreamedUpdater(followed, UpdateSettings(), MixSettings(), Sampling())
     for group in groups(followed, answers):
         updater.accumulate([group])
     without = [[replace(c, routing=b"") for c in group] for group in answers]

@@ -73,6 +73,19 @@ def test_a_small_step_makes_a_small_delta() -> None:
     assert len(delta(pack(before), pack(before)) or b"") < 200
 
 
+def test_a_step_of_1e_6_takes_a_thirtieth_of_the_bytes_in_bfloat16() -> None:
+    """Weights and step as in training: most steps are below the spacing of bfloat16, and none below that of float32."""
+    generator = torch.Generator().manual_seed(0)
+    before = {"w": 0.02 * torch.randn(512, 1024, generator=generator)}
+    after = {"w": before["w"] - 1e-6 * torch.randn(512, 1024, generator=generator).sign()}
+    taken = {}
+    for precision in ("native", "bfloat16"):
+        change = delta(pack(after, precision), pack(before, precision))
+        assert change is not None
+        taken[precision] = len(change) / before["w"].numel()
+    assert taken["bfloat16"] < 0.1 and taken["native"] > 1.5
+
+
 def test_other_shapes_have_no_delta_and_false_ones_are_refused() -> None:
     first, second = pack(weights()), pack({**weights(), "more": torch.zeros(3)})
     assert delta(first, second) is None

@@ -17,7 +17,7 @@ from swarm.errors import PolicyError
 from swarm.groups.episodes import joined
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
-from swarm.policy.snapshot import pack, unpack
+from swarm.policy.snapshot import Precision, pack, unpack
 from swarm.policy.weights import swap_weights
 from swarm.sapo.mixing import MixSettings
 from swarm.training.audit import SnapshotAuditor
@@ -69,7 +69,7 @@ def test_groups_that_come_one_by_one_make_the_update_of_all_at_once(policy: Poli
     whole, parts = copy.deepcopy(policy), copy.deepcopy(policy)
     settings = _settings(objective=objective, reference_kl=0.1, micro_batch_tokens=64)
     expected = PolicyUpdater(whole, settings, MixSettings(), 1.0, copy.deepcopy(policy)).update(groups, [])
-    updater = StreamedUpdater(parts, settings, MixSettings(), 1.0, copy.deepcopy(policy))
+    updater = StreamedUpdater(parts, settings, MixSettings(), Sampling(), copy.deepcopy(policy))
     for group in groups:
         updater.accumulate([group])
     report = updater.apply()
@@ -82,13 +82,13 @@ def test_groups_that_come_one_by_one_make_the_update_of_all_at_once(policy: Poli
 def test_an_abandoned_update_leaves_no_trace(policy: Policy) -> None:
     once, twice = copy.deepcopy(policy), copy.deepcopy(policy)
     group = _sampled(policy, QUESTIONS[0])
-    updater = StreamedUpdater(twice, _settings(), MixSettings(), 1.0)
+    updater = StreamedUpdater(twice, _settings(), MixSettings(), Sampling())
     updater.accumulate([_sampled(policy, QUESTIONS[2])])
     updater.abandon()
     assert updater.apply().skipped and updater.version == 0, "there is no update to make"
     updater.accumulate([group])
     updater.apply()
-    other = StreamedUpdater(once, _settings(), MixSettings(), 1.0)
+    other = StreamedUpdater(once, _settings(), MixSettings(), Sampling())
     other.accumulate([group])
     other.apply()
     for one, two in zip(once.model.parameters(), twice.model.parameters(), strict=True):
@@ -101,8 +101,8 @@ def test_running_out_of_memory_in_the_middle_begins_the_gradient_anew(
     policy = exact(policy)
     groups = [_sampled(policy, question) for question in QUESTIONS]
     smooth, rough = copy.deepcopy(policy), copy.deepcopy(policy)
-    expected = StreamedUpdater(smooth, _settings(), MixSettings(), 1.0)
-    updater = StreamedUpdater(rough, _settings(), MixSettings(), 1.0)
+    expected = StreamedUpdater(smooth, _settings(), MixSettings(), Sampling())
+    updater = StreamedUpdater(rough, _settings(), MixSettings(), Sampling())
     plain, calls = updater._gradient._backward, []
 
     def failing(rows: list) -> None:
@@ -118,16 +118,31 @@ def test_running_out_of_memory_in_the_middle_begins_the_gradient_anew(
     assert updater.apply().figures["grad_norm"] == pytest.approx(expected.apply().figures["grad_norm"], rel=1e-9)
 
 
+def test_a_loss_scale_that_overflows_loses_no_group(policy: Policy) -> None:
+    policy.dtype = torch.float16
+    smooth, rough = copy.deepcopy(policy), copy.deepcopy(policy)
+    expected = StreamedUpdater(smooth, _settings(), MixSettings(), Sampling())
+    updater = StreamedUpdater(rough, _settings(), MixSettings(), Sampling())
+    updater._gradient._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    for question in QUESTIONS:
+        expected.accumulate([_sampled(policy, question)])
+        updater.accumulate([_sampled(policy, question)])
+    report = updater.apply()
+    assert not report.skipped and updater.version == 1
+    assert report.figures["train/num_sequences"] == len(QUESTIONS) * len(TEXTS)
+    assert report.figures["grad_norm"] == pytest.approx(expected.apply().figures["grad_norm"], rel=0.05)
+
+
 def test_what_a_follower_claims_moves_the_loss_only_so_far(policy: Policy) -> None:
     wild = _claiming(_sampled(policy, QUESTIONS[0]), -50.0)
-    updater = StreamedUpdater(policy, _settings(objective="tis", loss={"ratio_cap": 1e9}), MixSettings(), 1.0)
+    updater = StreamedUpdater(policy, _settings(objective="tis", loss={"ratio_cap": 1e9}), MixSettings(), Sampling())
     updater.accumulate([wild])
     report = updater.apply()
     assert report.figures["sampling/importance_sampling_ratio/max"] == pytest.approx(10.0, rel=1e-3)
 
 
 def test_groups_that_this_policy_cannot_have_sampled_are_told_why(policy: Policy) -> None:
-    updater = StreamedUpdater(policy, _settings(), MixSettings(), 1.0)
+    updater = StreamedUpdater(policy, _settings(), MixSettings(), Sampling())
     good = _sampled(policy, QUESTIONS[0])
     first = good.group.completions[0]
 
@@ -146,17 +161,21 @@ def test_groups_that_this_policy_cannot_have_sampled_are_told_why(policy: Policy
     assert updater.refusal(stranger) == "other_policy"
     hot = replace(good, group=replace(good.group, sampling=replace(good.group.sampling, temperature=0.5)))
     assert updater.refusal(hot) == "other_sampling"
+    cut = replace(good, group=replace(good.group, sampling=replace(good.group.sampling, top_p=0.9)))
+    assert updater.refusal(cut) == "other_sampling"
 
 
 def test_several_steps_and_mixed_denominators_are_refused(policy: Policy) -> None:
     with pytest.raises(PolicyError, match="one optimizer step"):
-        StreamedUpdater(policy, _settings(epochs=2), MixSettings(), 1.0)
+        StreamedUpdater(policy, _settings(epochs=2), MixSettings(), Sampling())
     with pytest.raises(PolicyError, match="behaviour_kl"):
-        StreamedUpdater(policy, _settings(objective="dapo", behaviour_kl=0.1), MixSettings(), 1.0)
+        StreamedUpdater(policy, _settings(objective="dapo", behaviour_kl=0.1), MixSettings(), Sampling())
 
 
 def _auditor(policy: Policy, fraction: float = 1.0, num_kept: int = 3) -> SnapshotAuditor:
-    return SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=fraction, tolerance=0.05, num_kept=num_kept)
+    return SnapshotAuditor(
+        lambda: copy.deepcopy(policy), Sampling(), fraction=fraction, tolerance=0.05, num_kept=num_kept
+    )
 
 
 def _versions(policy: Policy, count: int) -> list[Policy]:
@@ -164,7 +183,7 @@ def _versions(policy: Policy, count: int) -> list[Policy]:
     made = [copy.deepcopy(policy)]
     for _ in range(count - 1):
         twin = copy.deepcopy(made[-1])
-        updater = StreamedUpdater(twin, _settings(), MixSettings(), 1.0)
+        updater = StreamedUpdater(twin, _settings(), MixSettings(), Sampling())
         updater.accumulate([_sampled(twin, QUESTIONS[0])])
         updater.apply()
         made.append(twin)
@@ -173,7 +192,7 @@ def _versions(policy: Policy, count: int) -> list[Policy]:
 
 
 def test_snapshots_are_what_was_trained(policy: Policy) -> None:
-    updater = StreamedUpdater(policy, _settings(), MixSettings(), 1.0)
+    updater = StreamedUpdater(policy, _settings(), MixSettings(), Sampling())
     updater.accumulate([_sampled(policy, QUESTIONS[0])])
     updater.apply()
     other = copy.deepcopy(policy)
@@ -199,6 +218,21 @@ def test_an_honest_worker_passes_and_liars_are_told(policy: Policy) -> None:
     assert auditor.verdict(naming(honest, 7)) == "wrong_version"
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_a_worker_is_judged_by_the_rounded_weights_that_it_was_sent(policy: Policy, precision: Precision) -> None:
+    updater = StreamedUpdater(policy, _settings(), MixSettings(), Sampling(), precision=precision)
+    sent = updater.snapshot()
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), Sampling(), fraction=1.0, tolerance=1e-5, num_kept=1)
+    auditor.keep(0, sent)
+    worker = copy.deepcopy(policy)
+    swap_weights(worker, unpack(sent), 0)
+    rounded = _sampled(worker, QUESTIONS[1])
+    assert auditor.verdict(rounded) is None
+    assert auditor.verdict(_sampled(policy, QUESTIONS[1])) == "wrong_logprobs", "they differ by the rounding"
+    updater.accumulate([rounded])
+    assert updater.apply().figures["sampling/sampling_logp_difference/mean"] > 1e-5, "which the update reports"
+
+
 def test_tokens_are_checked_under_the_version_that_sampled_each(policy: Policy) -> None:
     versions = _versions(policy, 2)
     auditor = _auditor(policy)
@@ -220,7 +254,7 @@ def test_tokens_are_checked_under_the_version_that_sampled_each(policy: Policy) 
 def _three_versions(policy: Policy) -> tuple[list[Policy], SnapshotAuditor]:
     """Weights far apart, and an auditor that keeps them."""
     versions = [policy, *(_far_away(policy, seed) for seed in range(2))]
-    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), 1.0, fraction=1.0, tolerance=1e-3, num_kept=3)
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), Sampling(), fraction=1.0, tolerance=1e-3, num_kept=3)
     for version, each in enumerate(versions):
         auditor.keep(version, pack(each.weights))
     return versions, auditor
@@ -247,6 +281,35 @@ def test_weights_that_change_within_completions_make_nobody_a_liar(
     group = GradedGroup(rollout_group(completions=answers, rewards=REWARDS, policy=identity), QUESTIONS[0], REWARDS)
     assert auditor.verdict(group) is None
     assert auditor.verdict(_claiming(group, -0.01)) == "wrong_logprobs"
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 40}])
+def test_filters_make_nobody_a_liar(policy: Policy, filters: dict[str, float]) -> None:
+    """An engine reports the probabilities of what its filters leave."""
+    sampler, steps = _far_away(policy, 0), iter(range(100))
+    later = _far_away(policy, 1)
+    sampling = Sampling(max_new_tokens=12, temperature=0.7, **filters)
+    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), sampling, fraction=1.0, tolerance=1e-3, num_kept=2)
+    auditor.keep(0, pack(sampler.weights))
+    auditor.keep(1, pack(later.weights))
+
+    def between_steps() -> bool:
+        if next(steps) == 5:
+            engine.swap(later.weights, 1)
+        return False
+
+    engine = TransformersEngine(sampler, GenerationSettings(), between_steps)
+    (answers,) = engine.generate([QUESTIONS[0]], 4, sampling, 0)
+    assert not isinstance(answers, Rejection) and max(len(each.versions) for each in answers) == 2
+    group = rollout_group(
+        completions=answers,
+        rewards=REWARDS,
+        policy=PolicyId("random", policy.tokenizer_hash, 0),
+        sampling=sampling,
+    )
+    graded = GradedGroup(group, QUESTIONS[0], REWARDS)
+    assert auditor.verdict(graded) is None
+    assert auditor.verdict(_claiming(graded, -0.01)) == "wrong_logprobs"
 
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])

@@ -205,10 +205,37 @@ def _play(auto: Auto, rewards: Sequence[float], informative: int = 4, num_extern
     return decisions
 
 
-def test_auto_follows_scarcity_while_all_is_well() -> None:
-    for informative, external in [(8, 0), (4, 4), (1, 6)]:
+def test_auto_fills_the_update_with_others_groups() -> None:
+    for informative, external in [(0, 8), (1, 7), (4, 4), (8, 0), (20, 0)]:
         found = _play(Auto(), [0.01 * k for k in range(60)], informative)
         assert {(each.local, each.external) for each in found} == {(8 - external, external)}
+
+
+def _external(own: int, *worths: float | None) -> int:
+    """J for so many own groups and candidates of these worths."""
+    candidates = _with_advantages(
+        *(candidate(f"{k}", f"{k}", (1.0, 0.0), worth=worth) for k, worth in enumerate(worths))
+    )
+    return Auto()(history(own_round(informative=own, uninformative=8 - own)), candidates).external
+
+
+def test_auto_takes_the_number_of_groups_that_promises_the_most_progress() -> None:
+    """Against every number of others' groups, the best first."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        own, count = int(rng.integers(1, 8)), int(rng.integers(1, 8))
+        worths = sorted(rng.uniform(0.01, 1, count), reverse=True)
+        progress = [(own + sum(worths[:j])) / np.sqrt(own + j) for j in range(min(count, 8 - own) + 1)]
+        assert _external(own, *worths) == np.argmax(progress)
+
+
+def test_auto_prefers_groups_of_more_worth_than_its_own_up_to_a_limit() -> None:
+    assert _external(8, *[2.0] * 20) == 6
+    assert _external(8, 2.0, 0.9, 0.9) == 1
+    assert _external(8, *[None] * 20) == 0, "unknown: as good as an own one"
+    assert _external(4, 0.3, 0.3) == 0, "more noise than direction"
+    assert _external(0, 0.3, 0.3) == 2, "better than no update"
+    assert _external(0, -0.3) == 0
 
 
 def test_auto_backs_off_on_drawdown_and_recovers() -> None:
@@ -219,7 +246,7 @@ def test_auto_backs_off_on_drawdown_and_recovers() -> None:
     assert set(external[:60]) == {4}, "no false alarm"
     fallen = external.index(2)
     assert 60 <= fallen < 75, "soon after the fall"
-    assert "50% of J after a drawdown" in found[fallen].reason
+    assert "50% of them after a drawdown" in found[fallen].reason
     assert external[fallen : fallen + 9] == [2] * 9 and external[-1] == 4, "held, then back"
     assert min(external) == 2, "the lower level is no drawdown of its own"
     assert all(each.local + each.external == 8 for each in found)
@@ -248,4 +275,4 @@ def test_auto_weighs_by_difficulty_advantage_and_worth() -> None:
     told = history(own_round(informative=1, uninformative=7))
     found = Auto()(told, candidates)
     assert found.weights == pytest.approx([1.0, 0.5, 0.75 * 0.375, 0.0])
-    assert (found.local, found.external) == (5, 3) and found.reason.endswith("; 3 candidates")
+    assert (found.local, found.external) == (5, 3) and "3 of 4 others' wanted" in found.reason

@@ -304,7 +304,7 @@ def test_a_policy_that_cannot_be_used_is_named(path: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "name", "value", "message"),
     [
-        ("fixed", "window_rounds", "10", "Extra inputs"),
+        ("fixed", "window_rounds", "10", "there is no such field"),
         ("scarcity", "window_rounds", "0", "greater than or equal to 1"),
         ("novelty", "oversample", "1000", "less than or equal to 16"),
         ("edge", "own", "1", "less than 1"),

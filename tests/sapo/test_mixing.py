@@ -24,6 +24,13 @@ def test_signal_is_a_difference_between_rewards() -> None:
     assert not has_signal([0.5])
 
 
+def test_rounding_is_no_signal() -> None:
+    assert not has_signal([0.3, 0.1 + 0.2])
+    assert not has_signal([0.0, 0.1 + 0.2 - 0.3]) and not has_signal([3e6, 3e6 * (1 + 1e-15)])
+    assert has_signal([0.3, 0.3 + 1e-6])
+    assert not has_signal([])
+
+
 @given(
     num_local=st.integers(0, 12),
     num_external=st.integers(0, 12),

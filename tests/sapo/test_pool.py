@@ -48,6 +48,7 @@ def test_groups_expire_unless_they_were_used() -> None:
 def test_groups_need_more_spread_than_the_filter_s(least: float | None, wanted: list[int]) -> None:
     pool = Pool(PoolSettings(min_reward_std=least))
     assert [right for right in (0, 1, 2, 4, 8) if pool.wants([1.0] * right + [0.0] * (8 - right))] == wanted
+    assert pool.wants([0.3, 0.1 + 0.2]) == (least is None)
 
 
 def test_the_same_id_twice_is_the_callers_mistake() -> None:

@@ -8,16 +8,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import TaskConfig, unshared
+from swarm.environments.config import TaskConfig, is_asked, own_tool_tasks
 from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
 from swarm.environments.tools.own import OwnTools, with_own_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import TaskError
 from swarm.groups.episodes import digest
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import seal
+from swarm.net.trust.accounts import OFFENCES
 from swarm.protocols import TaskVerifier, Turns
+from swarm.reasons import Reason
 from swarm.sapo.round import SapoNode
-from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text
+from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text, Told
 from tests.environments.test_tool_use import product
 from tests.sapo.test_episodes import Altering
 from tests.sapo.test_round import FakeUpdater, Swarm
@@ -52,7 +56,12 @@ def said(text: str) -> Completion:
 
 
 def player(swarm: Swarm, seed: int, task: TaskConfig, updater: FakeUpdater, **parts: object) -> SapoNode:
-    verifier = with_own_tools(InlineVerifier([task]), [task])
+    tasks = (
+        [task]
+        if is_asked(task)
+        else [task, TINY_TOOL_TASK.model_copy(update={"name": "another", "dataset": "products"})]
+    )
+    verifier = with_own_tools(InlineVerifier(tasks), tasks)
     return swarm.node(seed, engine=Calling(), verifier=verifier, updater=updater, **parts)
 
 
@@ -113,7 +122,7 @@ def own(tmp_path: Path, name: str = "search") -> TaskConfig:
 def test_episodes_with_an_own_tool_are_trained_on_and_never_shared(tmp_path: Path) -> None:
     swarm, task = Swarm(), own(tmp_path)
     sent, updater = FakeUpdater(), FakeUpdater()
-    sender = player(swarm, 1, task, sent, unshared=unshared([task]))
+    sender = player(swarm, 1, task, sent, unshared=own_tool_tasks([task]))
     sender.run_round()
     assert sender.ledger.snapshot()["shared"] == 0 and len(sent.batches[0][0]) == 2
     careless = player(swarm, 2, task, FakeUpdater())
@@ -122,7 +131,84 @@ def test_episodes_with_an_own_tool_are_trained_on_and_never_shared(tmp_path: Pat
     receiver.run_round()
     counts = receiver.ledger.snapshot()
     assert careless.ledger.snapshot()["shared"] == counts["received"] > 0
-    assert counts["dropped"] == {"unknown_task": counts["received"]} and updater.batches[0][1] == []
+    assert counts["dropped"] == {"untrusted": counts["received"]} and updater.batches[0][1] == []
+    account = receiver._exchange.book.stats()[careless.peer_id]
+    assert account.offence == pytest.approx(OFFENCES[Reason.UNTRUSTED] * counts["received"], rel=0.01)
+
+
+@pytest.mark.parametrize("has_a_tool_too", [False, True])
+def test_who_is_trusted_is_believed_what_its_tool_said_and_nothing_else(tmp_path: Path, has_a_tool_too: bool) -> None:
+    swarm, task, updater = Swarm(), own(tmp_path), FakeUpdater()
+    sender, other = (player(swarm, seed, task, FakeUpdater()) for seed in (1, 2))
+    sender.run_round()
+    other.run_round()
+    theirs = task if has_a_tool_too else task.model_copy(update={"tool": "trusted"})
+    receiver = player(swarm, 3, theirs, updater, trusted=[sender.peer_id])
+    receiver.run_round()
+    external = updater.batches[0][1]
+    assert {graded.group.peer_id for graded in external} == {sender.peer_id}
+    for graded in external:
+        assert graded.rewards == (1.0, 0.0, 0.0, 0.0), "its own: answers can be checked whatever a tool said"
+        assert graded.observed(0) == ((Told(product(str(graded.prompt))[1]),),)
+        assert [completion.told for completion in graded.group.completions[1:]] == [()] * 3
+    counts = receiver.ledger.snapshot()
+    assert counts["dropped"] == {"untrusted": other.ledger.snapshot()["shared"]} and counts["used_external"] == 2
+
+
+class Claiming:
+    """Signs with its own key what is said to be another's."""
+
+    def __init__(self, key: Identity, peer_id: str) -> None:
+        self._key = key
+        self.peer_id = peer_id
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+def more_said(group: RolloutGroup) -> RolloutGroup:
+    first, *others = group.completions
+    return replace(group, completions=(replace(first, told=("7",)), *others))
+
+
+def nothing_said(group: RolloutGroup) -> RolloutGroup:
+    return replace(group, completions=tuple(replace(each, told=()) for each in group.completions))
+
+
+@pytest.mark.parametrize("alter", [more_said, nothing_said, another_result])
+def test_a_trusted_author_must_say_what_its_policy_was_told(tmp_path: Path, alter: object) -> None:
+    swarm, task, updater = Swarm(), own(tmp_path), FakeUpdater()
+    sender = player(swarm, 1, task, FakeUpdater())
+    sender._own._exchange = Altering(sender._own._exchange, alter)
+    sender.run_round()
+    receiver = player(swarm, 2, task, updater, trusted=[sender.peer_id])
+    receiver.run_round()
+    counts = receiver.ledger.snapshot()
+    assert counts["dropped"] == {"episode_mismatch": counts["received"]} and counts["received"] > 0
+
+
+def test_nobody_speaks_in_the_name_of_a_trusted_peer(tmp_path: Path) -> None:
+    swarm, task, updater = Swarm(), own(tmp_path), FakeUpdater()
+    trusted = player(swarm, 1, task, FakeUpdater())
+    forger = player(swarm, 2, task, FakeUpdater())
+    receiver = player(swarm, 3, task, updater, trusted=[trusted.peer_id])
+    exchange = forger._exchange
+    run_id = exchange.status().run_id
+
+    class Forging:
+        def share(self, group: RolloutGroup) -> RolloutGroup:
+            forged = replace(group, run_id=run_id, peer_id=trusted.peer_id)
+            for identity in (exchange._identity, Claiming(exchange._identity, trusted.peer_id)):
+                exchange._transport.publish(seal(identity, run_id, "group", forged))
+            return forged
+
+    forger._own._exchange = Forging()
+    forger.run_round()
+    receiver.run_round()
+    counts = receiver.ledger.snapshot()
+    assert counts["received"] == sum(counts["dropped"].values()) > 0 and updater.batches[0][1] == []
+    assert counts["dropped"].keys() == {"wrong_peer", "bad_signature"}
+    assert trusted.peer_id not in receiver._exchange.book.stats(), "the forger alone is charged"
 
 
 def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation(tmp_path: Path) -> None:
@@ -137,7 +223,7 @@ def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation
     failing = own(tmp_path, "search")
     verifier = with_own_tools(InlineVerifier([failing]), [failing])
     (failed,) = verifier.grade([(question.ref, ["<tool>fail</tool>"])])
-    assert isinstance(failed, Grade) and failed.observations == (((Text("error: OSError: no network"),),),)
+    assert isinstance(failed, Grade) and failed.observations == (((Told("error: OSError: no network"),),),)
     assert verifier.counters()["tool_failures"] == 1
     verifier.close()
 
@@ -146,6 +232,10 @@ def test_no_manifest_names_an_own_tool_and_none_is_loaded_for_one(tmp_path: Path
     task = own(tmp_path)
     assert to_specs([task, TINY_TASKS[0]]) == to_specs([TINY_TASKS[0]])
     (spec,) = to_specs([TINY_TOOL_TASK])
+    (listed,) = to_specs([task], trusted=["somebody"])
+    assert listed.settings["tool"] == "trusted" and str(tmp_path) not in str(listed)
+    assert "it trusts none" in (why_left_out(listed) or "")
+    assert from_specs([listed], trusted=["somebody"]) == (task.model_copy(update={"tool": "trusted"}),)
     hostile = replace(spec, settings={**spec.settings, "tool": f"{tmp_path}/own_tool.py:search"})
     assert "tool" in (why_left_out(hostile) or "") and from_specs([hostile]) == ()
     inner: TaskVerifier = InlineVerifier([TINY_TOOL_TASK])

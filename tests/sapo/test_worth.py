@@ -120,6 +120,8 @@ def test_products_are_means_over_pairs_of_different_groups() -> None:
     estimator.add(np.concatenate([own, others]), ["a", "b"], 3)
     sums = estimator.rounds[-1].sums
     reference = np.concatenate([before, own])
+    length = np.sqrt((reference**2).sum(axis=1).mean())
+    before, own, others, reference = (each / length for each in (before, own, others, reference))
     pairs = [a @ b for i, a in enumerate(own) for j, b in enumerate(reference) if j != i + len(before)]
     crosses = [a @ b for a in others for b in reference]
     assert sums.own == pytest.approx(np.mean(pairs), rel=1e-4)
@@ -131,6 +133,18 @@ def test_products_are_means_over_pairs_of_different_groups() -> None:
     expected = sum(a @ b for a in (*own, *others) for b in (*own, *others)) / 25
     assert mean @ mean == pytest.approx(expected, rel=1e-4)
     assert (sums.own_squares, sums.cross_pairs, sums.others_pairs) == pytest.approx((3 / 25, 12 / 25, 2 / 25))
+
+
+def test_rounds_of_long_noisy_gradients_do_not_hide_the_others() -> None:
+    """Gradients grow while a policy learns; what the short ones of the start say stays readable."""
+    rng = np.random.default_rng(3)
+    estimator = _estimator()
+    for scale in np.repeat([1.0, 10.0, 100.0], 20):
+        noise = 1.0 if scale == 1 else 5.0
+        gradients = scale * _gradients(rng, 8, 1, noise)
+        estimator.add(gradients, ["a"] * 4, 4)
+    assert estimator.worth is not None and (each := estimator.worth.each) is not None
+    assert each.low < 1 < each.high and each.high - each.low < 0.5
 
 
 def test_it_follows_the_true_progress_of_noisy_ascent_on_a_quadratic() -> None:

@@ -17,7 +17,7 @@ GREEDY = Sampling(top_k=1)
 
 def _suite(*names: str, questions: int | None = None, k: int = 2) -> Suite:
     tasks = tuple(DatasetTask(kind="dataset", name=name, path="rows.jsonl") for name in names)
-    return Suite("rows", tasks, questions, k, None, GREEDY)
+    return Suite("rows", tasks, questions, k, 0.99, None, GREEDY)
 
 
 def _all(run: SuiteRun) -> SuiteRun:

@@ -23,7 +23,7 @@ def _suite(values: dict[str, object]) -> Suite:
 
 def test_by_default_a_suite_asks_as_the_run_does() -> None:
     suite = _suite({"questions": 5})
-    assert suite == Suite("mine", (MINE, PUBLIC, GCD), 5, 1, None, USUAL)
+    assert suite == Suite("mine", (MINE, PUBLIC, GCD), 5, 1, 0.99, None, USUAL)
 
 
 def test_tasks_may_be_named_or_its_own_and_asked_on_another_split_and_otherwise() -> None:

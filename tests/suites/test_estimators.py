@@ -58,15 +58,17 @@ def test_pass_is_given_at_powers_of_two_and_at_k() -> None:
 
 
 def test_figures_of_a_suite_by_hand() -> None:
-    figures = suite_figures([(1.0, 0.0), (0.0, 0.0), (1.0, 1.0)], 2)
+    figures = suite_figures([(1.0, 0.0), (0.0, 0.0), (1.0, 1.0)], 2, 0.99)
     assert {name: each.value for name, each in figures.items()} == pytest.approx(
         {"avg@2": 0.5, "pass@1": 0.5, "pass@2": 2 / 3}
     )
     assert (figures["pass@2"].low, figures["pass@2"].high) == wilson_interval(2, 3)
     assert (figures["avg@2"].low, figures["avg@2"].high) == bootstrap_mean([0.5, 0.0, 1.0])
-    partial = suite_figures([(0.5, 1.0), (0.5, 0.5)], 2)
+    partial = suite_figures([(0.5, 1.0), (0.5, 0.5)], 2, 0.99)
     assert (partial["avg@2"].value, partial["pass@1"].value, partial["pass@2"].value) == (0.625, 0.25, 0.5)
-    assert suite_figures([], 4) == {}
+    lenient = suite_figures([(0.5, 1.0), (0.5, 0.2)], 2, 0.5)
+    assert (lenient["avg@2"].value, lenient["pass@1"].value, lenient["pass@2"].value) == (0.55, 0.75, 1.0)
+    assert suite_figures([], 4, 0.99) == {}
 
 
 def test_an_interval_is_over_questions_and_never_pretends_to_know() -> None:

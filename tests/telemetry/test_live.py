@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_what_a_row_says(troubled: list[PeerHistory], width: int) -> None:
     row = lines[2]
     for text in ("done", "200", str(groups["received"]), f"{groups['used_local']}+{groups['used_external']}", "1800"):
         assert text in row
-    assert f"{sum(groups['dropped'].values())} zero_adv" in row
+    assert f"{sum(groups['dropped'].values())} " in row
     assert "…" not in lines[1]
     assert ("alone since" if width == 140 else "alone ") in lines[5]
 
@@ -129,7 +130,7 @@ def test_plain_lines(troubled: list[PeerHistory]) -> None:
     groups = troubled[1].groups
     assert "\n" not in line and line.startswith("peer-2 | running | round 190/200 | reward 0.2")
     assert f"received {groups['received']}" in line and f"+ {groups['used_external']} external" in line
-    assert f"zero_advantage {groups['dropped']['zero_advantage']}" in line
+    assert f"no loss: zero_advantage {groups['dropped']['zero_advantage']}" in line
     assert plain_line(troubled[5], clock=lambda: NOW) == "peer-6 | waiting"
     assert "alone since" in plain_line(troubled[3], clock=lambda: NOW)
 
@@ -151,6 +152,46 @@ def test_a_decision_about_the_mix_is_one_line(tmp_path: Path, policy: str, line:
         assert not any("mix" in each for each in [*lines, *plain])
     else:
         assert line in plain and line.replace("mix ", "mix: ") in [each.strip() for each in lines]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "plain", "cell"),
+    [
+        ({"pool_full": 50, "expired": 2}, "dropped 52 (no loss: pool_full 50, expired 2)", "52 no loss"),
+        ({"pool_full": 50, "unknown_task": 2}, "(no loss: pool_full 50; refused: unknown_task 2)", "52 unknown_task"),
+        ({}, "dropped 0 |", " 0 "),
+    ],
+)
+def test_drops_that_are_no_loss_are_told_apart(tmp_path: Path, dropped: dict[str, int], plain: str, cell: str) -> None:
+    events = [
+        replace(event, groups={**event.groups, "dropped": dropped}) if isinstance(event, RoundEvent) else event
+        for event in synthetic.peer_events(1, 20, 200, end=None)
+    ]
+    history = PeerHistory.read(synthetic.write(tmp_path / "peer-1", events))
+    assert plain in plain_line(history, clock=lambda: NOW)
+    assert any(cell in line for line in rendered(LiveView([history], clock=lambda: NOW), 140))
+
+
+def test_the_first_reward_stays_and_a_restart_is_shown_for_a_while(troubled: list[PeerHistory]) -> None:
+    told = plain_line(troubled[1], clock=lambda: NOW).partition("(at first ")[2][:5]
+    early = [event.reward for event in troubled[1].series()[:20]]
+    assert told == f"{sum(early) / 20:.3f}", "of the first rounds, however many follow"
+    assert state_text(troubled[2], NOW) == "restarted x1"
+    latest = troubled[2].latest
+    assert latest is not None
+    later = replace(latest, time=NOW + 1000)
+    troubled[2].latest = later
+    assert state_text(troubled[2], NOW + 1000) == "running"
+
+
+def test_a_resized_terminal_is_cleared_once(troubled: list[PeerHistory]) -> None:
+    console = Console(width=100, height=30, file=io.StringIO(), force_terminal=True)
+    before = signal.getsignal(signal.SIGWINCH)
+    with LiveView(troubled, clock=lambda: NOW).shown(console):
+        assert "\x1b[2J" not in console.file.getvalue()  # type: ignore[attr-defined]
+        signal.raise_signal(signal.SIGWINCH)
+        assert "\x1b[2J" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert signal.getsignal(signal.SIGWINCH) == before
 
 
 def test_sparklines() -> None:

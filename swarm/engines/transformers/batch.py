@@ -16,13 +16,14 @@ import torch
 
 from swarm.engines.sampling import sample, uniforms
 from swarm.engines.stopping import Stops
-from swarm.engines.transformers.decoder import READ_TOKENS, Decoder
+from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.kept import KeptPrefixes
+from swarm.engines.transformers.layout import READ_TOKENS, Unread
 from swarm.engines.transformers.scheduler import Draft, Room, Scheduler
 from swarm.engines.transformers.slots import Prefix
 from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
-from swarm.policy.out_of_memory import is_out_of_memory
+from swarm.policy.out_of_memory import is_out_of_memory, release_unused
 from swarm.types import Sampling
 
 READ_AHEAD_TOKENS = READ_TOKENS // 4
@@ -86,6 +87,7 @@ class Batch:
             if self._changes != self._policy.gate.changes:
                 self._weights_changed()
             try:
+                self._decoder.refresh()
                 return self._decode()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -106,8 +108,13 @@ class Batch:
         self._cache.arrange(plan)
         if new:
             self._fill(new, kept)
-        newest, positions = [row.last for row in rows], [row.num_tokens - 1 for row in rows]
-        logits, routing = self._decoder.step(self._cache, newest, positions)
+        starts = [row.num_tokens - 1 for row in rows]
+        for place, prefix in kept.items():
+            starts[place] = prefix.length
+        unread = [
+            Unread(place, start, row.since(start)) for place, (row, start) in enumerate(zip(rows, starts, strict=True))
+        ]
+        logits, routing = self._decoder.step(self._cache, unread)
         uniform = uniforms([row.seed for row in rows], [len(row.ids) for row in rows])
         tokens, logprobs = (values.tolist() for values in sample(logits, self._sampling, uniform))
         if math.isnan(sum(logprobs)):
@@ -116,7 +123,7 @@ class Batch:
             row.append(token, logprob, self._policy.version)
             row.finish_reason = self._stops.reason(row.ids)
         if routing is not None:
-            for row, experts in zip(rows, routing[:, None], strict=True):
+            for row, experts in zip(rows, routing, strict=True):
                 row.routing.append(experts)
         finished = [(place, row) for place, row in enumerate(rows) if row.finish_reason is not None]
         for place, row in finished:
@@ -156,18 +163,8 @@ class Batch:
             row.mixed = False
         for prefix, rows in places.values():
             self._cache.fill(rows, prefix)
-        self._read_on({place: prefix.length for place, prefix in kept.items()})
         open_questions = {row.question for row in self._scheduler.upcoming()}
         self._prompts = {q: prefix for q, prefix in self._prompts.items() if q in open_questions}
-
-    def _read_on(self, starts: dict[int, int]) -> None:
-        """Read what follows the first tokens of some rows, by place."""
-        rows = [self._scheduler.rows[place] for place in starts]
-        unread = [row.read[start:] for row, start in zip(rows, starts.values(), strict=True)]
-        fed = self._decoder.extend(self._cache, list(starts), list(starts.values()), unread)
-        for row, experts in zip(rows, fed, strict=True):
-            if experts is not None:
-                row.routing.append(experts)
 
     def _read_prompts(self, needed: set[int], fresh: list[Draft]) -> None:
         """Prefill the prompts that are needed now and, in the same pass, the next ones."""
@@ -198,5 +195,4 @@ class Batch:
         self._prompts.clear()
         self._kept.clear()
         self._cache = self._decoder.cache(self._room)
-        if self._policy.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_unused()

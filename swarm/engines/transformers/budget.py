@@ -8,7 +8,7 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.scheduler import Room
 from swarm.errors import OutOfMemory
-from swarm.machine import available_bytes
+from swarm.policy.out_of_memory import free_bytes
 
 LOGIT_COPIES = 6
 """Most vocabulary-wide float32 rows that sampling holds at a time."""
@@ -26,13 +26,3 @@ def find_room(settings: GenerationSettings, decoder: Decoder, device: torch.devi
             "lower generation.max_batch_sequences, or raise generation.memory_fraction"
         )
     return Room(max_rows, min(affordable, settings.max_batch_tokens or affordable))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory available for new tensors on `device`."""
-    if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return available_bytes()

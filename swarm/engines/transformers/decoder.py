@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from swarm.engines.transformers.scheduler import Room
+from swarm.engines.transformers.attention import attending_by_group, can_attend_by_group
+from swarm.engines.transformers.generating import GeneratingModel
+from swarm.engines.transformers.layout import Layout, Unread, batches_of, layouts
+from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, StepPlan
 from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
@@ -20,8 +23,8 @@ from swarm.policy.routing import Routing, together
 
 FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 ATTENTION = ("sdpa", "eager")
-READ_TOKENS = 8_192
-"""Padded tokens of one prefill pass."""
+PROBE_TOLERANCE = 0.02
+"""Of the largest logit: what bfloat16 rounds; other attention differs by more."""
 
 
 class Decoder:
@@ -30,10 +33,22 @@ class Decoder:
     def __init__(self, policy: Policy) -> None:
         """Raises `EngineError` for a model with an unsupported cache or attention."""
         self._policy = policy
-        self._windows = _windows(policy)
+        self._generating = GeneratingModel(policy)
+        config = policy.model.config
+        self._windows = windows(policy.name, type(policy.model), config)
+        if config._attn_implementation not in ATTENTION:
+            raise EngineError(
+                f"{policy.name} attends with {config._attn_implementation!r}, this engine needs one of "
+                f"{', '.join(ATTENTION)}: load the model with attn_implementation='sdpa'"
+            )
         self.shapes = self._probe()
         self.bytes_per_token = sum(shape.num_bytes for shape in self.shapes)
         self.vocabulary = int(policy.model.get_output_embeddings().weight.shape[0])
+        self._can_join = can_attend_by_group(policy.model) and policy.ranks.forward(self._joins)
+
+    def refresh(self) -> None:
+        """Take the policy's present weights, before a step; its gate must be held."""
+        self._generating.refresh()
 
     def cache(self, room: Room) -> SlotCache:
         """An empty cache for this model."""
@@ -42,42 +57,30 @@ class Decoder:
     def read(self, pasts: Sequence[list[int]]) -> list[Prefix]:
         """Keys and values of each prefix, in a few forward passes over prefixes of similar length."""
         prefixes = [Prefix(self._nothing(), 0)] * len(pasts)
-        for batch in _batches([len(past) for past in pasts], READ_TOKENS):
+        for batch in batches_of([len(past) for past in pasts]):
             for i, prefix in zip(batch, self._read_together([pasts[i] for i in batch]), strict=True):
                 prefixes[i] = prefix
         return prefixes
 
-    def step(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Routing | None]:
-        """Feed one token per row; returns logits [B, V] of the next tokens, and the experts of the fed ones."""
-        device = self._policy.device
-        where = torch.tensor(positions, device=device)[:, None]
-        width = max(positions) + 1
-        with self._policy.compute(), self._recorded() as chosen:
-            output = self._policy.model(
-                input_ids=torch.tensor(tokens, device=device)[:, None],
-                attention_mask=self._mask(where, width),
-                position_ids=where,
-                past_key_values=cache.at(where, width),
-                use_cache=True,
-            )
-        logits: Tensor = output.logits[:, -1]
-        return logits, together(chosen) if chosen else None
-
-    def extend(
-        self, cache: SlotCache, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[list[int]]
-    ) -> list[Routing | None]:
-        """Feed each of `rows` some tokens after its first `starts`; returns the experts of the fed ones."""
-        routing: list[Routing | None] = [None] * len(rows)
-        for batch in _batches([len(each) for each in tokens], READ_TOKENS):
-            fed = self._extend_together(
-                cache, [rows[i] for i in batch], [starts[i] for i in batch], [tokens[i] for i in batch]
-            )
-            for i, experts in zip(batch, fed, strict=True):
-                routing[i] = experts
-        return routing
+    def step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
+        """Feed what is unread of each row, by slot; returns logits [B, V] of the next tokens, and the experts of the
+        fed ones by row."""
+        order: list[int] = []
+        logits: list[Tensor] = []
+        routing: list[Routing] = []
+        for layout in layouts(rows, self._can_join, self._policy.device):
+            new_logits, experts = self._feed(cache, layout)
+            order += (row.slot for row in layout.rows)
+            logits.append(new_logits)
+            routing += layout.by_row(experts) if experts is not None else ()
+        if len(logits) == 1:
+            return logits[0], routing or None
+        place = sorted(range(len(order)), key=order.__getitem__)
+        return torch.cat(logits)[place], [routing[i] for i in place] if routing else None
 
     def _recorded(self) -> AbstractContextManager[list[Tensor]]:
-        return self._policy.routers.recorded() if self._policy.routers is not None else nullcontext([])
+        routers = self._generating.routers
+        return routers.recorded() if routers is not None else nullcontext([])
 
     def _mask(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
         """Attention mask [B, 1, T, width] of tokens at `positions` [B, T], 0 or minus infinity; by layer type if there
@@ -88,33 +91,26 @@ class Decoder:
             hidden = places > positions[:, :, None]
             if window is not None:
                 hidden |= places <= positions[:, :, None] - window
-            mask = torch.zeros(hidden.shape, dtype=self.shapes[0].key_dtype, device=positions.device)
+            mask = torch.zeros(hidden.shape, dtype=self.shapes[0].dtype, device=positions.device)
             masks[kind] = mask.masked_fill_(hidden, -torch.inf)[:, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _extend_together(
-        self, cache: SlotCache, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[list[int]]
-    ) -> list[Routing | None]:
-        """One pass. A row with fewer tokens repeats its last one at the same place, which writes the same again."""
-        longest = max(map(len, tokens))
-        ids = [[*each, *each[-1:] * (longest - len(each))] for each in tokens]
-        ends = [start + len(each) - 1 for start, each in zip(starts, tokens, strict=True)]
-        places = [[min(start + i, end) for i in range(longest)] for start, end in zip(starts, ends, strict=True)]
-        device = self._policy.device
-        where, width = torch.tensor(places, device=device), max(ends) + 1
-        with self._policy.compute(), self._recorded() as chosen:
-            self._policy.model(
-                input_ids=torch.tensor(ids, device=device),
-                attention_mask=self._mask(where, width),
-                position_ids=where,
-                past_key_values=cache.at(where, width, rows),
+    def _feed(self, cache: SlotCache, layout: Layout) -> tuple[Tensor, Routing | None]:
+        model = self._generating.model
+        by_group = {"groups": layout.groups} if layout.groups else {}
+        attention = attending_by_group(model) if layout.groups else nullcontext()
+        with self._policy.compute(), self._recorded() as chosen, attention:
+            output = model(
+                input_ids=layout.ids,
+                attention_mask=self._mask(layout.positions, layout.width),
+                position_ids=layout.positions,
+                past_key_values=cache.at(layout),
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=layout.last,
+                **by_group,
             )
-        if not chosen:
-            return [None] * len(rows)
-        routing = together(chosen).reshape(len(rows), longest, len(chosen), -1)
-        return [experts[: len(each)] for experts, each in zip(routing, tokens, strict=True)]
+        logits: Tensor = output.logits.flatten(0, 1)  # of one token per row, in either layout
+        return logits, together(chosen) if chosen else None
 
     def _read_together(self, pasts: list[list[int]]) -> list[Prefix]:
         """One pass, padded on the right: causal attention ignores the padding, so it needs no mask."""
@@ -135,7 +131,7 @@ class Decoder:
     def _read_padded(self, ids: Tensor) -> DynamicCache:
         cache = DynamicCache()
         with self._policy.compute():
-            self._policy.model(
+            self._generating.model(
                 input_ids=ids,
                 attention_mask=None,
                 position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
@@ -156,6 +152,20 @@ class Decoder:
         ]
 
     @torch.no_grad()
+    def _joins(self) -> bool:
+        """Whether rows that read and rows that decode may share a pass, tested on a few tokens."""
+        rows = [Unread(0, 0, [0]), Unread(1, 0, [1, 2])]
+        cache = self.cache(Room(2, 2 * BLOCK))
+        cache.arrange(StepPlan([], [Draft(0, slot, row.tokens, 0) for slot, row in enumerate(rows)], 0, 2, 2))
+        device = self._policy.device
+        apart = torch.cat([self._feed(cache, layout)[0] for layout in layouts(rows, False, device)])
+        try:
+            (together,) = (self._feed(cache, layout)[0] for layout in layouts(rows, True, device))
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):  # `groups` are not passed on
+            return False
+        return bool((together - apart).abs().max() <= PROBE_TOLERANCE * apart.abs().max())
+
+    @torch.no_grad()
     def _probe(self) -> list[LayerShape]:
         """Shapes that each layer stores per token, found by running the model on one."""
         policy = self._policy
@@ -167,46 +177,30 @@ class Decoder:
             LayerShape(
                 (layer.keys.shape[1], layer.keys.shape[3]),
                 (layer.values.shape[1], layer.values.shape[3]),
-                layer.keys.dtype,
-                layer.values.dtype,
+                policy.compute_dtype,  # attention casts to it whatever the model gives
             )
             for layer in cache.layers
         ]
 
 
-def _windows(policy: Policy) -> dict[str, int | None]:
-    """The window of each of the model's attention types; None is unlimited."""
-    config = policy.model.config
-    missing = [name for name in FORWARD if name not in inspect.signature(policy.model.forward).parameters]
+def windows(name: str, model_class: type[PreTrainedModel], config: PretrainedConfig) -> dict[str, int | None]:
+    """The window of each of a model's attention types; None is unlimited.
+
+    Raises `EngineError` for a model whose forward pass or cache this engine does not know.
+    """
+    missing = [argument for argument in FORWARD if argument not in inspect.signature(model_class.forward).parameters]
     if missing:
-        raise EngineError(f"the forward pass of {policy.name} takes no {', '.join(missing)}, which this engine needs")
-    if config._attn_implementation not in ATTENTION:
-        raise EngineError(
-            f"{policy.name} attends with {config._attn_implementation!r}, this engine needs one of "
-            f"{', '.join(ATTENTION)}: load the model with attn_implementation='sdpa'"
-        )
-    windows: dict[str, int | None] = {}
+        raise EngineError(f"the forward pass of {name} takes no {', '.join(missing)}, which this engine needs")
+    found: dict[str, int | None] = {}
     for layer in DynamicCache(config=config).layers:
         window = layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None
         kind = "full_attention" if window is None else "sliding_attention"
         known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
         # Chunked attention stores the same cache as a sliding window but attends differently.
         chunked = getattr(config, "attention_chunk_size", None) is not None
-        if not known or (window and chunked) or windows.setdefault(kind, window) != window:
+        if not known or (window and chunked) or found.setdefault(kind, window) != window:
             raise EngineError(
-                f"{policy.name} has layers of another kind than full attention and one sliding window, got "
+                f"{name} has layers of another kind than full attention and one sliding window, got "
                 f"{type(layer).__name__} with a window of {window}: this engine cannot fill their cache"
             )
-    return windows
-
-
-def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of the non-empty entries, grouped by similar length, each batch within `max_tokens` when padded."""
-    batch: list[int] = []
-    for i in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: lengths[i]):
-        if batch and (len(batch) + 1) * lengths[i] > max_tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+    return found

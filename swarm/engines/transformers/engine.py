@@ -18,6 +18,7 @@ from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.budget import find_room
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.intake import Intake
+from swarm.engines.transformers.probe import most_rows
 from swarm.engines.transformers.scheduler import Draft
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
@@ -37,12 +38,13 @@ class TransformersEngine(PolicyEngine):
     ) -> None:
         """`cancelled` is polled between decode steps; once true, generation raises `Interrupted`.
 
-        Raises `EngineError` for an unsupported model architecture.
+        Raises `EngineError` for an unsupported model architecture, found by a probe of its code.
         """
         super().__init__(policy)
         self._settings = settings
         self._cancelled = cancelled
         self._decoder = Decoder(policy)
+        self._most_rows = most_rows(policy)
 
     def stream(
         self,
@@ -55,7 +57,8 @@ class TransformersEngine(PolicyEngine):
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         stops = self._stops(sampling)
         num_sequences = len(prompts) * num_completions + (turns.num_episodes if turns else 0)
-        room = find_room(self._settings, self._decoder, self._policy.device, num_sequences)
+        num_rows = min(num_sequences, self._most_rows or num_sequences)
+        room = find_room(self._settings, self._decoder, self._policy.device, num_rows)
         intake = Intake(self._policy, sampling, seed, room)
         batch = Batch(self._policy, self._decoder, self._settings.kv, stops, sampling, room)
         for index, prompt in enumerate(prompts):

@@ -67,10 +67,9 @@ class Draft:
         """Count the tokens."""
         self.num_tokens = len(self.prompt) + len(self.ids)
 
-    @property
-    def last(self) -> int:
-        """The newest token, the input of the next step."""
-        return self.ids[-1] if self.ids else self.prompt[-1]
+    def since(self, start: int) -> list[int]:
+        """The tokens from `start` on."""
+        return self.ids[-1:] if self.ids and start == self.num_tokens - 1 else [*self.prompt, *self.ids][start:]
 
     @property
     def read(self) -> list[int]:

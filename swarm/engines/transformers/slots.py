@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from swarm.engines.transformers.layout import Layout
 from swarm.engines.transformers.scheduler import Room, StepPlan, blocks
 from swarm.policy.routing import Routing
 
@@ -24,14 +25,12 @@ class LayerShape:
     key: tuple[int, int]
     """(heads, dim)"""
     value: tuple[int, int]
-    key_dtype: torch.dtype
-    value_dtype: torch.dtype
+    dtype: torch.dtype
 
     @property
     def num_bytes(self) -> int:
         """Bytes per token."""
-        keys = self.key[0] * self.key[1] * self.key_dtype.itemsize
-        return keys + self.value[0] * self.value[1] * self.value_dtype.itemsize
+        return (self.key[0] * self.key[1] + self.value[0] * self.value[1]) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -45,20 +44,6 @@ class Prefix:
     """The experts of its tokens, if recorded."""
 
 
-@dataclass
-class _Step:
-    """The positions that a forward pass writes and reads."""
-
-    rows: Tensor
-    """[B]"""
-    read: slice | Tensor
-    """The same rows, as a slice where possible: a view needs no copy."""
-    positions: Tensor
-    """[B, T] positions of each row's new tokens; the last one is repeated in rows with fewer."""
-    width: int
-    """Width of the longest row with its new tokens."""
-
-
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer: keys and values [slots, heads, capacity, dim]."""
 
@@ -67,9 +52,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, shape: LayerShape, device: torch.device) -> None:
         """No slots yet."""
         super().__init__()
-        self.keys = torch.zeros(0, shape.key[0], 0, shape.key[1], dtype=shape.key_dtype, device=device)
-        self.values = torch.zeros(0, shape.value[0], 0, shape.value[1], dtype=shape.value_dtype, device=device)
-        self.step: _Step | None = None
+        self.keys = torch.zeros(0, shape.key[0], 0, shape.key[1], dtype=shape.dtype, device=device)
+        self.values = torch.zeros(0, shape.value[0], 0, shape.value[1], dtype=shape.dtype, device=device)
+        self.step: Layout | None = None
 
     def resize(self, num_slots: int, capacity: int, num_rows: int) -> None:
         """Resize and keep the first `num_rows` rows. New positions are zero, because masked values must be finite."""
@@ -89,11 +74,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write new tokens, [B, heads, T, dim] each; returns the rows' content, [B, heads, width, dim]."""
+        """Write new tokens, [B, heads, T, dim] each; returns the slots to attend to, [slots, heads, width, dim]."""
         assert self.step is not None
-        rows, read, positions, width = self.step.rows[:, None], self.step.read, self.step.positions, self.step.width
-        self.keys[rows, :, positions] = key_states.transpose(1, 2).to(self.keys.dtype)
-        self.values[rows, :, positions] = value_states.transpose(1, 2).to(self.values.dtype)
+        where, read, width = (self.step.slots, slice(None), self.step.positions), self.step.read, self.step.width
+        self.keys[where] = key_states.transpose(1, 2).to(self.keys.dtype)
+        self.values[where] = value_states.transpose(1, 2).to(self.values.dtype)
         return self.keys[read, :, :width], self.values[read, :, :width]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -104,8 +89,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens of the longest row before the step."""
-        return self.step.width - self.step.positions.shape[1] if self.step else 0
+        """Tokens of the longest row before the step, about."""
+        return max(0, self.step.width - self.step.positions.shape[1]) if self.step else 0
 
     def get_max_length(self) -> int:
         """None: -1."""
@@ -150,13 +135,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         """(keys, values) per layer of a row's first `length` tokens, each [heads, length, dim]."""
         return [(layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()) for layer in self.layers]
 
-    def at(self, positions: Tensor, width: int, rows: Sequence[int] | None = None) -> SlotCache:
-        """Prepare a forward pass that writes tokens at `positions` [B, T] of `rows` [B]; by default of the first."""
-        read = slice(0, len(positions)) if rows is None else torch.tensor(rows, device=self._device)
-        written = torch.arange(len(positions), device=self._device) if isinstance(read, slice) else read
-        step = _Step(written, read, positions, width)
+    def at(self, layout: Layout) -> SlotCache:
+        """Prepare a forward pass."""
         for layer in self.layers:
-            layer.step = step
+            layer.step = layout
         return self
 
     def _size(self, plan: StepPlan) -> tuple[int, int]:

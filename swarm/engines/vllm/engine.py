@@ -143,7 +143,7 @@ class VllmEngine(PolicyEngine):
             return Rejection(Reason.PROMPT_EMPTY, f"prompt {index} has no tokens")
         asked = f"prompt {index} has {len(ids)} tokens and may grow by {sampling.max_new_tokens}"
         if len(ids) + sampling.max_new_tokens > self._policy.max_positions:
-            limit = f"{self._policy.name} has {self._policy.max_positions} positions"
+            limit = f"{self._policy.name} has {self._policy.positions}"
             return Rejection(Reason.PROMPT_TOO_LONG, f"{asked}, {limit}")
         if len(ids) + sampling.max_new_tokens > limits.max_positions:
             return Rejection(Reason.PROMPT_TOO_LONG, f"{asked}, vLLM has room for {limits.max_positions}")

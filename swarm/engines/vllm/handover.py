@@ -7,16 +7,20 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 
 import torch
 from msgspec import Struct
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from swarm.errors import EngineError
 from swarm.policy.loading import Policy
 
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS_FILE = "model.safetensors"
+OTHER_FILES_BYTES = 2**25
+"""Room beside the weights for the tokenizer, the configuration and the process's log."""
 
 
 class State(Struct, frozen=True):
@@ -32,9 +36,26 @@ def state_of(policy: Policy) -> State:
     return State(policy.gate.changes, policy.version)
 
 
-def make_work_directory() -> Path:
-    """Readable by this user only; in memory if the system supports it."""
-    return Path(mkdtemp(prefix="swarm-vllm-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+def make_work_directory(policy: Policy) -> Path:
+    """Readable by this user only; in memory where the weights have room there, else among the temporary files.
+
+    Docker gives a container 64 MiB of shared memory. Raises `EngineError` when there is no room anywhere.
+    """
+    needed = sum(weight.numel() for weight in _base(policy).values()) * policy.compute_dtype.itemsize
+    places = [place for place in (SHARED_MEMORY, Path(gettempdir())) if place.is_dir()]
+    free = {place: shutil.disk_usage(place).free for place in places}
+    for place in places:
+        if free[place] > needed + OTHER_FILES_BYTES:
+            return Path(mkdtemp(prefix="swarm-vllm-", dir=place))
+    raise EngineError(_no_room(f"{needed / 2**30:.1f} GiB of weights", free))
+
+
+def _no_room(what: str, free: dict[Path, int]) -> str:
+    seen = ", ".join(f"{place} has {num_bytes / 2**30:.1f} GiB free" for place, num_bytes in free.items())
+    return (
+        f"no room for {what} on their way to vLLM: {seen}; give a container more shared memory (--shm-size, or "
+        "shm_size in docker-compose.yml), or set TMPDIR to a directory with room"
+    )
 
 
 @contextmanager
@@ -87,4 +108,8 @@ def _write(policy: Policy, directory: Path, weights: dict[str, torch.Tensor]) ->
     """Rounded to vLLM's type, as vLLM would do itself after reading twice as much."""
     dtype = policy.compute_dtype
     rounded = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
-    save_file(rounded, directory / WEIGHTS_FILE)
+    try:
+        save_file(rounded, directory / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        free = {directory: shutil.disk_usage(directory).free}
+        raise EngineError(f"{_no_room('weights', free)} ({error})") from error

@@ -5,6 +5,8 @@ Both ends run this file, each in its own Python: it may import only msgspec.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from msgspec import Struct
 
@@ -22,6 +24,8 @@ class Start(Struct, frozen=True, tag=True):
     version: int
     """Policy version of those weights."""
     dtype: str
+    max_tokens: int
+    """Longest sequence; -1: as long as the model and the KV cache allow."""
     max_sequences: int
     gpu_memory_fraction: float | None
     """None: on the CPU, with `cpu_cache_bytes`."""
@@ -77,15 +81,18 @@ class Load(Struct, frozen=True, tag=True):
 
 
 class Sleep(Struct, frozen=True, tag=True):
-    """Release the GPU's memory."""
+    """Release the GPU's memory, when nothing is running."""
 
     id: int
+    keep_weights: bool
+    """Copy the weights to the CPU's memory. Otherwise they are gone, and a `Load` must follow the first `Wake`."""
 
 
 class Wake(Struct, frozen=True, tag=True):
-    """Reclaim it."""
+    """Reclaim it, first for the weights: the KV cache would take the room that loading them needs."""
 
     id: int
+    part: Literal["weights", "kv_cache"]
 
 
 Request = Start | Generate | Abort | Load | Sleep | Wake

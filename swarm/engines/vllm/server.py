@@ -107,10 +107,11 @@ class Server:
 
     def _change(self, request: Load | Sleep | Wake) -> None:
         match request:
-            case Sleep():
-                self._engine.sleep(level=1)
-            case Wake():
-                self._engine.wake_up()
+            case Sleep(_, keep_weights):
+                self._engine.reset_prefix_cache()  # its blocks will be empty
+                self._engine.sleep(level=1 if keep_weights else 2)
+            case Wake(_, part):
+                self._engine.wake_up([part])
             case Load(_, path, version, recompute, adapters):
                 if adapters:
                     self._load_adapters(path)
@@ -194,9 +195,10 @@ def open_engine(start: Start) -> LLMEngine:
     arguments = EngineArgs(
         model=start.model,
         dtype=start.dtype,
-        max_model_len=-1,  # as long as the model and the KV cache allow
+        max_model_len=start.max_tokens,
         max_num_seqs=start.max_sequences,
         trust_remote_code=start.trust_remote_code,
+        hf_overrides={"head_dtype": "float32"},  # logits as in training: `swarm/policy/scoring/head.py`
         enable_sleep_mode=start.sleep,
         enforce_eager=not on_gpu,  # compiling for a CPU needs a C++ compiler
         enable_chunked_prefill=on_gpu,  # partial prompts rewind seeds, which fails on CPUs

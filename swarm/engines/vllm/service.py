@@ -21,6 +21,7 @@ from swarm.engines.vllm.messages import Done, Load, Ready, Refused, Request, Sle
 from swarm.engines.vllm.process import POLL_S, VllmProcess
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
+from swarm.policy.out_of_memory import release_unused
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +34,27 @@ BACKOFF_S = 1.0
 class VllmService:
     """One process at a time, restarted when it dies."""
 
-    def __init__(self, policy: Policy, settings: GenerationSettings, trust_remote_code: bool = False) -> None:
-        """Nothing runs yet. Raises `EngineError` for unsupported settings."""
-        if settings.vllm.sleep and policy.device.type != "cuda":
-            raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {policy.device}: set it to false")
+    def __init__(
+        self,
+        policy: Policy,
+        settings: GenerationSettings,
+        trust_remote_code: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        """Nothing runs yet; vLLM will use `device`, by default the policy's.
+
+        Raises `EngineError` for unsupported settings, and without room for the weights on their way.
+        """
+        self._device = device or policy.device
+        if settings.vllm.sleep and self._device.type != "cuda":
+            raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {self._device}: set it to false")
         if policy.ranks.size > 1:
             raise EngineError("generation.engine must be transformers when several processes share a policy")
         self._policy = policy
         self._settings = settings
         self._trust_remote_code = trust_remote_code
         self._lock = threading.RLock()
-        self.work = make_work_directory()
+        self.work = make_work_directory(policy)
         """Files of the process, removed when it ends."""
         self._process: VllmProcess | None = None
         self._limits: Ready | None = None
@@ -68,8 +79,7 @@ class VllmService:
                     if self._process is None or not self._process.alive:
                         self._start(cancelled)
                     if self._asleep:
-                        self._ask(Wake)
-                        self._asleep = False
+                        self._wake()
                     self.push()
                     assert self._process is not None and self._limits is not None
                     return self._process, self._limits
@@ -97,8 +107,18 @@ class VllmService:
         with self._lock:
             if self._settings.vllm.sleep and self._process is not None and not self._asleep:
                 with contextlib.suppress(EngineCrashed):  # the next caller detects it
-                    self._ask(Sleep)
+                    self._ask(lambda call: Sleep(call, keep_weights=self._policy.adapters is not None))
                     self._asleep = True
+
+    def _wake(self) -> None:
+        """Weights first, then those of the policy, then the cache: together they may fit, one more copy may not."""
+        release_unused()  # torch keeps what training has freed, on the GPU that vLLM reclaims
+        self._ask(lambda call: Wake(call, "weights"))
+        if self._policy.adapters is None:
+            self._state = None  # it has no weights now
+        self._asleep = False
+        self.push()
+        self._ask(lambda call: Wake(call, "kv_cache"))
 
     def crashed(self, crash: EngineCrashed) -> None:
         """Record a crash; the next start waits for the back-off. Raises `EngineError` after too many consecutive
@@ -129,7 +149,7 @@ class VllmService:
             self._process = VllmProcess(
                 settings.python or Path(sys.executable),
                 self.work,
-                _environment(policy.device),
+                _environment(self._device),
                 lambda call: self._order(call, directory, state.version),
             )
             self._state = None if policy.adapters else state
@@ -144,8 +164,10 @@ class VllmService:
             model=str(directory),
             version=version,
             dtype=str(policy.compute_dtype).removeprefix("torch."),
+            # vLLM takes the positions of long sequences for all of them if any may be long.
+            max_tokens=policy.original_positions or -1,
             max_sequences=settings.max_batch_sequences,
-            gpu_memory_fraction=settings.vllm.gpu_memory_fraction if policy.device.type == "cuda" else None,
+            gpu_memory_fraction=settings.vllm.gpu_memory_fraction if self._device.type == "cuda" else None,
             cpu_cache_bytes=settings.vllm.cpu_cache_bytes,
             lora_rank=policy.adapters.rank if policy.adapters else 0,
             sleep=settings.vllm.sleep,

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from swarm.environments.episodes.poker.strategies import SITUATIONS, STRATEGIES
 from swarm.environments.fields import MAX_TASK_NAME_CHARS, Target, TaskName, Weight, is_hub_id
+from swarm.environments.rewards import RewardedTask
 from swarm.environments.scoring.answer_guard import is_safe_option
-from swarm.settings import Settings
 from swarm.types import MAX_TURNS
 
 GameName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=r"^[A-Za-z0-9][\w./-]*$")]
@@ -27,7 +27,7 @@ LibrarySettings = Annotated[dict[str, JsonValue], AfterValidator(_plain)]
 """What another library's code is given: neither code nor paths."""
 
 
-class EnvironmentTask(Settings):
+class EnvironmentTask(RewardedTask):
     """What all tasks on environments have: episodes of several turns."""
 
     kind: str
@@ -39,8 +39,12 @@ class EnvironmentTask(Settings):
 
     @property
     def options(self) -> dict[str, JsonValue]:
-        """All that decides how an episode goes: members of a run must agree on it."""
-        return self.model_dump(mode="json", exclude={"kind", "name", "weight"})
+        """All that decides how an episode goes and is rewarded: members of a run must agree on it."""
+        return self._dumped("kind", "name", "weight")
+
+    def _dumped(self, *left_out: str) -> dict[str, JsonValue]:
+        """The fields but these, and without rewards if there are none: digests are as before there could be any."""
+        return self.model_dump(mode="json", exclude={*left_out, *(() if self.rewards else ("rewards",))})
 
 
 class NumberGuessingTask(EnvironmentTask):
@@ -155,4 +159,4 @@ class VerifiersTask(EnvironmentTask):
     @property
     def options(self) -> dict[str, JsonValue]:
         """As above; the code is not named by its place, which differs between members."""
-        return self.model_dump(mode="json", exclude={"kind", "name", "weight", "target"})
+        return self._dumped("kind", "name", "weight", "target")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from swarm.errors import Refusal
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, Earned, End, Observation, OwnCall, TaskRef, Text, earned
+from swarm.types import Actions, Earned, End, Observation, OwnCall, TaskRef, Text, Told, by_turn, earned
 
 MAX_OBSERVATION_CHARS = 8_192
 
@@ -48,7 +48,7 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
 
     Raises `Refusal` with `episode_mismatch` when one follows the end.
     """
-    turns = (actions,) if isinstance(actions, str) else actions
+    turns = by_turn(actions)
     observations: list[Observation] = []
     reward = 0.0
     for number, action in enumerate(turns, start=1):
@@ -62,7 +62,7 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
     return Replay(tuple(observations), reward)
 
 
-def _within(observation: Observation, num_chars: int) -> Iterator[Text | OwnCall | Earned]:
+def _within(observation: Observation, num_chars: int) -> Iterator[Text | OwnCall | Told | Earned]:
     """The parts of an observation up to so many characters in all."""
     for part in observation:
         if isinstance(part, Earned):

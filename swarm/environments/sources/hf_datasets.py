@@ -84,7 +84,7 @@ class DatasetSource:
         self._rows = rows.select_columns(sorted({column.name for column in self._items.columns}))
         splits = {part.split("[")[0].strip() for part in config.split.split("+")}
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
-        rules = (*config.finds_as, *config.offers_as, *config.combines_as)
+        rules = (*config.finds_as, *config.offers_as, *config.grades_as, *config.combines_as)
         options = digest(config.subset, config.split, config.prompt, *rules)
         self._own_reward = load_reward(config.scorer, config.name, self.counts) if config.scorer else None
         self._options_digest = with_code(options, code_digest(config.scorer)) if config.scorer else options

@@ -15,11 +15,12 @@ from swarm.environments.config import PythonTask
 from swarm.environments.digests import check_options, digest, question_hash, with_code
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.again import made_again
+from swarm.environments.sources.held_out import held_apart, is_held_out
 from swarm.environments.sources.lru import LruCache
 from swarm.environments.task import RewardFunction, Task
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, ProceduralRef, Question, TaskRef
+from swarm.types import ProceduralRef, Question, TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class PythonSource:
         self._reward = OwnReward(self._task.reward, config.name, self.counts)
         self._find = finder(config)
         self._items: LruCache[tuple[int, int], tuple[str, str]] = LruCache(NUM_ITEMS)
-        options = digest(config.options, *config.finds_as, *config.combines_as)
+        options = digest(config.options, *config.finds_as, *config.grades_as, *config.combines_as)
         self._options_digest = with_code(options, code_digest(config.target))
 
     @property
@@ -81,16 +82,7 @@ class PythonSource:
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when the task fails to make it."""
-        prompt = self._config.asked(self._made(seed, index)[0])
-        ref = ProceduralRef(
-            task=self.name,
-            library=LIBRARY,
-            options_digest=self._options_digest,
-            seed=seed,
-            index=index,
-            question_hash=question_hash(prompt),
-        )
-        return Question(ref, prompt)
+        return held_apart(self._at, seed, index)
 
     def recall(self, ref: TaskRef) -> Question:
         """Make the question behind a reference again.
@@ -101,11 +93,11 @@ class PythonSource:
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the Python task {self.name!r}")
         check_options(ref, self._options_digest)
-        return made_again(self.question, ref, f"{ref.task} {ref.index} of {ref.seed}")
+        return made_again(self._at, ref, f"{ref.task} {ref.index} of {ref.seed}")
 
     def is_held_out(self, ref: TaskRef) -> bool:
-        """Whether it is of a held-out stream. See `TaskSource`."""
-        return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
+        """Whether its stream or its text is held out. See `TaskSource`."""
+        return is_held_out(ref)
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion."""
@@ -115,6 +107,19 @@ class PythonSource:
         answer = self._find(completion)
         score = 0.0 if answer is None else self._reward(question, answer, reference)
         return self._config.reward.reward(score)
+
+    def _at(self, seed: int, index: int) -> Question:
+        """The question made of a seed and an index, whichever kind its text is of."""
+        prompt = self._config.asked(self._made(seed, index)[0])
+        ref = ProceduralRef(
+            task=self.name,
+            library=LIBRARY,
+            options_digest=self._options_digest,
+            seed=seed,
+            index=index,
+            question_hash=question_hash(prompt),
+        )
+        return Question(ref, prompt)
 
     def _made(self, seed: int, index: int) -> tuple[str, str]:
         """A question and its reference. Raises `TaskError`."""

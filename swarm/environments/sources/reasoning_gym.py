@@ -24,10 +24,11 @@ from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_opt
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.again import made_again
+from swarm.environments.sources.held_out import held_apart, is_held_out
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, ProceduralRef, Question, TaskRef
+from swarm.types import ProceduralRef, Question, TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class ReasoningGymSource:
         self._config = config
         self._dataset_name = config.dataset or config.name
         self._find = finder(config)
-        self._options_digest = digest(self._dataset_name, config.options, *config.finds_as, *config.combines_as)
+        rules = (*config.finds_as, *config.grades_as, *config.combines_as)
+        self._options_digest = digest(self._dataset_name, config.options, *rules)
         self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
         self._scorer = self._checked()
@@ -123,16 +125,7 @@ class ReasoningGymSource:
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when the library fails to make it."""
-        prompt = self._prompt(seed, index)
-        ref = ProceduralRef(
-            task=self.name,
-            library=LIBRARY,
-            options_digest=self._options_digest,
-            seed=seed,
-            index=index,
-            question_hash=question_hash(prompt),
-        )
-        return Question(ref, prompt)
+        return held_apart(self._at, seed, index)
 
     def recall(self, ref: TaskRef) -> Question:
         """Regenerate the question behind a reference.
@@ -143,12 +136,12 @@ class ReasoningGymSource:
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
         check_options(ref, self._options_digest)
-        question = made_again(self.question, ref, f"{ref.task} by {ref.library}, here {LIBRARY}")
+        question = made_again(self._at, ref, f"{ref.task} by {ref.library}, here {LIBRARY}")
         return Question(ref, question.prompt)
 
     def is_held_out(self, ref: TaskRef) -> bool:
-        """Whether it is of a held-out stream. See `TaskSource`."""
-        return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
+        """Whether its stream or its text is held out. See `TaskSource`."""
+        return is_held_out(ref)
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion: its answer, scored by the library, then the task's reward rule."""
@@ -157,6 +150,19 @@ class ReasoningGymSource:
         answer = self._find(completion)
         score = 0.0 if answer is None else self._score(answer, self._entry(ref.seed, ref.index))
         return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)
+
+    def _at(self, seed: int, index: int) -> Question:
+        """The question made of a seed and an index, whichever kind its text is of."""
+        prompt = self._prompt(seed, index)
+        ref = ProceduralRef(
+            task=self.name,
+            library=LIBRARY,
+            options_digest=self._options_digest,
+            seed=seed,
+            index=index,
+            question_hash=question_hash(prompt),
+        )
+        return Question(ref, prompt)
 
     def _prompt(self, seed: int, index: int) -> str:
         return self._config.asked(str(self._entry(seed, index)["question"]))
@@ -174,9 +180,10 @@ class ReasoningGymSource:
             logger.debug("scorer of %s raised %r", self.name, error)
             return 0.0
 
-    def oracle(self, seed: int, index: int) -> str | None:
-        """The library's own answer to a question; None for the few data sets without one."""
-        answer = self._entry(seed, index)["answer"]
+    def oracle(self, ref: TaskRef) -> str | None:
+        """The library's own answer to the question behind a reference; None for the few data sets without one."""
+        assert isinstance(ref, ProceduralRef)
+        answer = self._entry(ref.seed, ref.index)["answer"]
         return None if answer is None else str(answer)
 
     def _entry(self, seed: int, index: int) -> Entry:

@@ -2,7 +2,8 @@
 
 They run in the node's process, as the user's own code with the user's rights, and never in a worker. A worker leaves
 each call as an `OwnCall` in its replay; here the call is made once and its result kept, so that later replays of the
-same episode show the same. Other peers' groups on such tasks are refused: nobody could tell what they were shown.
+same episode show the same. Others' episodes never call them: what those were told is their author's word, and counts if
+this node trusts the author (`groups/intake.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,23 @@ from swarm.environments.config import QuestionSettings, TaskConfig
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import TaskError
 from swarm.protocols import TaskVerifier
-from swarm.reasons import Reason
-from swarm.types import Actions, Grade, Observation, OwnCall, Question, Rejection, TaskRef, Text
+from swarm.types import (
+    MAX_RESULT_CHARS,
+    Actions,
+    Grade,
+    Observation,
+    OwnCall,
+    Question,
+    Rejection,
+    TaskRef,
+    Told,
+    by_turn,
+)
 
 logger = logging.getLogger(__name__)
 
 OwnTool = Callable[[str], str]
 """The result of a call, which the policy wrote: a tool must be safe with any text."""
-MAX_RESULT_CHARS = 8_192
 NUM_RESULTS = 4_096
 NUM_THREADS = 8
 """Groups whose calls are made at a time."""
@@ -61,17 +71,17 @@ class OwnTools:
         self._verifier = verifier
         self._tools = tools
         self._results: LruCache[_Key, str] = LruCache(NUM_RESULTS)
-        self._refused: list[tuple[str, Grade | Rejection]] = []
         self._lock = Lock()
         self._failures: Counter[str] = Counter(tool_failures=0)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "tools")
 
     def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade an own group. See `Verifier`."""
-        grading = self._verifier.begin(ref, texts)
-        if ref.task not in self._tools:
-            return grading
-        return self._threads.submit(self._complete, ref, tuple(texts), grading)
+        return self._completed(ref, texts, self._verifier.begin(ref, texts))
+
+    def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
+        """An own episode so far. See `Verifier`."""
+        return self._completed(ref, [actions], self._verifier.replay(ref, actions))
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade own groups and wait. See `Verifier`."""
@@ -87,16 +97,12 @@ class OwnTools:
         return self._verifier.num_held_out(task)
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
-        """Queue others' groups, and refuse those on tasks with an own tool as `unknown_task`. See `Verifier`."""
-        if ref.task in self._tools:
-            self._refused.append((key, Rejection(Reason.UNKNOWN_TASK, f"episodes of {ref.task} are not shared")))
-        else:
-            self._verifier.submit(key, ref, texts, sender)
+        """Queue another's group; its calls stay open. See `Verifier`."""
+        self._verifier.submit(key, ref, texts, sender)
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
         """See `Verifier`."""
-        refused, self._refused = self._refused, []
-        return [*refused, *self._verifier.collect()]
+        return self._verifier.collect()
 
     def counters(self) -> dict[str, int]:
         """See `Verifier`; `tool_failures`: calls for which an own tool failed."""
@@ -106,6 +112,13 @@ class OwnTools:
         """Make no more calls, and close the other verifier."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._verifier.close()
+
+    def _completed(
+        self, ref: TaskRef, texts: Sequence[Actions], grading: Future[Grade | Rejection]
+    ) -> Future[Grade | Rejection]:
+        if ref.task not in self._tools:
+            return grading
+        return self._threads.submit(self._complete, ref, tuple(texts), grading)
 
     def _complete(
         self, ref: TaskRef, texts: tuple[Actions, ...], grading: Future[Grade | Rejection]
@@ -117,10 +130,10 @@ class OwnTools:
         return replace(grade, observations=tuple(shown) if grade.observations else ())
 
     def _shown(self, ref: TaskRef, actions: Actions, observations: tuple[Observation, ...]) -> tuple[Observation, ...]:
-        turns = (actions,) if isinstance(actions, str) else actions
+        turns = by_turn(actions)
         return tuple(
             tuple(
-                Text(self._result((ref, turns[: number + 1]), part)) if isinstance(part, OwnCall) else part
+                Told(self._result((ref, turns[: number + 1]), part)) if isinstance(part, OwnCall) else part
                 for part in observation
             )
             for number, observation in enumerate(observations)

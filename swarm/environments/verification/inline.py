@@ -40,6 +40,10 @@ class InlineVerifier:
         verdict.set_result(self._mixture.grade(ref, texts))
         return verdict
 
+    def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
+        """An own episode so far. See `Verifier`."""
+        return self.begin(ref, [actions])
+
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Grade a group now; `collect` returns the result."""
         self._done.append((key, self._mixture.grade(ref, texts)))

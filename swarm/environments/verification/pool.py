@@ -265,6 +265,10 @@ class VerificationPool:
         self._ask(GradeGroup(ref, tuple(texts))).add_done_callback(finish)
         return verdict
 
+    def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
+        """An own episode so far. See `Verifier`."""
+        return self.begin(ref, [actions])
+
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Queue a group for grading; never blocks.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
@@ -17,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.listening import check_free, with_port
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.own_entry import Profile
@@ -66,6 +66,8 @@ class HivemindTransport(MemberTransport):
         """Start the network thread and wait for its daemon. Raises `TransportError`, but not for absent peers."""
         if self._thread is not None:
             raise TransportError("a transport can be started only once")
+        for address in self._settings.listen:
+            check_free(address)
         # Imported on the caller's thread: a racing import can fail on half-initialised modules.
         from swarm.net.hivemind.daemon import quiet_hivemind
 
@@ -183,9 +185,9 @@ class HivemindTransport(MemberTransport):
         from swarm.net.hivemind.relay_daemon import start_relay
         from swarm.net.hivemind.session import Session
 
-        # The ports are chosen here and kept: after a restart others find this node at the same address.
-        self._listen = self._listen or tuple(map(_with_port, self._settings.listen))
         try:
+            # The ports are chosen here and kept: after a restart others find this node at the same address.
+            self._listen = self._listen or tuple(map(with_port, self._settings.listen))
             start = partial(
                 Daemon.start,
                 listen=self._listen,
@@ -263,14 +265,3 @@ async def _end_strays() -> None:
     for stray in strays:
         stray.cancel()
     await asyncio.gather(*strays, return_exceptions=True)
-
-
-def _with_port(listen: str) -> str:
-    """The listen address with port 0 replaced by a free port."""
-    parts = listen.split("/")
-    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[4] != "0":
-        return listen
-    kind = socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM
-    with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, kind) as probe:
-        probe.bind((parts[2], 0))
-        return "/".join([*parts[:4], str(probe.getsockname()[1]), *parts[5:]])

@@ -40,6 +40,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.listening import check_free
 from swarm.net.bandwidth import Rates
 from swarm.net.counters import Counters
 from swarm.net.records.framing import (
@@ -307,7 +308,8 @@ async def open_host(
     """A listening host with gossip. Raises `TransportError` if it cannot listen."""
     quiet_libp2p()
     for address in listen:
-        _check_free(address)
+        _check_form(address)
+        check_free(address)
     host = _make_host(seed, announce)
     # All stream handlers run inside this guard, including py-libp2p's own: an error in one would end the host.
     host.get_network().set_stream_handler(_guarded(host._swarm_stream_handler, counters))
@@ -418,19 +420,12 @@ async def _read_exactly(stream: NetStream, count: int) -> bytes:
     return bytes(received)
 
 
-def _check_free(address: str) -> None:
-    # py-libp2p listens with SO_REUSEPORT: a port in use would be shared, and connections could go to either process.
+def _check_form(address: str) -> None:
     parts = address.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
         raise TransportError(
             f"the libp2p transport listens on /ip4/HOST/tcp/PORT or /ip6/HOST/tcp/PORT, got {address!r}"
         )
-    with socket.socket(socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((parts[2], int(parts[4])))
-        except (OSError, OverflowError) as error:
-            raise TransportError(f"cannot listen on {address}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -24,6 +24,8 @@ class Profile(Struct, frozen=True):
     tasks: tuple[str, ...] = ()
     role: str = "peer"
     version: str = ""
+    name: str = ""
+    """What its user calls it; empty if it was not named."""
     listed: bool = True
     """False for a visitor: it does not enter the directory and does not subscribe to gossip."""
 
@@ -83,4 +85,5 @@ class OwnEntry:
             self.profile.role,
             self.profile.version,
             self._clock() + life_s,
+            self.profile.name,
         )

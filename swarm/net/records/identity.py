@@ -46,6 +46,14 @@ def public_key_of(peer_id: str) -> bytes:
     return encoded[len(PEER_ID_HEADER) :]
 
 
+def is_peer_id(text: str) -> bool:
+    """Whether a text is the peer id of an Ed25519 key."""
+    try:
+        return bool(public_key_of(text))
+    except IdentityError:
+        return False
+
+
 def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
     """Whether `signature` over `message` is valid for the key of `peer_id`."""
     try:
@@ -125,10 +133,20 @@ def _lock(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.close()
-        raise IdentityInUse(
-            f"the identity {path} is in use by another process; stop it or give this node another identity file"
-        ) from error
+        raise _used(path) from error
     return lock
+
+
+def _used(path: Path) -> IdentityInUse:
+    return IdentityInUse(
+        f"the identity {path} is in use by another process; stop it or give this node another identity file"
+    )
+
+
+def check_unused(path: Path) -> None:
+    """Raises `IdentityInUse` when a process holds the identity in `path`; see `in_use`."""
+    if in_use(path):
+        raise _used(path)
 
 
 def in_use(path: Path) -> bool:

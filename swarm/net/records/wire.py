@@ -32,7 +32,7 @@ from swarm.net.records.envelope import (
     seal_payload,
 )
 from swarm.net.records.framing import MAX_CHUNK_BYTES
-from swarm.net.records.identity import Identity
+from swarm.net.records.identity import Identity, is_peer_id
 from swarm.net.records.record_store import RECORD_ID_BYTES
 from swarm.reasons import Reason
 from swarm.types import (
@@ -270,7 +270,7 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but is about {peer.peer_id!r}")
     if len(peer.multiaddrs) > MAX_MULTIADDRS:
         raise Refusal(Reason.LIMITS, f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
-    for name in (*filter(None, (peer.model, peer.role, peer.version)), *peer.tasks, *peer.multiaddrs):
+    for name in (*filter(None, (peer.model, peer.role, peer.version, peer.name)), *peer.tasks, *peer.multiaddrs):
         if not is_name(name, MAX_NAME_CHARS):
             raise Refusal(Reason.LIMITS, f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
     return peer
@@ -405,6 +405,9 @@ def _manifest_problems(manifest: RunManifest) -> Iterator[str]:
             yield f"{field} must be {least} to {most}, got {values[field]}"
     if manifest.local + manifest.external == 0:
         yield "local + external must be at least 1, got 0 + 0"
+    for peer_id in manifest.trusted:
+        if not is_peer_id(peer_id):
+            yield f"trusted must be peer ids, got {peer_id!r:.100}"
     names = [task.name for task in manifest.tasks]
     if len(set(names)) < len(names):
         yield "tasks must have different names"

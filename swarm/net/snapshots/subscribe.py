@@ -81,6 +81,8 @@ class Subscriber:
         """Sources of the last part that delivered nothing."""
         self._refused: set[int] = set()
         """Versions whose chunks do not match the signed digest."""
+        self._gone: set[int] = set()
+        """Versions that no source gave although newer ones are known: they cannot be steps to these."""
         self._lock = threading.Lock()
         """Guards `_ready` and `_handed_out`."""
         self._ready: tuple[int, bytes] | None = None
@@ -172,7 +174,8 @@ class Subscriber:
         """The version to fetch next, given the version `current` in progress."""
         complete = self._serving.store.newest_complete()
         known = self._serving.manifests.known()
-        manifests = {version: each.manifest for version, each in known.items() if version not in self._refused}
+        passed_over = self._refused | self._gone
+        manifests = {version: each.manifest for version, each in known.items() if version not in passed_over}
         have = complete.manifest.version if complete else -1
         version = next_version(manifests, have, current, self._settings.finish_behind)
         return known[version] if version is not None else None
@@ -195,6 +198,7 @@ class Subscriber:
         self._hand_out(stored)
         self._serving.store.collect()
         self._serving.manifests.forget_before(manifest.version)
+        self._gone.clear()
 
     def _parent(self, stored: Stored) -> Stored | None:
         """The parent of the delta; None if it is not stored, or if the whole is already in progress."""
@@ -236,6 +240,8 @@ class Subscriber:
         if time.monotonic() - self._polled_at > self._settings.poll_s:
             self._polled_at = time.monotonic()
             self._downloads.askers.submit(self._poll)
+        if fetching.stuck and fetching.version != self.announced():
+            self._gone.add(fetching.version)
         target = self._target(None if fetching.stuck else fetching.version)
         return target is not None and target.manifest.version == fetching.version
 

@@ -42,6 +42,7 @@ OFFENCES: dict[Outcome, float] = {
     Reason.HIDDEN_TOKENS: 0.02,
     Reason.QUESTION_MISMATCH: 1.0,
     Reason.EPISODE_MISMATCH: 1.0,
+    Reason.UNTRUSTED: 0.2,
     Reason.HELD_OUT: 2.0,
     Reason.VERIFIER_TIMEOUT: 4.0,
     Reason.VERIFIER_CRASH: 4.0,
@@ -58,7 +59,8 @@ OFFENCES: dict[Outcome, float] = {
     Reason.WRONG_LOGPROBS: 5.0,
 }
 """Weight of each outcome that counts against the sender: by its cost to this node and how likely it is a mistake. A
-mismatched question or episode may come from another library version; no honest node shares a held-out question. A
+mismatched question or episode may come from another library version; whom this node does not trust another may; no
+honest node shares a held-out question. A
 grading that hangs costs seconds. A slow download may be the fault of this node's link. A peer that forwards a wrong
 chunk or record has not checked it. Groups too long for this policy may suit others but take time to read, so a few per
 minute are forgiven. Clock errors have no weight because either clock may be wrong. A later protocol version has none

@@ -40,6 +40,8 @@ class PeerRow(Struct, frozen=True):
     """In [0, 1]."""
     quarantined_until: float | None = None
     """Unix seconds until which its records are refused."""
+    name: str = ""
+    """What its user calls it."""
 
     @property
     def usefulness(self) -> tuple[float, ...]:
@@ -86,6 +88,7 @@ def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, conne
         last_seen=now if connected else stats.last_seen,
         reputation=stats.reputation,
         quarantined_until=stats.quarantined_until if quarantined else None,
+        name=record.name if record else "",
     )
 
 

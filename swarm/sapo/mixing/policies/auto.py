@@ -1,4 +1,13 @@
-"""Combines what is known: scarcity of own signal, difficulty, worth of senders, and the own reward's course."""
+"""Combines what is known: this round's own signal, difficulty, worth of senders, and the own reward's course.
+
+Progress of an update on n groups of mean worth w, in own groups, where noise dominates the gradient:
+
+    sum of worths / sqrt(n)    (progress in swarm/sapo/worth.py, with its noise alone)
+
+Among equally noisy groups, the best update of at most I + J groups therefore takes those of most worth, and another one
+as long as the quotient rises: to n own groups, one of others is added if its worth exceeds sqrt(n (n + 1)) - n, about
+one half.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +23,28 @@ from pydantic import Field
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixPolicy
 from swarm.sapo.mixing.policies.advantage import mean_magnitude
 from swarm.sapo.mixing.policies.edge import learnability
-from swarm.sapo.mixing.policies.scarcity import as_available, by_scarcity
 from swarm.sapo.mixing.policies.worth import worth_weight
+
+OWN = UNKNOWN = 1.0
+"""Worth of an own group, and of a group whose sender's worth is unknown."""
 
 
 class Auto(MixPolicy):
-    """J as `scarcity` decides, times a factor that falls on drawdown; I + J stays.
+    """I + J groups in every update: own ones with signal, and others' in all places that these leave.
 
-    A candidate's weight is the product of those of `advantage`, `edge` and `worth`. The factor halves when the mean own
-    reward has fallen clearly below its best while external groups were used; only later rounds count for the next best.
-    Otherwise it rises back to 1.
+    J is the number of others' groups that promises the most progress by the worth of their senders, times a factor that
+    falls on drawdown. A group of unknown worth counts as an own one. Groups of more worth than own ones come before
+    them, up to `most` of the places. A candidate's weight is the product of those of `advantage`, `edge` and `worth`.
+
+    The factor halves when the mean own reward has fallen clearly below its best while external groups were used; only
+    later rounds count for the next best. Otherwise it rises back to 1.
     """
 
     needs_advantages: ClassVar[bool] = True
     window_rounds: int = Field(20, ge=2, le=MAX_ROUNDS)
-    """Rounds over which own rewards, own success and own signal are measured."""
+    """Rounds over which own rewards and own success are measured."""
     most: float = Field(0.75, ge=0, le=1)
-    """Largest fraction of external groups."""
+    """Fraction of the places that others' groups may take although own ones have signal."""
     drop: float = Field(0.15, gt=0, le=1)
     """Fraction of the best mean reward whose loss is a drawdown."""
     sigmas: float = Field(5.0, ge=0)
@@ -40,19 +54,35 @@ class Auto(MixPolicy):
 
     def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
         """See `MixPolicy`."""
+        difficulties = learnability(history, candidates, self.window_rounds, own=0.5)
+        worths = [worth_weight(candidate, unknown=UNKNOWN, floor=0.0) for candidate in candidates]
         weights = [
-            difficulty * mean_magnitude(candidate) * worth_weight(candidate, unknown=1.0, floor=0.0)
-            for candidate, difficulty in zip(
-                candidates, learnability(history, candidates, self.window_rounds, own=0.5), strict=True
-            )
+            difficulty * mean_magnitude(candidate) * worth
+            for candidate, difficulty, worth in zip(candidates, difficulties, worths, strict=True)
         ]
         caution = self._caution(history)
-        external, reason = by_scarcity(history, self.window_rounds, self.most)
-        external = math.floor(caution.factor * external + 0.5)
+        own = history.rounds[-1].num_informative
+        usable = [worth for worth, weight in zip(worths, weights, strict=True) if weight > 0]
+        external = self._external(history.total, own, usable)
+        reason = f"{own} own groups with signal, {external} of {len(candidates)} others' wanted"
         if caution.factor < 1:
-            reason += f"; {caution.factor:.0%} of J after a drawdown"
-        external, reason = as_available(external, sum(weight > 0 for weight in weights), reason)
+            external = math.floor(caution.factor * external + 0.5)
+            reason += f"; {caution.factor:.0%} of them after a drawdown"
         return Decision(history.total - external, external, weights, reason, to_builtins(caution))
+
+    def _external(self, places: int, own: int, worths: Sequence[float]) -> int:
+        """J for `own` groups with signal and candidates of these worths."""
+        best, most_progress = 0, math.sqrt(min(own, places))
+        total = 0.0
+        for external, worth in enumerate(sorted(worths, reverse=True)[:places], 1):
+            total += worth
+            kept = min(own, places - external)
+            if kept < own and (worth <= OWN or external > self.most * places):
+                break
+            progress = (kept + total) / math.sqrt(kept + external)
+            if progress > most_progress:
+                best, most_progress = external, progress
+        return best
 
     def _caution(self, history: History) -> _Caution:
         """The factor for this round."""

@@ -21,21 +21,12 @@ class Scarcity(MixPolicy):
 
     def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
         """See `MixPolicy`."""
-        external, reason = by_scarcity(history, self.window_rounds, self.most)
-        external, reason = as_available(external, len(candidates), reason)
+        scarce = history.without_signal(self.window_rounds)
+        if scarce is None:
+            external, reason = history.external, "no own groups yet"
+        else:
+            external = math.floor(min(scarce, self.most) * history.total + 0.5)
+            reason = f"{scarce:.0%} of own groups without signal"
+        if external > len(candidates):
+            external, reason = len(candidates), f"{reason}; {len(candidates)} candidates"
         return Decision(history.total - external, external, reason=reason)
-
-
-def by_scarcity(history: History, window_rounds: int, most: float) -> tuple[int, str]:
-    """J, rounded to the nearest whole number, and the reason."""
-    scarce = history.without_signal(window_rounds)
-    if scarce is None:
-        return history.external, "no own groups yet"
-    return math.floor(min(scarce, most) * history.total + 0.5), f"{scarce:.0%} of own groups without signal"
-
-
-def as_available(external: int, num_candidates: int, reason: str) -> tuple[int, str]:
-    """J for so many candidates, and the reason: I takes the places that they leave."""
-    return (
-        (external, reason) if external <= num_candidates else (num_candidates, f"{reason}; {num_candidates} candidates")
-    )

@@ -1,7 +1,7 @@
 """What `swarm/engines/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
 
 A file in the directory FAKE_VLLM makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
-`refuse-load`. `loads` there gets a line for every change of weights.
+`refuse-load`. `loads` there gets a line for every change of weights, `sleep` one for every part that wakes or sleeps.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ class LLMEngine:
         if (SCRIPT / "no-start").exists():
             raise ValueError("no kernel for this model")
         assert (Path(str(arguments["model"])) / "model.safetensors").stat().st_size > 0
+        assert arguments["hf_overrides"] == {"head_dtype": "float32"}
         cache = SimpleNamespace(num_gpu_blocks=10, block_size=16)
         self.vllm_config = SimpleNamespace(
             cache_config=cache, model_config=SimpleNamespace(max_model_len=MAX_POSITIONS)
         )
         self._version = ""
+        self._missing: set[str] = set()
+        """What it has no memory for, or no content in."""
         self._running: dict[str, tuple[SamplingParams, list[int], list[str]]] = {}
 
     @classmethod
@@ -62,17 +65,36 @@ class LLMEngine:
         if (SCRIPT / "refuse-load").exists():
             raise ValueError("shape mismatch")
         assert method == "reload_weights" and (Path(kwargs["weights_path"]) / "model.safetensors").exists()
+        assert "weights" not in self._missing
+        self._missing.discard("content of the weights")
         with (SCRIPT / "loads").open("a") as file:
             file.write(f"{os.getpid()}\n")
+
+    def add_lora(self, request: object) -> None:
+        assert "weights" not in self._missing
 
     def apply_model(self, function: object) -> None:
         pass
 
-    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return True
+
+    def sleep(self, level: int) -> None:
+        self._missing = {"weights", "kv_cache", *(["content of the weights"] if level == 2 else [])}
+        self._note(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        assert "content of the weights" not in self._missing or "kv_cache" not in tags, "there would be no room to load"
+        self._missing -= set(tags)
+        self._note(f"wake {' '.join(tags)}")
+
+    def _note(self, line: str) -> None:
+        with (SCRIPT / "sleep").open("a") as file:
+            file.write(f"{line}\n")
 
     def step(self) -> list[SimpleNamespace]:
         self._fail_if_asked()
+        assert not self._missing
         finished = []
         for name, (params, ids, versions) in list(self._running.items()):
             digest = hashlib.blake2b(f"{params.seed}/{len(ids)}".encode(), digest_size=4).digest()

@@ -3,6 +3,10 @@
 Only the chosen token's log-probability is needed, but its gradient needs the softmax over all V tokens. The head
 processes tokens in chunks: it computes, uses and drops each chunk's logits, and recomputes them for the gradient,
 except for a few kept chunks.
+
+Logits are float32 even where the forward pass computes in half precision. Rounded to bfloat16, logits near 16 are
+multiples of 1/8, and two engines whose hidden states differ by rounding differ by 0.03 nats a token. The matrix product
+keeps its half-precision inputs, which make it fast, and returns the sum that it accumulates in float32 anyway.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import cast
 
 import torch
@@ -19,14 +24,41 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
+from swarm.policy.scoring.filters import keep_likely_and
+from swarm.types import Sampling
 
 CHUNK_NUMBERS = {"cpu": 2**24}
 """Logits in memory at a time, by type of device: 64 MiB in float32; more is not faster there."""
 CHUNK_NUMBERS_ELSEWHERE = 2**27
 KEPT_CHUNKS = 4
 """Chunks whose probabilities are kept for the gradient; those of other chunks are computed twice."""
+HALF = (torch.bfloat16, torch.float16)
 PROBE_LOGIT = 100.0
 """Large enough to reveal a soft cap, which hardly changes small logits."""
+
+
+def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """hidden weight^T + bias [N, V] of `hidden` [N, H], `weight` [V, H] and `bias` [V].
+
+    In float32 for inputs in half precision, else in their type. Without gradient for half precision.
+    """
+    if hidden.dtype not in HALF:
+        return nn.functional.linear(hidden, weight, None if bias is None else bias.to(hidden.dtype))
+    if hidden.is_cuda:
+        product = torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    elif hidden.device.type == "cpu":
+        product = _with_remainder(hidden, weight.T)
+    else:
+        product = hidden.float() @ weight.T.float()
+    return product if bias is None else product.add_(bias)
+
+
+def give_float32_logits(model: PreTrainedModel) -> None:
+    """Make a linear output head return float32 where it computes in half precision, with or without autocast."""
+    head = model.get_output_embeddings()
+    if type(head) is nn.Linear:
+        # An instance's attribute takes precedence; a module of another class would leave its FSDP group.
+        head.forward = MethodType(_forward, head)  # type: ignore[method-assign]
 
 
 class OutputHead:
@@ -63,29 +95,40 @@ class OutputHead:
         return found[0]
 
     def logprobs(
-        self, hidden: Tensor, targets: Tensor, temperature: float, dtype: torch.dtype
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        dtype: torch.dtype,
+        filters: Sampling | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N] of `targets` [N] given `hidden` [N, H], and entropies [N] without gradient, in nats.
 
-        Logits are computed in `dtype`, divided by `temperature`; the softmax is at least float32.
+        The head's inputs are rounded to `dtype`; logits, divided by `temperature`, and softmax are at least float32.
+        With `filters`, the softmax is over the tokens that they leave, and the targets.
         """
-        if self._linear:
+        if self._linear and not (filters and filters.is_filtered):
             linear = cast(nn.Linear, self._module)
             with torch.autocast(hidden.device.type, enabled=False):
                 return selected_logprobs(hidden.to(dtype), linear.weight, linear.bias, targets, temperature)
-        size = max(1, _chunk_numbers(hidden.device) // self._model.config.get_text_config().vocab_size)
+        size = max(1, chunk_numbers(hidden.device) // self._model.config.get_text_config().vocab_size)
         parts = [
-            checkpoint(self._own_logprobs, h, t, temperature, use_reentrant=False)
+            checkpoint(self._own_logprobs, h, t, temperature, filters, use_reentrant=False)
             for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
         ]
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _own_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _own_logprobs(
+        self, hidden: Tensor, targets: Tensor, temperature: float, filters: Sampling | None
+    ) -> tuple[Tensor, Tensor]:
         logits = self._own_logits(hidden)
-        scores = torch.log_softmax(logits.to(_accurate(logits.dtype)) / temperature, dim=-1)
+        logits = logits.to(_accurate(logits.dtype)) / temperature
+        if filters is not None:
+            logits = keep_likely_and(targets, logits, filters)
+        scores = torch.log_softmax(logits, dim=-1)
         chosen = scores.gather(-1, targets[:, None])[:, 0]
-        return chosen, -(scores.detach().exp() * scores.detach()).sum(-1)
+        return chosen, torch.special.entr(scores.detach().exp()).sum(-1)
 
     def _own_logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] by the model's own code: it runs on one token, and its head receives `hidden` [N, H]
@@ -122,15 +165,13 @@ def selected_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden weight^T + bias)[targets] [N], at least float32, and the softmax's entropies [N].
 
-    `hidden` [N, H] in the dtype to compute logits in, `weight` [V, H], `bias` [V], `targets` [N]; logits are divided by
+    `hidden` [N, H] in the dtype that `weight` [V, H] is rounded to, `bias` [V], `targets` [N]; logits are divided by
     `temperature`. At most `chunk_tokens` x V logits exist at a time; training also keeps those of `kept_chunks` chunks.
     Supports one first-order backward pass; entropies have no gradient.
     """
-    size = chunk_tokens or max(1, _chunk_numbers(hidden.device) // weight.shape[0])
-    # Dividing the smaller inputs avoids a pass over the logits.
-    bias = None if bias is None else bias / temperature
+    size = chunk_tokens or max(1, chunk_numbers(hidden.device) // weight.shape[0])
     result: tuple[Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden / temperature, weight, bias, targets, size, kept_chunks
+        hidden, weight, bias, targets, temperature, size, kept_chunks
     )
     return result
 
@@ -140,6 +181,7 @@ class _Context(FunctionCtx):
 
     saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor]
     needs_input_grad: tuple[bool, ...]
+    temperature: float
     size: int
     kept: list[Tensor]
 
@@ -152,15 +194,18 @@ class _SelectedLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        temperature: float,
         size: int,
         kept_chunks: int,
     ) -> tuple[Tensor, Tensor]:
         training = any(ctx.needs_input_grad)
-        ctx.size, ctx.kept = size, []
+        ctx.temperature, ctx.size, ctx.kept = temperature, size, []
         logprobs = hidden.new_empty(len(hidden), dtype=_accurate(hidden.dtype))
         entropies = torch.empty_like(logprobs)
+        matrix = weight.to(hidden.dtype)
         for part in _parts(len(hidden), size):
-            logprobs[part], entropies[part], probabilities = _read(hidden[part], weight, bias, targets[part])
+            logits = _logits(hidden[part], matrix, bias, temperature)
+            logprobs[part], entropies[part], probabilities = _read(logits, targets[part])
             if training and len(ctx.kept) < kept_chunks:
                 ctx.kept.append(probabilities)
             del probabilities
@@ -180,9 +225,9 @@ class _SelectedLogprobs(torch.autograd.Function):
         for part in _parts(len(hidden), ctx.size):
             probabilities = ctx.kept.pop(0) if ctx.kept else None
             if probabilities is None:
-                probabilities = torch.softmax(_logits(hidden[part], weight, bias), dim=-1, dtype=grad.dtype)
-            upstream = grad[part, None]
-            # d logprob / d logits = onehot(target) - softmax
+                probabilities = torch.softmax(_logits(hidden[part], matrix, bias, ctx.temperature), dim=-1)
+            upstream = grad[part, None] / ctx.temperature
+            # d logprob / d logits = (onehot(target) - softmax) / temperature
             slope = probabilities.mul_(-upstream).scatter_add_(-1, targets[part, None], upstream).to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(slope, matrix, out=grad_hidden[part])
@@ -190,17 +235,18 @@ class _SelectedLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, slope.T, hidden[part])
             if grad_bias is not None:
                 grad_bias += slope.sum(dim=0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Logits [C, V] in the dtype of `hidden`."""
-    return nn.functional.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """Logits [C, V] for the softmax, at least float32."""
+    logits = project(hidden, weight, bias)
+    return logits if temperature == 1 else logits.div_(temperature)
 
 
-def _read(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities [C] of the targets, entropies [C] and probabilities [C, V]; two [C, V] at a time."""
-    scores = torch.log_softmax(_logits(hidden, weight, bias), dim=-1, dtype=_accurate(hidden.dtype))
+def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities [C] of the targets, entropies [C] and probabilities [C, V]; three [C, V] at a time."""
+    scores = torch.log_softmax(logits, dim=-1)
     probabilities = scores.exp()
     return (
         scores.gather(-1, targets[:, None])[:, 0],
@@ -225,7 +271,8 @@ def _parts(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def _chunk_numbers(device: torch.device) -> int:
+def chunk_numbers(device: torch.device) -> int:
+    """Logits in memory at a time on this device."""
     return CHUNK_NUMBERS.get(device.type, CHUNK_NUMBERS_ELSEWHERE)
 
 
@@ -242,3 +289,49 @@ def _given(module: nn.Module, replace: Callable[[Tensor], Tensor]) -> Iterator[N
         yield
     finally:
         handle.remove()
+
+
+def _with_remainder(left: Tensor, right: Tensor) -> Tensor:
+    """A product that CPUs return rounded only: a second one returns what the rounding lost, rounded in turn."""
+    rounded = left @ right
+    return rounded.float() + torch.addmm(rounded, left, right, beta=-1).float()
+
+
+def _forward(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """The head's logits [..., V] of `hidden` [..., H]."""
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if dtype not in HALF:
+        return nn.functional.linear(hidden, head.weight, head.bias)
+    flat: Tensor = _Projection.apply(  # type: ignore[no-untyped-call]
+        hidden.flatten(0, -2).to(dtype), head.weight.to(dtype), head.bias
+    )
+    return flat.view(*hidden.shape[:-1], -1)
+
+
+class _Projected(FunctionCtx):
+    """State of `_Projection` between forward and backward."""
+
+    saved_tensors: tuple[Tensor, Tensor]
+    needs_input_grad: tuple[bool, ...]
+
+
+class _Projection(torch.autograd.Function):
+    """`project` with a gradient, which is in half precision as that of a rounded product."""
+
+    @staticmethod
+    def forward(ctx: _Projected, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return project(hidden, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Projected, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        slope = grad.to(hidden.dtype)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            slope @ weight if wants_hidden else None,
+            slope.T @ hidden if wants_weight else None,
+            grad.sum(dim=0) if wants_bias else None,
+        )

@@ -1,0 +1,53 @@
+"""What can be refused at once: before imports that take seconds, before a download, before anything starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from nodes.roles.run import IDENTITY_FILE
+from swarm.config import LoadedConfig
+from swarm.errors import ConfigError
+from swarm.net.addresses.bootstrap import Bootstraps
+from swarm.net.addresses.listening import check_free
+from swarm.net.records.identity import check_unused
+from swarm.policy.config import check_model_path, check_peft
+
+OF_THE_DISK = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO}
+)
+"""Errors of files that a person can mend, and no mistake of the program."""
+
+
+def check_start(loaded: LoadedConfig) -> None:
+    """Raises `ConfigError`, `IdentityInUse` or `TransportError` for what keeps a node from starting."""
+    config = loaded.config
+    Bootstraps(config.network.bootstrap)
+    check_model_path(config.policy)
+    check_peft(config.policy.lora)
+    _check_writable(config.out)
+    if os.environ.get("RANK", "0") != "0":
+        return  # among torchrun's processes the first is the node, which may have its directory and ports by now
+    if "out" in loaded.origins or config.network.identity:
+        check_unused(config.network.identity or config.out / IDENTITY_FILE)
+    for address in config.network.listen:
+        check_free(address)
+
+
+def _check_writable(out: Path) -> None:
+    there = out.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"out: {there} is a file; choose another directory with --out")
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"out: {there} cannot be written to by this user; choose another directory with --out")
+
+
+def disk_problem(error: OSError) -> str | None:
+    """What a person can do about an error of a file; None where that is nothing, and the error a mistake."""
+    if error.errno not in OF_THE_DISK:
+        return None
+    where = f"{error.filename} cannot be written or read" if error.filename else "a file cannot be written or read"
+    return f"{where}: {(error.strerror or str(error)).lower()}; free disk space, or choose another directory with --out"

@@ -1,0 +1,5 @@
+"""`python -m swarm`: the `swarm` command."""
+
+from nodes.cli import main
+
+main()

@@ -1,0 +1,96 @@
+"""The model that generates: the trained one, or a copy whose matrices have the type of the forward passes.
+
+Autocast casts float32 matrices in every pass, so that a decode step moves four times the bytes that it needs. The copy
+casts them once after a change of the weights, with adapters merged. It shares everything else, such as norms and
+embeddings, with the trained model: without adapters it computes the very same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from swarm.policy.adapters import base_layer, is_adapted, merged_weight
+from swarm.policy.loading import Policy
+from swarm.policy.routing import Routers
+
+LINEAR = (nn.Linear, Conv1D)
+"""Layers whose weight and bias autocast casts, whatever their input."""
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """A layer of the copy, and the one that it is cast from."""
+
+    trained: nn.Module
+    copied: nn.Module
+
+    def refresh(self) -> None:
+        """Cast the present weights."""
+        for name, copied in self.copied.named_parameters():
+            plain = base_layer(self.trained)
+            copied.copy_(merged_weight(self.trained) if name == "weight" else plain.get_parameter(name))
+
+
+class GeneratingModel:
+    """The model to run in the `compute` context of a policy, and its routers."""
+
+    def __init__(self, policy: Policy) -> None:
+        """The trained model; a copy, if it is of use, is made by the first `refresh`."""
+        self.model: PreTrainedModel = policy.model
+        self.routers = policy.routers
+        self._policy = policy
+        self._casts: list[_Cast] = []
+        self._changes: int | None = None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take the policy's present weights. The gate must be held; does nothing if they have not changed."""
+        policy = self._policy
+        # The gathered weights of several ranks are in float32, and gone after generation.
+        if self._changes == policy.gate.changes or policy.dtype is torch.float32 or policy.ranks.size > 1:
+            return
+        if self._changes is None:
+            self.model, self._casts = _copied(policy)
+            self.routers = Routers(self.model) if policy.routers is not None else None
+        for cast in self._casts:
+            cast.refresh()
+        self._changes = policy.gate.changes
+
+
+def _copied(policy: Policy) -> tuple[PreTrainedModel, list[_Cast]]:
+    """A second model with plain linear layers of its own, still empty; other tensors are those of the first."""
+    twin: PreTrainedModel = _sharing_tensors(policy.model)
+    casts = []
+    for name, trained in _linear_layers(policy.model):
+        if is_adapted(trained):
+            twin.set_submodule(name, _sharing_tensors(base_layer(trained)))
+        elif trained.get_parameter("weight").dtype is policy.dtype:
+            continue
+        layer = twin.get_submodule(name)
+        for part, value in list(layer.named_parameters()):
+            setattr(layer, part, nn.Parameter(torch.empty_like(value, dtype=policy.dtype), requires_grad=False))
+        casts.append(_Cast(trained, layer))
+    return twin, casts
+
+
+def _sharing_tensors(module: nn.Module) -> nn.Module:
+    """A copy of the modules alone."""
+    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules; a layer with adapters counts as one."""
+    for name, child in module.named_children():
+        if type(child) in LINEAR or is_adapted(child):
+            yield prefix + name, child
+        else:
+            yield from _linear_layers(child, f"{prefix}{name}.")

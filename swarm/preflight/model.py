@@ -1,0 +1,297 @@
+"""What a model needs of memory, by its `config.json`.
+
+Its own code runs on tensors without content, so that every architecture counts as it is, with the casts of mixed
+precision and with adapters. Only two layers of it run: the others are like the second.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from msgspec import Struct, structs
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.initialization import no_init_weights
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from swarm.errors import PolicyError
+from swarm.policy.adapters import insert
+from swarm.policy.config import LoraSettings
+from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
+from swarm.training.layers import TrainingLayers
+
+UNMASKED = "swarm_unmasked"
+"""Causal attention without a mask, as real passes have it; transformers would make one for tensors without content."""
+MAX_CHARS = 100
+WIDTH = 64
+"""Tokens of a row while measuring."""
+
+
+class Growth(Struct, frozen=True):
+    """Bytes that grow with the tokens of a pass."""
+
+    fixed: float
+    per_token: float
+
+    def at(self, tokens: int) -> int:
+        """Bytes of a pass of so many tokens."""
+        return round(self.fixed + self.per_token * tokens)
+
+
+class PassSize(Struct, frozen=True):
+    """Memory of forward and backward passes, beside weights and gradients. Fixed parts are rounded copies of trained
+    weights."""
+
+    kept: Growth
+    """What the layers keep of a forward pass for the gradient."""
+    kept_checkpointed: Growth
+    """The same with checkpointing: the inputs of the layers."""
+    layer: Growth
+    """What one layer keeps: checkpointing computes it again, layer by layer."""
+    cached_per_token: float
+    """Keys and values of a token."""
+
+
+class ModelSize(Struct, frozen=True):
+    """A model, with or without adapters."""
+
+    parameters: int
+    """Of the model, tied ones once, without adapters."""
+    trained: int
+    """All parameters, or those of the adapters. Always float32."""
+    frozen_bytes: int
+    """Weights beside the trained ones."""
+    vocabulary: int
+    hidden: int
+    dtype: torch.dtype
+    """Type of forward passes."""
+    passes: PassSize | None
+    problem: str = ""
+    """Why the passes are unknown."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights as a trainer holds them."""
+        return 4 * self.trained + self.frozen_bytes
+
+    @property
+    def rounded_bytes(self) -> int:
+        """All weights in the type of forward passes, without adapters: vLLM's copy."""
+        return self.parameters * self.dtype.itemsize
+
+
+def measure(config: PreTrainedConfig, lora: LoraSettings, find_dtype: Callable[[int], torch.dtype]) -> ModelSize:
+    """The size of the model that `config` describes; `find_dtype` gives the type of its passes by its parameters.
+
+    Raises `PolicyError`.
+    """
+    try:
+        whole = _build(config, lora, torch.float32)
+    except Exception as error:  # a model's own code may raise anything
+        raise PolicyError(f"the size of a {type(config).__name__} cannot be found: {_in_words(error)}") from error
+    parameters = sum(weight.numel() for name, weight in whole.named_parameters() if ".lora_" not in name)
+    dtype = find_dtype(parameters)
+    stored = dtype if lora.rank and lora.frozen_dtype == "compute" else torch.float32
+    trained = sum(weight.numel() for weight in whole.parameters() if weight.requires_grad)
+    head = whole.get_output_embeddings().weight
+    size = ModelSize(
+        parameters=parameters,
+        trained=trained,
+        frozen_bytes=parameters * stored.itemsize if lora.rank else 0,
+        vocabulary=head.shape[0],
+        hidden=head.shape[1],
+        dtype=dtype,
+        passes=None,
+    )
+    try:
+        return structs.replace(size, passes=_measure_passes(config, lora, dtype, stored))
+    except Exception as error:  # as above; what depends on values, such as some routers of experts, cannot run
+        return structs.replace(size, problem=_in_words(error))
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CHARS]}"
+
+
+def head_bytes(size: ModelSize, tokens: int, device: str) -> int:
+    """Peak of the output head and the gradient of its log-probabilities for `tokens` of them, on a type of device."""
+    chunk = max(1, CHUNK_NUMBERS.get(device, CHUNK_NUMBERS_ELSEWHERE) // size.vocabulary)
+    simulated = (KEPT_CHUNKS + 2) * chunk  # later chunks are like the last of these
+    if tokens <= simulated:
+        return _head_peak(size, tokens, chunk)
+    first, second = (_head_peak(size, simulated + more, chunk) for more in (0, chunk))
+    return first + (second - first) * (tokens - simulated) // chunk
+
+
+@cache
+def _head_peak(size: ModelSize, tokens: int, chunk: int) -> int:
+    trains_head = size.frozen_bytes == 0
+    with FakeTensorMode():
+        weight = torch.empty(
+            size.vocabulary, size.hidden, dtype=torch.float32 if trains_head else size.dtype, requires_grad=trains_head
+        )
+        hidden = torch.empty(tokens, size.hidden, dtype=size.dtype, requires_grad=True)
+        targets = torch.zeros(tokens, dtype=torch.long)
+        with LiveBytes([weight, hidden]) as live:
+            logprobs, _ = selected_logprobs(hidden, weight, None, targets, 1.0, chunk)
+            logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    peak: int = live.peak
+    return peak
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages made within the block: those alive now, and the most at a time."""
+
+    def __init__(self, given: Iterable[Tensor]) -> None:
+        """`given` are not counted, nor views of them."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._given = {tensor.untyped_storage()._cdata for tensor in given}
+        self.now = 0
+        self.peak = 0
+        self._alive: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operation."""
+        result = function(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self._see(value.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._given or key in self._alive:
+            return
+        self._alive[key] = storage.nbytes()
+        self.now += self._alive[key]
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.now -= self._alive.pop(key)
+
+
+def _measure_passes(config: PreTrainedConfig, lora: LoraSettings, dtype: torch.dtype, stored: torch.dtype) -> PassSize:
+    """By passes of one and two rows through models of one and two layers."""
+    num_layers = config.get_text_config().num_hidden_layers
+    kept: dict[tuple[int, int, bool], int] = {}
+    cached: list[int] = []
+    for layers in (1, 2):
+        model = _build(_with_layers(config, layers), lora, stored)
+        with FakeTensorMode():
+            _give_fake_memory(model)
+            for rows in (1, 2):
+                for checkpointed in (False, True):
+                    with TrainingLayers(model, compiled=False, checkpointed=checkpointed).active():
+                        kept[layers, rows, checkpointed] = _kept_bytes(model, rows, dtype)
+            cached.append(_cached_bytes(model, dtype))
+
+    def growth(first: Callable[[int], float]) -> Growth:
+        per_token = (first(2) - first(1)) / WIDTH
+        return Growth(first(1) - per_token * WIDTH, per_token)
+
+    def all_layers(checkpointed: bool) -> Growth:
+        return growth(lambda rows: kept[1, rows, checkpointed] + (num_layers - 1) * a_layer(rows, checkpointed))
+
+    def a_layer(rows: int, checkpointed: bool) -> int:
+        return kept[2, rows, checkpointed] - kept[1, rows, checkpointed]
+
+    return PassSize(
+        kept=all_layers(False),
+        kept_checkpointed=all_layers(True),
+        layer=growth(lambda rows: a_layer(rows, False)),
+        cached_per_token=cached[0] + (num_layers - 1) * (cached[1] - cached[0]),
+    )
+
+
+def _kept_bytes(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> int:
+    """What is alive after a forward pass of the layers."""
+    ids = torch.zeros(rows, WIDTH, dtype=torch.long)
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live, _in(dtype):
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        kept: int = live.now
+    del hidden
+    return kept
+
+
+@torch.no_grad()
+def _cached_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Keys and values of one token."""
+    cache = DynamicCache(config=model.config)
+    with _in(dtype):
+        model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+    return sum((layer.keys.numel() + layer.values.numel()) * dtype.itemsize for layer in cache.layers)
+
+
+def _in(dtype: torch.dtype) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is torch.float32 else torch.autocast("cpu", dtype=dtype)
+
+
+def _build(config: PreTrainedConfig, lora: LoraSettings, stored: torch.dtype) -> PreTrainedModel:
+    """The model on the device `meta`, with adapters if there are any."""
+    with torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=stored)
+        model.tie_weights()
+        if lora.rank:
+            insert(model, lora)
+    if model.config._attn_implementation == "sdpa":
+        model.config._attn_implementation = UNMASKED
+    return model.eval()
+
+
+def _give_fake_memory(model: PreTrainedModel) -> None:
+    """Tensors that claim to be on the CPU, where mixed precision applies, in place of those on `meta`.
+
+    `FakeTensorMode` must be active; `Module.to` cannot do this.
+    """
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    trained = isinstance(tensor, torch.nn.Parameter)
+                    made[id(tensor)] = torch.nn.Parameter(fake, tensor.requires_grad) if trained else fake
+                tensors[name] = made[id(tensor)]
+
+
+def _with_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+    """The same model with fewer layers."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    before = text.num_hidden_layers
+    for name, value in vars(text).items():
+        if isinstance(value, list) and len(value) == before:  # something for each layer
+            setattr(text, name, value[:num_layers])
+    text.num_hidden_layers = num_layers
+    return config
+
+
+def _attend(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+) -> Any:
+    return sdpa_attention_forward(module, query, key, value, None, **others)
+
+
+AttentionInterface.register(UNMASKED, _attend)
+AttentionMaskInterface.register(UNMASKED, lambda *_, **__: None)

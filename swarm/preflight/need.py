@@ -1,0 +1,215 @@
+"""The memory that a node needs on its device, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from swarm.config import NodeConfig
+from swarm.engines.config import EngineName
+from swarm.engines.transformers.budget import LOGIT_COPIES
+from swarm.preflight.model import ModelSize, head_bytes
+from swarm.training.layers import is_checkpointed
+from swarm.training.memory.optimizers import MOMENT_BYTES
+from swarm.training.memory.pass_memory import GRADIENT_BYTES
+from swarm.training.passes import MICRO_BATCH_TOKENS
+
+RoleName = Literal["peer", "learner", "worker"]
+When = Literal["always", "update", "generation"]
+
+GIB = 2**30
+LOGIT_BYTES = 4
+SNAPSHOT_BYTES = {"native": 4, "bfloat16": 2, "int8": 1}
+"""Of every trained parameter, by `learner.precision`; in the CPU's memory."""
+PROMPT_TOKENS = 128
+"""Allowed for, beside the longest completion."""
+PROCESS_BYTES = {"cuda": GIB // 2, "cpu": GIB}
+"""A process without its model: CUDA's context; torch and transformers, verification workers and daemon."""
+VLLM_BYTES = 3 * GIB // 2
+"""vLLM without weights and KV cache: context, CUDA graphs and the buffers of a step. Estimated."""
+
+
+class Part(Struct, frozen=True):
+    """Memory for one purpose."""
+
+    name: str
+    num_bytes: int
+    when: When = "always"
+
+
+class Need(Struct, frozen=True):
+    """Memory on the device. Update and generation alternate: the larger one counts."""
+
+    parts: tuple[Part, ...]
+    lacking: str = ""
+    """What is not included, and why."""
+
+    def during(self, when: When) -> int:
+        """Bytes of the parts of one time."""
+        return sum(part.num_bytes for part in self.parts if part.when == when)
+
+    @property
+    def total(self) -> int:
+        """At most at any time."""
+        return self.during("always") + max(self.during("update"), self.during("generation"))
+
+    def __str__(self) -> str:
+        """For people, in GiB."""
+        always, update, generation = (
+            ", ".join(f"{part.name} {in_gib(part.num_bytes)}" for part in self.parts if part.when == when)
+            for when in ("always", "update", "generation")
+        )
+        turns = " or ".join(text for text in (update, generation) if text)
+        lacking = f"; not included: {self.lacking}" if self.lacking else ""
+        return f"{always}" + (f"; in turn {turns}" if turns else "") + lacking
+
+
+class Node(Struct, frozen=True):
+    """A node: its model, and everything else that decides how much it needs."""
+
+    config: NodeConfig
+    size: ModelSize
+    role: RoleName
+    engine: EngineName
+    device: str
+    """Type of the device."""
+    device_bytes: int
+    """All memory of the device: vLLM takes a fraction of it."""
+    num_processes: int = 1
+    """Processes that share the policy, each with a device."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has an optimizer."""
+        return self.role != "worker"
+
+    def need(self, free: int) -> Need:
+        """With passes as long as configured, and as many sequences at a time as configured and `free` bytes allow."""
+        rows = self._rows
+        while rows > 1 and self.with_passes(self.pass_tokens, rows).total > free:
+            rows //= 2
+        return self.with_passes(self.pass_tokens, rows)
+
+    @property
+    def least(self) -> Need:
+        """With one completion at a time: what a node comes down to when memory runs out."""
+        return self.with_passes(self._row_tokens, 1)
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether passes keep only the inputs of layers; by default on GPUs."""
+        return is_checkpointed(self.config.update.gradient_checkpointing, self.device)
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of a forward pass, as configured."""
+        return max(self.config.update.micro_batch_tokens or MICRO_BATCH_TOKENS[self.device], self._row_tokens)
+
+    def with_passes(self, tokens: int, rows: int) -> Need:
+        """With passes of so many tokens in updates, and so many sequences generated together."""
+        parts = [*_held(self), *_generation(self, rows * self._row_tokens, rows)]
+        if self.trains:
+            parts += _update(self, tokens)
+        lacking = f"activations and KV cache ({self.size.problem})" if self.size.passes is None else ""
+        return Need(tuple(part for part in parts if part.num_bytes), lacking)
+
+    def longest_pass(self, free: int) -> int | None:
+        """Tokens of a pass that fits into `free` bytes, those configured or halves of them; None if none does."""
+        tokens = self.pass_tokens
+        while self.with_passes(tokens, 1).total > free:
+            tokens //= 2
+            if tokens < self._row_tokens:
+                return None
+        return tokens
+
+    @property
+    def vllm_share(self) -> int:
+        """Bytes of the GPU that vLLM takes."""
+        return round(self.config.generation.vllm.gpu_memory_fraction * self.device_bytes)
+
+    @property
+    def vllm_least(self) -> int:
+        """Bytes with which vLLM starts: weights and one sequence."""
+        passes = self.size.passes
+        one = passes.cached_per_token * self._row_tokens if passes else 0.0
+        return self.size.rounded_bytes + VLLM_BYTES + round(one)
+
+    @property
+    def _row_tokens(self) -> int:
+        """Longest completion with its prompt."""
+        return PROMPT_TOKENS + self.config.generation.max_new_tokens
+
+    @property
+    def _rows(self) -> int:
+        """Sequences that are generated together, as configured."""
+        generation, evaluation = self.config.generation, self.config.evaluation
+        questions = self.config.follow.questions if self.role == "worker" else self.config.num_questions(self.device)
+        asked = 0 if self.role == "learner" else questions * generation.group_size
+        return max(1, min(max(asked, evaluation.num_questions), generation.max_batch_sequences))
+
+
+def _held(node: Node) -> Iterator[Part]:
+    """What is there all the time."""
+    config, size, shards = node.config, node.size, node.num_processes
+    if not (node.role == "worker" and node.engine == "vllm" and node.device == "cuda"):
+        yield Part("weights", size.weight_bytes // shards)
+    if node.trains:
+        yield Part("optimizer", _moment_bytes(node) * size.trained // shards)
+    if node.trains and config.update.reference_kl and not config.policy.lora.rank:
+        yield Part("reference", size.weight_bytes // shards)
+    if node.role == "learner" and config.learner.spot_check:
+        yield Part("copy for spot checks", size.weight_bytes)
+    if node.role == "learner" and node.device == "cpu":
+        kept = config.learner.max_staleness // config.learner.period + 2  # for spot checks
+        yield Part("snapshots", kept * SNAPSHOT_BYTES[config.learner.precision] * size.trained)
+    if config.evaluation.beside and config.evaluation.suites:
+        yield Part("copy for suites", size.weight_bytes)
+    yield Part("process", PROCESS_BYTES.get(node.device, 0))
+
+
+def _moment_bytes(node: Node) -> int:
+    """Of the optimizer's states for every trained parameter, on the device: offloading is to the CPU's memory."""
+    optimizer = node.config.update.optimizer
+    return MOMENT_BYTES["adamw" if optimizer == "adamw_offloaded" and node.device == "cpu" else optimizer]
+
+
+def _update(node: Node, tokens: int) -> Iterator[Part]:
+    """A forward and a backward pass; the head's memory is free before a checkpointed layer is computed again."""
+    size = node.size
+    yield Part("gradients", GRADIENT_BYTES * size.trained // node.num_processes, "update")
+    if size.passes is None:
+        return
+    head = head_bytes(size, tokens, node.device)
+    if node.checkpointed:
+        kept = size.passes.kept_checkpointed.at(tokens) + max(head, size.passes.layer.at(tokens))
+    else:
+        kept = size.passes.kept.at(tokens) + head
+    yield Part("activations", kept, "update")
+
+
+def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
+    """`tokens` in the KV cache, for `rows` sequences."""
+    size, generation = node.size, node.config.generation
+    if node.engine == "vllm":
+        on_cpu = size.rounded_bytes + generation.vllm.cpu_cache_bytes + PROCESS_BYTES["cpu"]
+        share = max(node.vllm_share, node.vllm_least) if node.device == "cuda" else on_cpu
+        yield Part("vLLM", share, "generation" if generation.vllm.sleep else "always")
+        return
+    ahead = generation.max_staleness > 0 and node.role == "peer"
+    when: When = "always" if ahead else "generation"
+    if ahead:
+        yield Part("copy for generation", size.weight_bytes + PROCESS_BYTES.get(node.device, 0))
+    elif node.num_processes > 1:
+        yield Part("whole weights", size.weight_bytes, when)
+    if size.dtype.itemsize < GRADIENT_BYTES and node.num_processes == 1:
+        yield Part("rounded weights", size.rounded_bytes)
+    if size.passes is not None:
+        yield Part("KV cache", round(tokens * size.passes.cached_per_token), when)
+    yield Part("logits", LOGIT_BYTES * LOGIT_COPIES * rows * size.vocabulary, when)
+
+
+def in_gib(num_bytes: int) -> str:
+    """With one decimal."""
+    return f"{num_bytes / GIB:.1f} GiB"

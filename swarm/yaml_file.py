@@ -1,0 +1,66 @@
+"""A YAML file of fields, and the line of each: what is wrong in it is told by its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import JsonValue
+
+from swarm.errors import ConfigError
+
+
+class YamlFile:
+    """The values of a file and where they are."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises `ConfigError` when it cannot be read, is not a mapping, or gives a field twice."""
+        try:
+            text = file.read_text()
+            self._root = yaml.compose(text, yaml.SafeLoader)
+            values = yaml.safe_load(text)
+        except OSError as error:
+            raise ConfigError(f"cannot read configuration {file}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"configuration {file} is not valid YAML: {_in_words(error)}") from error
+        if not isinstance(values, dict | None):
+            raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")
+        for line, key in _doubled(self._root):
+            raise ConfigError(f"configuration {file}, line {line}: {key} is given twice; only the last would count")
+        self.values: dict[str, JsonValue] = values or {}
+
+    def line(self, path: Sequence[str | int]) -> int | None:
+        """The line of a field, or of the nearest one around it; parts that are not in the file are passed over."""
+        node, line = self._root, None
+        for part in path:
+            if isinstance(node, yaml.MappingNode):
+                for key, value in node.value:
+                    if key.value == str(part):
+                        node, line = value, key.start_mark.line + 1
+                        break
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line + 1
+        return line
+
+
+def _doubled(node: yaml.Node | None) -> Iterator[tuple[int, str]]:
+    """Line and name of each key that its mapping has already."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                yield key.start_mark.line + 1, key.value
+            seen.add(str(key.value))
+            yield from _doubled(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _doubled(value)
+
+
+def _in_words(error: Exception) -> str:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return str(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"

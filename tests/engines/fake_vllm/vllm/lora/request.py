@@ -1,0 +1,3 @@
+class LoRARequest:
+    def __init__(self, *arguments: object, **options: object) -> None:
+        pass

@@ -1,0 +1,172 @@
+"""What fits, what is refused, and that the settings which are said to fit do."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec import structs
+
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError
+from swarm.policy.config import LoraSettings
+from swarm.policy.loading import Policy
+from swarm.preflight import check, page
+from swarm.preflight.check import Memory, Preflight, check_nodes, check_start, judge, with_settings
+from swarm.preflight.model import ModelSize, measure
+from swarm.preflight.need import GIB, Need, Part, RoleName
+from tests.engines.models import make
+
+CONFIG = NodeConfig.model_validate(
+    {
+        "policy": {"model": "some/model", "dtype": "bfloat16"},
+        "generation": {"engine": "transformers", "max_new_tokens": 100},
+        "update": {"micro_batch_tokens": 4_096, "gradient_checkpointing": False},
+        "evaluation": {"num_questions": 0},
+    }
+)
+
+
+def _judge(free: float, config: NodeConfig = CONFIG, role: RoleName = "peer", device: str = "cuda") -> Preflight:
+    return judge(_size, config, role, Memory(device, round(free), round(free)))
+
+
+@cache
+def _size(lora: LoraSettings) -> ModelSize:
+    return measure(make("llama").model.config, lora, lambda _: torch.bfloat16)
+
+
+def _with(**changes: object) -> NodeConfig:
+    return with_settings(CONFIG, tuple((name.replace("__", "."), value) for name, value in changes.items()))  # type: ignore[misc]
+
+
+def test_update_and_generation_take_turns() -> None:
+    need = Need((Part("weights", 4), Part("gradients", 3, "update"), Part("cache", 5, "generation")))
+    assert need.total == 9
+    assert str(structs.replace(need, lacking="x")).endswith(
+        "; in turn gradients 0.0 GiB or cache 0.0 GiB; not included: x"
+    )
+
+
+def test_verdicts_change_where_the_sums_say() -> None:
+    plenty = _judge(10 * GIB)
+    need, least = plenty.need.total, plenty.least.total
+    assert plenty.verdict == "fits" and not plenty.fix and least < need
+    assert _judge(need).verdict == "fits"
+    assert _judge(need - 1).verdict == "smaller"
+    assert _judge(least).verdict == "smaller"
+    assert _judge(least - 1).verdict == "too large"
+
+
+def test_what_is_said_to_fit_fits() -> None:
+    plenty = _judge(10 * GIB)
+    free = round(0.2 * plenty.least.total + 0.8 * plenty.need.total)
+    found = _judge(free)
+    assert found.fix.startswith("what fits: --update.gradient_checkpointing true (")
+    assert {path for way in found.ways for path, _ in way.changes} >= {"update.micro_batch_tokens"}
+    for way in found.ways:
+        assert way.need.total <= free
+        assert _judge(free, with_settings(CONFIG, way.changes)).verdict == "fits"
+
+
+def test_fewer_sequences_at_a_time_are_no_obstacle() -> None:
+    config = _with(generation__questions_per_round=4_000, generation__max_batch_sequences=32_000)
+    enough = _judge(10 * GIB).need.total
+    assert _judge(10 * GIB, config).need.total > enough
+    assert _judge(enough, config).verdict == "fits"
+
+
+def test_parts_follow_the_settings() -> None:
+    def parts(config: NodeConfig, role: RoleName = "peer", device: str = "cuda") -> dict[str, int]:
+        return {part.name: part.num_bytes for part in _judge(10 * GIB, config, role, device).need.parts}
+
+    plain = parts(CONFIG)
+    assert plain["optimizer"] == 2 * plain["weights"] == 2 * plain["gradients"]
+    assert parts(_with(update__reference_kl=0.1))["reference"] == plain["weights"]
+    checkpointed = parts(_with(update__gradient_checkpointing=True))["activations"]
+    assert parts(_with(update__gradient_checkpointing=None))["activations"] == checkpointed < plain["activations"]
+    assert "optimizer" not in parts(_with(update__optimizer="adamw_offloaded")), "in the CPU's memory"
+    assert parts(_with(update__optimizer="adamw_offloaded"), device="cpu")["optimizer"] == plain["optimizer"]
+    assert parts(_with(update__optimizer="adamw_8bit"))["optimizer"] == plain["optimizer"] // 4
+    assert plain["rounded weights"] == plain["weights"] // 2, "a copy that generates"
+    assert parts(_with(generation__max_staleness=1))["copy for generation"] > plain["weights"]
+    assert parts(CONFIG, "learner")["copy for spot checks"] == plain["weights"]
+    assert parts(_with(learner__precision="bfloat16"), "learner", "cpu")["snapshots"] % (plain["weights"] // 2) == 0
+    assert not {"optimizer", "gradients", "activations"} & set(parts(CONFIG, "worker"))
+    vllm = _with(generation__engine="vllm")
+    assert parts(vllm)["vLLM"] == round(0.45 * 10 * GIB) and "KV cache" not in parts(vllm)
+    assert "weights" not in parts(vllm, "worker"), "only vLLM has them on the GPU"
+    assert parts(vllm, "peer", "cpu")["vLLM"] < 3 * GIB
+    assert "weights" in parts(vllm, "learner") and "vLLM" not in parts(vllm, "learner")
+
+
+def test_several_processes_share_what_they_train() -> None:
+    memory = Memory("cuda", 10 * GIB, 10 * GIB)
+    alone, shared = (judge(_size, CONFIG, "peer", memory, count).need for count in (1, 4))
+    assert 3.9 < alone.parts[1].num_bytes / shared.parts[1].num_bytes < 4.1
+    assert {part.name: part.when for part in shared.parts}["whole weights"] == "generation"
+
+
+def test_vllm_needs_its_weights_within_its_share() -> None:
+    found = _judge(2 * GIB, _with(generation__engine="vllm"), "worker")
+    assert found.verdict == "too large" and "gpu_memory_fraction 0.45 gives it 0.9 GiB" in found.seen
+    found = _judge(4.5 * GIB, _with(generation__engine="vllm", generation__vllm__gpu_memory_fraction=0.3), "worker")
+    assert found.fix.startswith("what fits: --generation.vllm.gpu_memory_fraction 0.8")
+
+
+@pytest.fixture
+def directory(policy: Policy, tmp_path: Path) -> Path:
+    policy.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("role", ["peer", "learner", "worker"])
+def test_a_start_is_refused_only_where_nothing_fits(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, role: RoleName
+) -> None:
+    config = _with(policy__model=str(directory), policy__device="cpu")
+    found = check.preflight(config, role, Memory("cpu", 10 * GIB, 10 * GIB))
+    need, least = found.need.total, found.least.total
+    free, swap = need, 0
+    monkeypatch.setattr(check, "memory_of", lambda device: Memory(device.type, free, 10 * GIB, swap))
+    assert check_start(config, role) == ""
+    free = least - 1
+    with pytest.raises(ConfigError, match=r"needs about .* GiB, at least .* are free: (weights|process).*"):
+        check_start(config, role)
+    swap = 1
+    assert "passes will be shorter than configured" in check_start(config, role)
+
+
+def test_the_embedded_policy_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "preflight", lambda *_, **__: pytest.fail("asked"))
+    assert check_start(NodeConfig(), "peer") == ""
+
+
+def test_a_model_that_cannot_be_read_is_left_to_the_loader(tmp_path: Path) -> None:
+    assert check_start(_with(policy__model=str(tmp_path / "nowhere"), policy__device="cpu"), "peer") == ""
+
+
+def test_nodes_of_one_machine_fit_exactly_or_not_at_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _with(policy__model=str(directory), policy__device="cpu")
+    one = check.preflight(config, "peer", Memory("cpu", 10 * GIB, 10 * GIB)).need.total
+    free = 3 * one
+    monkeypatch.setattr(check, "memory_of", lambda device: Memory(device.type, free, 10 * GIB))
+    check_nodes(config, 3)
+    free = 3 * one - 1
+    with pytest.raises(ConfigError, match=r"3 nodes with .*GiB each: weights.*there is room for 2 nodes"):
+        check_nodes(config, 3)
+
+
+def test_this_machines_memory_is_found() -> None:
+    found = check.memory_of(torch.device("cpu"))
+    assert found.device == "cpu" and 0 < found.free <= found.total and found.swap >= 0
+
+
+def test_the_page_of_sizes_is_current() -> None:
+    """One model's lines: all of them would take long."""
+    shipped = (Path(__file__).parent.parent.parent / "docs" / "sizing.md").read_text()
+    name, mode = "Qwen2.5-0.5B", page.MODES[0]
+    assert page.line(name, mode) in shipped, "run: swarm config sizing > docs/sizing.md"
+    assert shipped.startswith(page.HEADER) and shipped.endswith(page.RATES)

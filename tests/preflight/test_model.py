@@ -1,0 +1,159 @@
+"""A model's size by its configuration, against real tensors."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from swarm.errors import PolicyError
+from swarm.policy.adapters import Adapters
+from swarm.policy.config import LoraSettings
+from swarm.policy.scoring.head import selected_logprobs
+from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
+from swarm.preflight.page import MODELS
+from swarm.training.layers import TrainingLayers
+from tests.engines.models import ARCHITECTURES, make
+
+MIB = 2**20
+ROWS, WIDTH = 10, 12
+"""Rows shorter than the window of any of the models: a longer one has a mask, as with real windows of thousands."""
+NO_LORA = LoraSettings()
+
+
+def _size(model: PreTrainedModel, dtype: torch.dtype = torch.float32, lora: LoraSettings = NO_LORA) -> ModelSize:
+    return measure(model.config, lora, lambda _: dtype)
+
+
+def _deeper(architecture: str) -> PreTrainedModel:
+    """Of four layers: two of them are not run to find the size."""
+    policy = make(architecture)
+    config = copy.deepcopy(policy.model.config)
+    config.num_hidden_layers = 4
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types * 2
+    torch.manual_seed(0)
+    return type(policy.model)(config).eval()
+
+
+def _saved_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Tensors that a forward pass of the layers saves for the gradient."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    saved: dict[int, tuple[int, Tensor]] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    ids = torch.randint(0, 50, (ROWS, WIDTH))
+    with (
+        torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        model.base_model(input_ids=ids, use_cache=False)
+    return sum(num_bytes for num_bytes, _ in saved.values())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_gradients_and_states_are_counted_exactly(architecture: str) -> None:
+    model = _deeper(architecture)
+    size = _size(model)
+    model(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits.sum().backward()
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    states = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert size.weight_bytes == sum(weight.nbytes for weight in model.parameters())
+    assert 4 * size.trained == sum(weight.grad.nbytes for weight in model.parameters() if weight.grad is not None)
+    assert 8 * size.trained == sum(state.nbytes for state in states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "qwen3_moe"])
+def test_activations_are_what_a_pass_saves(architecture: str, dtype: torch.dtype) -> None:
+    model = _deeper(architecture)
+    passes = _size(model, dtype).passes
+    assert passes is not None
+    assert passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, dtype), rel=0.1)
+
+
+def test_code_that_depends_on_values_is_said_to_be_left_out() -> None:
+    size = _size(_deeper("qwen3_moe"))
+    assert size.passes is not None or size.problem
+
+
+def test_a_model_that_cannot_be_built_is_a_clear_error() -> None:
+    with pytest.raises(PolicyError, match="the size of a PreTrainedConfig cannot be found: ValueError"):
+        measure(PreTrainedConfig(), NO_LORA, lambda _: torch.float32)
+
+
+def test_adapters_are_counted_exactly_and_their_passes_too() -> None:
+    pytest.importorskip("peft", reason="needs the extra lora")
+    model, lora = _deeper("qwen2"), LoraSettings(rank=4)
+    size = _size(model, torch.bfloat16, lora)
+    model = model.to(torch.bfloat16)
+    Adapters(model, lora)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    assert size.trained == sum(weight.numel() for weight in trained)
+    assert size.weight_bytes == sum(weight.nbytes for weight in model.parameters())
+    assert size.passes is not None
+    assert size.passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, torch.bfloat16), rel=0.1)
+
+
+def test_checkpointing_keeps_what_a_real_pass_keeps() -> None:
+    model = _deeper("llama")
+    passes = _size(model).passes
+    assert passes is not None
+    layers = TrainingLayers(model, compiled=False, checkpointed=True)
+    with layers.active(), LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        hidden = model.base_model(input_ids=torch.zeros(ROWS, WIDTH, dtype=torch.long), use_cache=False)
+        assert passes.kept_checkpointed.at(ROWS * WIDTH) == pytest.approx(live.now, rel=0.1)
+    assert hidden is not None and passes.kept_checkpointed.at(ROWS * WIDTH) < 0.3 * passes.kept.at(ROWS * WIDTH)
+
+
+@pytest.mark.parametrize("num_tokens", [16, 400])
+def test_the_head_takes_what_it_really_takes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.preflight import model as module
+
+    model = _deeper("qwen2")
+    size = _size(model)
+    monkeypatch.setitem(module.CHUNK_NUMBERS, "cpu", 20 * size.vocabulary)
+    hidden = torch.randn(num_tokens, size.hidden, requires_grad=True)
+    weight = model.get_output_embeddings().weight
+    with LiveBytes([weight, hidden]) as live:
+        targets = torch.zeros(num_tokens, dtype=torch.long)
+        selected_logprobs(hidden, weight, None, targets, 1.0, 20)[0].sum().backward()
+    assert head_bytes(size, num_tokens, "cpu") == pytest.approx(live.peak, rel=0.1)
+
+
+def test_keys_and_values_are_counted_as_the_engine_stores_them() -> None:
+    policy = make("qwen2")
+    passes = _size(policy.model).passes
+    shape = policy.model.config
+    head_dim = shape.hidden_size // shape.num_attention_heads
+    assert passes is not None
+    assert passes.cached_per_token == 2 * shape.num_hidden_layers * shape.num_key_value_heads * head_dim * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "parameters", "measured"),
+    [("Qwen2.5-0.5B", 0, 494_032_768, 1.53), ("Qwen3-1.7B", 0, 1_720_574_976, 3.58), ("Qwen2.5-7B", 16, None, 6.41)],
+)
+def test_known_models_have_the_activations_measured_on_them(
+    name: str, rank: int, parameters: int | None, measured: float
+) -> None:
+    """MiB of saved tensors per token, measured with real weights in bfloat16 passes."""
+    if rank:
+        pytest.importorskip("peft", reason="needs the extra lora")
+    size = measure(MODELS[name], LoraSettings(rank=rank), lambda _: torch.bfloat16)
+    assert parameters is None or size.parameters == parameters
+    assert size.passes is not None and size.passes.kept.per_token / MIB == pytest.approx(measured, rel=0.1)
+    if rank:  # frozen weights are bfloat16 already
+        assert size.passes.kept.fixed < 2**28 and math.isclose(size.frozen_bytes, 2 * size.parameters)

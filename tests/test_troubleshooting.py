@@ -1,0 +1,95 @@
+"""The page for people in trouble has every message, and none that there is not; newcomers' questions have answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarm.config import describe_config, load_config
+from tests.messages import KINDS, Message, messages
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+MESSAGES = sorted(set(messages()))
+
+
+def _rows(section: str) -> Iterator[list[str]]:
+    """The cells of a section's table, without its head."""
+    text = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    for line in [line for line in text.splitlines() if line.startswith("| ")][2:]:
+        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def _quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+ENTRIES = [_quoted(row[0])[0] for row in _rows("By message")]
+CLASSES = [(set(_quoted(row[1])), tuple(_quoted(row[2]))) for row in _rows("By kind")]
+
+
+def _has_entry(message: Message) -> bool:
+    return any(entry.rstrip("…") in message.text for entry in ENTRIES)
+
+
+def _has_class(message: Message) -> bool:
+    return any(message.kind in kinds and message.file.startswith(places) for kinds, places in CLASSES)
+
+
+def test_every_message_has_an_entry_or_belongs_to_a_kind() -> None:
+    assert len(MESSAGES) > 300, "they are found"
+    lacking = [message for message in MESSAGES if not _has_entry(message) and not _has_class(message)]
+    assert lacking == [], "give it an entry under 'By message', or name where it is made under 'By kind'"
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_entry_is_a_message_of_the_code(entry: str) -> None:
+    assert any(entry.rstrip("…") in message.text for message in MESSAGES)
+
+
+def test_every_kind_is_of_the_code() -> None:
+    assert {kind for kinds, _ in CLASSES for kind in kinds} <= KINDS
+    for kinds, places in CLASSES:
+        for place in places:
+            assert any(message.kind in kinds and message.file.startswith(place) for message in MESSAGES), place
+
+
+QUESTIONS = {
+    "What is sent about me?": "docs/questions.md#what-is-sent-about-me",
+    "How much bandwidth does it take?": "docs/questions.md#how-much-bandwidth-does-it-take",
+    "What does it cost my GPU?": "docs/questions.md#what-does-it-cost-my-gpu",
+    "Am I helping?": "docs/questions.md#am-i-helping",
+    "Is it better than training alone?": "docs/questions.md#is-it-better-than-training-alone",
+    "How do I update?": "docs/questions.md#how-do-i-update",
+    "How do I connect two machines at home?": "docs/questions.md#how-do-i-connect-two-machines-at-home",
+    "How do I run a private swarm?": "docs/questions.md#how-do-i-run-a-private-swarm",
+    "Which port does it use?": "docs/questions.md#which-port-does-it-use",
+    "How do I use my own reward?": "docs/questions.md#how-do-i-use-my-own-reward",
+    "How do I stop and resume?": "docs/questions.md#how-do-i-stop-and-resume",
+    "Can others poison my model?": "docs/questions.md#can-others-poison-my-model",
+}
+
+
+@pytest.mark.parametrize(("question", "target"), QUESTIONS.items())
+def test_newcomers_questions_are_one_click_from_the_readme(question: str, target: str) -> None:
+    assert f"]({target})" in (ROOT / "README.md").read_text()
+    file, _, anchor = target.partition("#")
+    heading, _, answer = (ROOT / file).read_text().partition(f"\n## {question}\n")
+    assert heading and anchor == re.sub(r"[^\w\- ]", "", question.lower()).replace(" ", "-")
+    assert len(answer.partition("\n## ")[0].split()) > 30
+
+
+def test_the_readme_leads_to_the_page() -> None:
+    assert "](docs/troubleshooting.md)" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["questions.md", "troubleshooting.md", "CHANGELOG.md"])
+def test_settings_that_help_are_settings(page: str) -> None:
+    known = {path for path, _, _ in describe_config(load_config())}
+    groups = {path.partition(".")[0] for path in known}
+    spans = re.findall(r"`([^`]+)`", (ROOT / "docs" / page).read_text())
+    named = {field for span in spans for field in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", span)}
+    assert {field for field in named if field.partition(".")[0] in groups} <= known
