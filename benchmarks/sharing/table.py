@@ -31,7 +31,7 @@ class Table:
     jobs: Callable[[int], int] = lambda jobs: jobs
     """Cells at a time, from those asked for."""
     only_when_named: bool = False
-    """Too long for every run: only with --full, or by name."""
+    """Needs an extra, and hours: only with --full, or by name."""
 
 
 def rows(title: str, outcomes: Outcomes) -> list[Row]:

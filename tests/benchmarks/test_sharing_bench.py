@@ -12,7 +12,7 @@ from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing import timed
-from benchmarks.sharing.__main__ import ALWAYS, DEFAULT, FULL, QUICK, take_table
+from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, QUICK, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
 from benchmarks.sharing.models import ensure_larger
@@ -267,7 +267,7 @@ def test_nodes_with_a_real_model_differ_in_the_mix_alone(size: Size) -> None:
 
 
 def test_a_real_model_is_trained_only_when_asked_for() -> None:
-    assert set(TABLES) - set(ALWAYS) == {"model"}
+    assert set(TABLES) - set(EVERY_SHORT) == {"model"}
 
 
 @pytest.mark.parametrize(("cores", "share"), [(2, 0.2), (16, 0.2), (1, 0.1)])
