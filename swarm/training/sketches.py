@@ -145,7 +145,9 @@ class Sketcher:
             source = torch.Generator().manual_seed(2 * size + is_input)
             matrix = torch.randn(size, MAX_WIDTH, generator=source) / MAX_WIDTH**0.5
             self._projections[key] = matrix.to(flat.device)
-        return flat @ self._projections[key]
+        # A forward hook runs within autocast, which would return the product in half precision.
+        with torch.autocast(flat.device.type, enabled=False):
+            return flat @ self._projections[key]
 
 
 def _layers(policy: Policy) -> list[nn.Linear]:

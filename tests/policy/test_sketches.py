@@ -101,6 +101,16 @@ def test_projections_keep_the_angles_between_gradients(policy: Policy, monkeypat
     np.testing.assert_allclose(projected @ projected.T, exactly @ exactly.T, atol=0.1)
 
 
+def test_half_precision_is_sketched_in_single_precision(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sketches, "MAX_WIDTH", 32)
+    half = copy.deepcopy(policy)
+    half.dtype = torch.bfloat16
+    ours, expected = _sketched(half), _sketched(policy)
+    assert ours.dtype == np.float32
+    for sketch, wanted in zip(ours, expected, strict=True):
+        assert sketch @ wanted > 0.99 * np.linalg.norm(sketch) * np.linalg.norm(wanted)
+
+
 def test_the_update_is_the_same_to_the_last_digit(policy: Policy) -> None:
     twin = copy.deepcopy(policy)
     measured, plain = _updater(policy, max_grad_norm=0.1), _updater(twin, max_grad_norm=0.1)
