@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo demo-llm test test-vllm test-wheel compose-test check install install-dev clean
+.PHONY: demo demo-llm test fuzz test-vllm test-wheel compose-test check install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
@@ -15,6 +15,10 @@ demo-llm: $(VENV)/.installed-smollm
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+
+# What tests/fuzz tries for seconds, for minutes or hours: make fuzz ARGS='--seconds 3600'.
+fuzz: $(VENV)/.installed-dev $(VENV)/.installed-fuzz
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 # The engines' contract with a real vLLM on the CPU, in an environment of its own.
 test-vllm: $(VENV)/.installed-dev
@@ -46,6 +50,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-smollm: $(VENV)/.installed
 	@bash .ci/install $(VENV) smollm
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed
+	@bash .ci/install $(VENV) fuzz
 
 clean:
 	rm -rf $(VENV) .venv-vllm build dist *.egg-info

@@ -192,6 +192,7 @@ class Training:
                 "mix": {"local": load.questions, "external": 0},
             }
         )
+        self._load, self._sampling = load, config.generation.sampling()
         self._coordinator = RankCoordinator(config, None, Ranks(), lambda: False)
         self._verifier = HalfRight(grading_s)
         self._node = SapoNode(
@@ -201,7 +202,7 @@ class Training:
             questions_per_round=load.questions,
             group_size=load.group_size,
             max_pending_per_peer=1,
-            sampling=config.generation.sampling(),
+            sampling=self._sampling,
             share=ShareSettings(groups="none"),
             mix=config.mix,
             engine=AtOnce(self._coordinator) if at_once else self._coordinator,
@@ -224,6 +225,14 @@ class Training:
         taken = time.perf_counter() - began
         self.own_s, self.beside_s = (time.process_time() - own) / count, (_worker_s() - beside) / count
         return count / taken
+
+    def tokens_per_s(self) -> float:
+        """Tokens per CPU second of generating one round's completions, without anything else."""
+        prompts: list[Context] = [question.prompt for question in self._verifier.draw(0, 0, self._load.questions)]
+        began = time.process_time()
+        groups = self._coordinator.generate(prompts, self._load.group_size, self._sampling, 0)
+        num_tokens = sum(len(each.token_ids) for group in groups if isinstance(group, tuple) for each in group)
+        return num_tokens / (time.process_time() - began)
 
     def seconds(self, stage: str) -> float:
         """Seconds of this stage per round of the last timing."""

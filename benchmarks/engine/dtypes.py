@@ -19,11 +19,14 @@ def dtypes(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     gains: dict[str, float] = {}
     for size in QUICK_SIZES if quick else LOADS:
-        seconds = _seconds(size, QUICK if quick else LOADS[size], repeats)
+        seconds, speeds = _measured(size, QUICK if quick else LOADS[size], repeats)
         rows += [row(f"{size} parameters: a round in {dtype}", taken, "s") for dtype, taken in seconds.items()]
+        rows += [row(f"{size} parameters: generation in {dtype}", found, "tokens/s") for dtype, found in speeds.items()]
         ratios = [slow / fast for slow, fast in zip(seconds["float32"], seconds["bfloat16"], strict=True)]
-        rows.append(row(f"{size} parameters: float32 against bfloat16", ratios, "x"))
         gains[size] = statistics.median(ratios)
+        rows.append(row(f"{size} parameters: a round in float32 against bfloat16", ratios, "x"))
+        ratios = [fast / slow for slow, fast in zip(speeds["float32"], speeds["bfloat16"], strict=True)]
+        rows.append(row(f"{size} parameters: generation in bfloat16 against float32", ratios, "x"))
     has = "has" if multiplies_bfloat16() else "lacks"
     return rows, [
         f"Crossover: {crossover(gains)}. This CPU {has} AVX512-BF16 or AMX; with them `policy.dtype: auto` takes "
@@ -39,17 +42,19 @@ def crossover(gains: dict[str, float]) -> str:
     return f"bfloat16 is faster from {sizes[first]} parameters on" if first < len(sizes) else "bfloat16 is never faster"
 
 
-def _seconds(size: str, load: Load, repeats: int) -> dict[str, list[float]]:
-    """Processor seconds per round by dtype, measured in turns."""
-    found: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+def _measured(size: str, load: Load, repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Processor seconds per round, and generated tokens per processor second, by dtype, measured in turns."""
+    seconds: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    speeds: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     with saved(size) as model:
-        nodes = {dtype: Training(model, load, dtype=dtype) for dtype in found}
+        nodes = {dtype: Training(model, load, dtype=dtype) for dtype in seconds}
         try:
             for _ in range(repeats):
                 for dtype, node in nodes.items():
                     node.rounds_per_s(load.rounds)
-                    found[dtype].append(node.own_s)
+                    seconds[dtype].append(node.own_s)
+                    speeds[dtype].append(node.tokens_per_s())
         finally:
             for node in nodes.values():
                 node.close()
-    return found
+    return seconds, speeds

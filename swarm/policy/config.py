@@ -70,7 +70,7 @@ class PolicySettings(Settings):
     """`auto` (CUDA, then Apple's MPS, then CPU), or any torch device; the default for `tiny` is `cpu`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of forward passes; trained weights stay float32, because small steps would be rounded away. `auto`: bfloat16
-    on GPUs that support it, and for models of 100 M parameters and more on CPUs with AVX512-BF16 or AMX; else float32.
+    on GPUs that support it, and for models of 20 M parameters and more on CPUs with AVX512-BF16 or AMX; else float32.
     `float16` scales the loss, so that gradients do not underflow."""
     system_prompt: str | None = None
     """Prompt before every question. Default: none for embedded policies; the trained policy's for a directory that

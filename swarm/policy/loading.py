@@ -34,9 +34,9 @@ SMALLER = "`swarm doctor --model NAME` says what would fit"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BFLOAT16_ON_CPU = ("avx512_bf16", "amx_bf16")
 """Instructions for matrix products in bfloat16; without them a CPU computes these more slowly than in float32."""
-BFLOAT16_PARAMETERS = 100_000_000
-"""Least parameters for bfloat16 on such a CPU: 134.5 M gained there (428 against 105 GFLOP/s a core in matrix
-products), smaller models have not been measured on one. `swarm bench engine --only dtypes` prints the crossover."""
+BFLOAT16_PARAMETERS = 20_000_000
+"""Least parameters for bfloat16 on such a CPU. A round in float32 took 1.8 times as long with 25 M parameters, 1.6
+times with 135 M, and 0.7 times with 0.13 M. `swarm bench engine --only dtypes` measures it."""
 
 
 class Policy:

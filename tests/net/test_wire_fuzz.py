@@ -28,6 +28,7 @@ from swarm.net.records.wire import (
     seal_peer_record,
 )
 from swarm.types import PeerRecord
+from tests.fuzz.mutations import mutated
 
 from .records import make_group, make_manifest, opened
 
@@ -58,37 +59,6 @@ SEEDS = [
     ),
     seal_announcement(ALICE, Announcement(RUN, ALICE.peer_id, bytes(16), 5_000, (bytes(16),))),
 ]
-BOMBS = (
-    b"\xdd\xff\xff\xff\xff",  # an array, a map, bytes and text of four billion
-    b"\xdf\xff\xff\xff\xff",
-    b"\xc6\xff\xff\xff\xff",
-    b"\xdb\xff\xff\xff\xff",
-    b"\x91" * 2_000,  # arrays and maps in one another
-    b"\x81\xa1a" * 2_000,
-    b"\xc7\xff\x01",
-    b"\xff\xfe\xed",
-)
-
-
-def mutated(content: bytes, chance: random.Random) -> bytes:
-    """Content with a few changes of the kinds that break parsers."""
-    found = bytearray(content)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(found) + 1)
-        kind = chance.randrange(6)
-        if kind == 0 and at < len(found):
-            found[at] = chance.randrange(256)
-        elif kind == 1:
-            found[at:at] = chance.choice(BOMBS)
-        elif kind == 2:
-            del found[at : at + chance.randrange(40)]
-        elif kind == 3:
-            found[at:at] = found[chance.randrange(len(found) + 1) :][:200]
-        elif kind == 4:
-            found[at : at + 8] = chance.randbytes(8)
-        elif chance.random() < 0.2:
-            del found[at:]
-    return bytes(found)
 
 
 def resigned(record: bytes, chance: random.Random) -> bytes:
