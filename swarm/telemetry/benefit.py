@@ -12,7 +12,7 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from swarm.telemetry.history import REWARD_SHARE, PeerHistory, mean
+from swarm.telemetry.history import PeerHistory, mean, reward_window
 from swarm.telemetry.intervals import percentile_interval
 
 Curve = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ class Benefit(TypedDict):
 
     rounds: int
     together: float
-    """Mean reward of the nodes over the last tenth of the rounds."""
+    """Mean reward of the nodes over the last rounds, as many as `reward_window` says."""
     alone: float
     """That of the control."""
     cumulative_ratio: float
@@ -34,7 +34,7 @@ class Benefit(TypedDict):
     high: float
     """95% interval of the ratio, over nodes and tasks: a percentile bootstrap of both."""
     rounds_to_match: int | None
-    """Rounds after which the nodes' mean over a tenth of the rounds reaches `alone`; None if it does not."""
+    """Rounds after which the nodes' mean over as many rounds reaches `alone`; None if it does not."""
 
 
 def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | None:
@@ -51,7 +51,7 @@ def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | Non
         return None
     low, high = _interval(together, alone)
     curve = _mean_curve(nodes, rounds)
-    window = max(1, int(rounds * REWARD_SHARE))
+    window = reward_window(rounds)
     last_alone = float(np.nanmean(_curve(control, rounds)[-window:]))
     return Benefit(
         rounds=rounds,
@@ -68,11 +68,13 @@ def in_words(found: Benefit) -> str:
     """The answer to "did the swarm help?", in a sentence or two."""
     gain, low, high = (100 * (found[key] - 1) for key in ("cumulative_ratio", "low", "high"))
     matched = found["rounds_to_match"]
-    reached = (
-        f"With others a reward of {found['alone']:.2f} came after {matched} rounds instead of {found['rounds']}."
-        if matched is not None
-        else f"With others {found['alone']:.2f} was not reached in {found['rounds']} rounds."
-    )
+    if matched is None:
+        reached = f"With others {found['alone']:.2f} was not reached in {found['rounds']} rounds."
+    elif matched == reward_window(found["rounds"]):
+        reached = f"The lone node's {found['alone']:.2f} is no more than what the others began with."
+    else:
+        rounds = f"{matched} rounds instead of {found['rounds']}"
+        reached = f"With others a reward of {found['alone']:.2f} came after {rounds}."
     return (
         f"With others {found['together']:.2f}, alone {found['alone']:.2f} after {found['rounds']} rounds; "
         f"rewards of all rounds {gain:+.0f}% (95% interval {low:+.0f}% to {high:+.0f}%). {reached}"

@@ -28,7 +28,15 @@ Phase = Literal["waiting", "running", "done", "interrupted", "error"]
 Role = Literal["peer", "learner", "worker"]
 
 REWARD_SHARE = 0.1
-"""`reward_first` and `reward_last` are means over this share of the rounds, and over at least one."""
+"""`reward_first` and `reward_last` are means over this share of the rounds."""
+LEAST_WINDOW = 8
+"""They are means over at least so many rounds, or over half of fewer than twice as many: a few questions of a short run
+say little."""
+
+
+def reward_window(num_rounds: int) -> int:
+    """Rounds at the beginning and at the end of a run whose rewards are compared."""
+    return max(int(num_rounds * REWARD_SHARE), min(LEAST_WINDOW, num_rounds // 2), 1)
 
 
 class PeerSummary(TypedDict):
@@ -162,12 +170,12 @@ class PeerHistory:
         return [self.rounds[number] for number in sorted(self.rounds)]
 
     def reward_first(self) -> float | None:
-        """Mean reward over the first rounds (`REWARD_SHARE`)."""
-        return mean(event.reward for event in self.series()[: self._share()])
+        """Mean reward over the first rounds (`reward_window`)."""
+        return mean(event.reward for event in self.series()[: reward_window(len(self.rounds))])
 
     def reward_last(self) -> float | None:
-        """Mean reward over the last rounds (`REWARD_SHARE`)."""
-        return mean(event.reward for event in self.series()[-self._share() :])
+        """Mean reward over the last rounds (`reward_window`)."""
+        return mean(event.reward for event in self.series()[-reward_window(len(self.rounds)) :])
 
     def early_reward(self, num_rounds: int) -> float | None:
         """Mean reward over the first `num_rounds` rounds, or fewer; it stays as it is afterwards."""
@@ -316,9 +324,6 @@ class PeerHistory:
         self._wall_here_s = 0.0
         self.start = event
         self.end = None
-
-    def _share(self) -> int:
-        return max(1, int(len(self.rounds) * REWARD_SHARE))
 
 
 def suite_in_words(event: SuiteEvent) -> str:

@@ -296,7 +296,7 @@ def summary_table(summary: SwarmSummary) -> Table:
         table.add_section()
         _add_peer(table, summary["control"])
     table.caption = (
-        "reward: first > last tenth of the rounds; accuracy: held-out questions, before > after; "
+        "reward: first > last rounds, a tenth and at least 8; accuracy: held-out questions, before > after; "
         "used: local+external groups; dropped: received, never used, mostly no loss (docs/reasons.md)"
     )
     table.caption_justify = "left"

@@ -19,13 +19,13 @@ from swarm.reasons import sentence
 from swarm.telemetry import plots, worth
 from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import (
-    REWARD_SHARE,
     PeerHistory,
     PeerSummary,
     drop_reasons,
     mean,
     mix_in_words,
     num_dropped,
+    reward_window,
 )
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent, SuiteEvent
@@ -118,12 +118,13 @@ def _headlines(peers: Sequence[PeerSummary], summary: SwarmSummary) -> str:
     used = sum(peer["groups"]["used_external"] for peer in peers)
     updates = used + sum(peer["groups"]["used_local"] for peer in peers)
     knowing = sum(peer["reward_last"] is not None for peer in peers)
+    longest = max((peer["rounds"] for peer in peers), default=0)
     cards = [
         (
             "Mean reward",
             f"{_figure(first)} → {_figure(last)}",
             (f"×{last / first:.2f}; " if first and last is not None else "")
-            + f"first and last {REWARD_SHARE:.0%} of rounds, {knowing} of {len(peers)} peers",
+            + f"first and last {reward_window(longest)} rounds, {knowing} of {len(peers)} peers",
         ),
         (
             "Held-out accuracy",

@@ -85,6 +85,11 @@ def test_a_swarm_that_stays_behind_never_matches(tmp_path: Path) -> None:
     assert "was not reached" in in_words(found)
 
 
+def test_a_lone_node_that_ends_where_the_others_began_matches_nothing(tmp_path: Path) -> None:
+    found = benefit([node(tmp_path, "a", ramp(0.6), 1)], node(tmp_path, "alone", [0.3, *[0.0] * (ROUNDS - 1)], 2))
+    assert found is not None and "no more than what the others began with" in in_words(found)
+
+
 def test_nothing_is_said_where_nothing_can_be(tmp_path: Path) -> None:
     trained = node(tmp_path, "a", ramp(0.5), 1)
     assert benefit([], trained) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.telemetry.history import Mixture, PeerHistory, mean
+from swarm.telemetry.history import Mixture, PeerHistory, mean, reward_window
 from swarm.telemetry.records import (
     EndEvent,
     Event,
@@ -157,14 +157,19 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     assert history.rounds == {}
 
 
-def test_first_and_last_tenth(tmp_path: Path) -> None:
-    rewards = [0.0, 0.2, *[0.5] * 22, None, 1.0]
+@pytest.mark.parametrize(("rounds", "window"), [(0, 1), (1, 1), (5, 2), (16, 8), (24, 8), (80, 8), (200, 20)])
+def test_rewards_are_compared_over_a_tenth_of_a_run_and_over_enough_of_a_short_one(rounds: int, window: int) -> None:
+    assert reward_window(rounds) == window
+
+
+def test_first_and_last_rewards(tmp_path: Path) -> None:
+    rewards = [*[0.0, 0.2] * 4, *[0.5] * 10, None, *[1.0] * 7]
     events = [round_event(n, reward) for n, reward in enumerate(rewards, 1)]
     history = history_of(tmp_path, start(), *events)
-    # 10% of 26 rounds are 2; the unknown one is left out of the mean.
+    # Of 26 rounds 8 count; the unknown one is left out of the mean.
     assert history.reward_first() == pytest.approx(0.1)
     assert history.reward_last() == 1.0
-    assert history.recent_reward(3) == pytest.approx(0.75)
+    assert history.recent_reward(9) == pytest.approx((0.5 + 7) / 8)
     single = history_of(tmp_path / "single", start(), round_event(1, 0.3))
     assert single.reward_first() == single.reward_last() == 0.3
 
