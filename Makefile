@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo demo-llm test fuzz test-vllm test-wheel compose-test check install install-dev clean
+.PHONY: demo demo-llm test fuzz soak test-vllm test-wheel compose-test check install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
@@ -19,6 +19,10 @@ test: $(VENV)/.installed-dev
 # What tests/fuzz tries for seconds, for minutes or hours: make fuzz ARGS='--seconds 3600'.
 fuzz: $(VENV)/.installed-dev $(VENV)/.installed-fuzz
 	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+# Eight nodes with churn and attackers: make soak HOURS=2. Writes runs/soak.
+soak: $(VENV)/.installed
+	@$(BIN)/swarm bench soak --hours $(or $(HOURS),2) $(ARGS)
 
 # The engines' contract with a real vLLM on the CPU, in an environment of its own.
 test-vllm: $(VENV)/.installed-dev

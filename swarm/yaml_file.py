@@ -22,10 +22,13 @@ class YamlFile:
             values = yaml.safe_load(text)
         except OSError as error:
             raise ConfigError(f"cannot read configuration {file}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        # The library lets errors of Python through: for February 31, `!!int x`, deep nesting.
+        except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
             raise ConfigError(f"configuration {file} is not valid YAML: {_in_words(error)}") from error
         if not isinstance(values, dict | None):
             raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")
+        if _holds_itself(values):
+            raise ConfigError(f"configuration {file} is not valid YAML: an alias makes a value part of itself")
         for line, key in _doubled(self._root):
             raise ConfigError(f"configuration {file}, line {line}: {key} is given twice; only the last would count")
         self.values: dict[str, JsonValue] = values or {}
@@ -45,18 +48,42 @@ class YamlFile:
         return line
 
 
-def _doubled(node: yaml.Node | None) -> Iterator[tuple[int, str]]:
-    """Line and name of each key that its mapping has already."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                yield key.start_mark.line + 1, key.value
-            seen.add(str(key.value))
-            yield from _doubled(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _doubled(value)
+def _doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:
+    """Line and name of each key that its mapping has already; each node once, however often aliases name it."""
+    waiting, visited = [root], {id(None)}
+    while waiting:
+        node = waiting.pop()
+        if id(node) in visited:
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    yield key.start_mark.line + 1, key.value
+                seen.add(str(key.value))
+                waiting.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+
+
+def _holds_itself(root: object) -> bool:
+    """Whether an alias makes a value part of itself."""
+    within: set[int] = set()
+    done: set[int] = set()
+    waiting: list[tuple[object, bool]] = [(root, False)]
+    while waiting:
+        value, left = waiting.pop()
+        if left:
+            within.discard(id(value))
+            done.add(id(value))
+        elif id(value) in within:
+            return True
+        elif isinstance(value, dict | list) and id(value) not in done:
+            within.add(id(value))
+            waiting.append((value, True))
+            waiting += [(each, False) for each in (value.values() if isinstance(value, dict) else value)]
+    return False
 
 
 def _in_words(error: Exception) -> str:

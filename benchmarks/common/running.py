@@ -67,8 +67,9 @@ def option_parser(
     )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    names = " | ".join(measurements)
-    parser.add_argument("--only", nargs="+", choices=measurements, metavar="NAME", help=f"{names}; default {default}")
+    if measurements:
+        named = f"{' | '.join(measurements)}; default {default}"
+        parser.add_argument("--only", nargs="+", choices=measurements, metavar="NAME", help=named)
     return parser
 
 

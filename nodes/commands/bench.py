@@ -23,6 +23,7 @@ BENCHMARKS = (
     "resilience",
     "scale",
     "sharing",
+    "soak",
     "staleness",
     "updater",
     "worth",

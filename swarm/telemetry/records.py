@@ -233,5 +233,5 @@ def decode(line: bytes) -> Event | None:
     """The event on a line; None for a torn line or an unknown kind."""
     try:
         return _decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

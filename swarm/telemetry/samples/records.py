@@ -86,6 +86,6 @@ def read(folder: Path) -> list[SampleRecord]:
         for line in lines:
             try:
                 found.append(_decoder.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 continue
     return found

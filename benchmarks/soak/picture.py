@@ -1,0 +1,37 @@
+"""One plot for each quantity, one line for each node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from swarm.telemetry.plots import FONT, PEER_COLOURS
+
+
+class Drawn(Protocol):
+    """What was seen of one node."""
+
+    name: str
+    times: list[float]
+
+    def series(self, quantity: str) -> list[float]:
+        """The values of a quantity."""
+        ...
+
+
+def draw(courses: Sequence[Drawn], quantities: Sequence[str], path: Path) -> None:
+    """Write a PNG, if there is anything to draw."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(FONT):
+        figure = Figure(figsize=(9, 2.2 * len(quantities)), dpi=100, layout="constrained", facecolor="white")
+        for axes, quantity in zip(figure.subplots(len(quantities), 1, sharex=True), quantities, strict=True):
+            for course, colour in zip(courses, PEER_COLOURS * len(courses), strict=False):
+                axes.plot(course.times, course.series(quantity), color=colour, linewidth=1, label=course.name)
+            axes.set_title(quantity, loc="left")
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel("hours")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+        figure.savefig(path)
