@@ -162,7 +162,12 @@ class Reason(StrEnum):
         Subject.GROUP,
         "The pool was full, and this was the oldest group of the author with the most groups in it.",
     )
-    EXPIRED = "expired", Subject.GROUP, "It was in the pool for longer than `pool.max_age_s`."
+    NOT_NEEDED = (
+        "not_needed",
+        Subject.GROUP,
+        "It waited until newer ones took its place, and was never graded: more arrives than updates take.",
+    )
+    EXPIRED = "expired", Subject.GROUP, "It waited, graded or not, for longer than `pool.max_age_s`."
     IMPROBABLE = (
         "improbable",
         Subject.GROUP,
@@ -181,7 +186,7 @@ class Reason(StrEnum):
     LOST_IN_RESTART = (
         "lost_in_restart",
         Subject.GROUP,
-        "It was being graded when the node wrote the checkpoint that it later resumed from.",
+        "It was waiting or being graded when the node wrote the checkpoint that it later resumed from.",
     )
 
     WRONG_VERSION = "wrong_version", Subject.FOLLOWED, "It names a version of the policy that was never published."
@@ -234,6 +239,7 @@ NO_LOSS = frozenset(
         Reason.JUDGE_SKIPPED,
         Reason.ZERO_ADVANTAGE,
         Reason.POOL_FULL,
+        Reason.NOT_NEEDED,
         Reason.EXPIRED,
     }
 )

@@ -27,7 +27,7 @@ ON_DISK = (
     "duplicate peer_quota repeated copied too_long verifier_overflow unknown_task other_task options_differ "
     "question_mismatch episode_mismatch untrusted held_out "
     "verifier_timeout verifier_crash judge_skipped judge_budget judge_timeout judge_failed "
-    "zero_advantage pool_full expired improbable "
+    "zero_advantage pool_full not_needed expired improbable "
     "harmful update_skipped lost_in_restart wrong_version stale_version buffer_full other_policy other_sampling "
     "no_tokens hidden_tokens wrong_tokens wrong_logprobs not_sampled not_finished prompt_empty prompt_too_long "
     "engine_refused"

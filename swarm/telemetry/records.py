@@ -34,6 +34,8 @@ class GroupCounts(TypedDict):
     """Own groups not trained on, by reason."""
     reused_external: NotRequired[int]
     """Further uses of received groups already counted in `used_external`."""
+    checked: NotRequired[int]
+    """Received groups whose grading began."""
 
 
 class LearningFigures(Struct, frozen=True):
