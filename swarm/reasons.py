@@ -88,11 +88,13 @@ class Reason(StrEnum):
 
     SLOW_HOLDER = "slow_holder", Subject.CONDUCT, "The peer served a large record below the minimum rate."
     BAD_GIFT = "bad_gift", Subject.CONDUCT, "In repair, the peer served a record that every honest node refuses."
+    WITHHELD = "withheld", Subject.CONDUCT, "Nobody gave a group that the peer had offered."
     CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
     FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."
     BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
     BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "The peer's gossip message raised an error here."
 
+    FALSE_OFFER = "false_offer", Subject.GROUP, "It is not what its author said of it when it was offered."
     DUPLICATE = "duplicate", Subject.GROUP, "It has arrived before."
     PEER_QUOTA = (
         "peer_quota",

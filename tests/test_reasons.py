@@ -23,9 +23,9 @@ ROOT = Path(__file__).parent.parent
 ON_DISK = (
     "oversized malformed schema_version wrong_run bad_signature wrong_peer clock stale limits "
     "unknown_kind unknown_question "
-    "quarantined replayed rate verify_budget slow_holder bad_gift corrupt_chunk flood bad_request bad_gossip "
-    "duplicate peer_quota repeated copied too_long verifier_overflow unknown_task other_task options_differ "
-    "question_mismatch episode_mismatch untrusted held_out "
+    "quarantined replayed rate verify_budget slow_holder bad_gift withheld corrupt_chunk flood bad_request bad_gossip "
+    "false_offer duplicate peer_quota repeated copied too_long verifier_overflow unknown_task other_task "
+    "options_differ question_mismatch episode_mismatch untrusted held_out "
     "verifier_timeout verifier_crash judge_skipped judge_budget judge_timeout judge_failed "
     "zero_advantage pool_full not_needed expired improbable "
     "harmful update_skipped lost_in_restart wrong_version stale_version buffer_full other_policy other_sampling "

@@ -1,8 +1,8 @@
 """Received groups before they can teach: the exchange has checked their envelopes; here they are regraded.
 
     exchange inbox ──▶ needless? ──▶ waiting ──▶ chosen ──▶ verifier's queue ──▶ whole? ──▶ signal? ──▶ unfit?
-                                                                                         │
-                                                              (id, graded) ◀─────────────┘
+           └ offers ────────────────────┘  ▲        │ offers                                               │
+                                           └─ fetch ┘                                (id, graded) ◀────────┘
 
 The outcome of each group goes into the ledger, and to the exchange for its sender's account.
 """
@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from swarm.groups.building import with_grade
 from swarm.groups.episodes import as_told, has_own_calls, is_whole
 from swarm.groups.signal import has_signal
@@ -20,18 +22,23 @@ from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
+from swarm.types import Grade, GradedGroup, OfferedGroup, Rejection, RolloutGroup
+
+PULL_PATIENCE_S = 15.0
+"""A chosen group that has not arrived by then counts as unusable."""
+OFFER_BYTES = 1_024
+"""Memory of an offer."""
 
 
 class Choice(Protocol):
-    """Decides which waiting groups to grade."""
+    """Decides which waiting groups to grade, and which of those on offer to fetch for that."""
 
     def choose(self, waiting: Waiting) -> Iterable[str]:
         """Content ids of the groups to grade now; the others go on waiting."""
         ...
 
     def checked(self, content_id: str, usable: bool) -> None:
-        """A chosen group was graded; `usable`: it can teach."""
+        """A chosen group was graded, or could not be had; `usable`: it can teach."""
         ...
 
 
@@ -84,11 +91,12 @@ class Intake:
         self._choice = choice or Everything()
         self._clock = clock
         self._waiting = Waiting(limits)
+        self._pulling: dict[str, Received] = {}
         self._grading: dict[str, Received] = {}
 
     def __len__(self) -> int:
-        """Groups that wait for grading or are being graded."""
-        return len(self._waiting) + len(self._grading)
+        """Groups that wait for grading or are being graded; those on offer are not here yet."""
+        return self._waiting.num_here() + len(self._grading)
 
     def receive(self, held: Container[str]) -> list[tuple[str, GradedGroup]]:
         """(content id, group) of the groups graded since the last call that can teach.
@@ -101,11 +109,13 @@ class Intake:
             self._ledger.dropped(reason, count)
         for content_id, group in arrived:
             self._enter(content_id, group, held)
-        for received, reason in self._waiting.expire(self._clock()):
-            self._drop(reason, received.group)
+        for offered in self._exchange.offers():
+            self._note(offered, held)
+        self._leave(self._waiting.expire(self._clock()))
+        self._give_up_late()
         for content_id in self._choice.choose(self._waiting):
             self._begin(self._waiting.take(content_id))
-        settled = [self._admit(key, self._grading.pop(key).group, verdict) for key, verdict in self._verifier.collect()]
+        settled = [self._graded(key, verdict) for key, verdict in self._verifier.collect()]
         return [admitted for admitted in settled if admitted is not None]
 
     def settle(self, groups: Sequence[GradedGroup], first: int, skipped: bool) -> None:
@@ -119,23 +129,62 @@ class Intake:
             self._ledger.used_external(first, again=len(groups) - first)
 
     def _enter(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
+        chosen = self._pulling.pop(content_id, None)
         # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
-        if content_id in self._waiting or content_id in self._grading or content_id in held:
+        if self._waiting.has_group(content_id) or content_id in self._grading or content_id in held:
             self._drop(Reason.DUPLICATE, group)
         elif reason := self._needless(group):
             self._drop(reason, group)
             self._exchange.report(group.peer_id, reason)
+            if chosen is not None:
+                self._choice.checked(content_id, usable=False)
+        elif chosen is not None:
+            self._begin(self._received(content_id, group, group.memory_bytes))
         else:
-            account = self._exchange.account(group.peer_id)
-            received = Received(content_id, group, account, group.memory_bytes, self._clock())
-            for dropped, reason in self._waiting.add(received, self._grading.values()):
-                self._drop(reason, dropped.group)
+            self._wait(self._received(content_id, group, group.memory_bytes))
+
+    def _note(self, offered: OfferedGroup, held: Container[str]) -> None:
+        """An offer waits if it teaches by its author's own word, and nothing is known of the group."""
+        content_id = offered.offer.content_id.hex()
+        known = any(content_id in places for places in (self._waiting, self._pulling, self._grading, held))
+        if not known and self._teaches(offered.offer.rewards):
+            self._ledger.offered(1)
+            self._wait(self._received(content_id, offered, OFFER_BYTES))
+
+    def _received(self, content_id: str, content: RolloutGroup | OfferedGroup, num_bytes: int) -> Received:
+        return Received(content_id, content, self._exchange.account(content.peer_id), num_bytes, self._clock())
+
+    def _wait(self, received: Received) -> None:
+        self._leave(self._waiting.add(received, self._grading.values()))
+
+    def _leave(self, left: Iterable[tuple[Received, Reason]]) -> None:
+        for received, reason in left:
+            if isinstance(received.content, RolloutGroup):  # an offer costs nothing
+                self._drop(reason, received.content)
 
     def _begin(self, received: Received) -> None:
+        """Grade a chosen group, or fetch it if it is on offer."""
+        content = received.content
+        if isinstance(content, OfferedGroup):
+            self._pulling[received.content_id] = replace(received, arrived_at=self._clock())
+            self._exchange.pull(content, PULL_PATIENCE_S)
+            return
         self._grading[received.content_id] = received
         self._ledger.checked(1)
-        actions = [completion.actions for completion in received.group.completions]
-        self._verifier.submit(received.content_id, received.group.question, actions, received.account)
+        actions = [completion.actions for completion in content.completions]
+        self._verifier.submit(received.content_id, content.question, actions, received.account)
+
+    def _give_up_late(self) -> None:
+        now = self._clock()
+        for content_id, received in list(self._pulling.items()):
+            if now - received.arrived_at > PULL_PATIENCE_S:
+                del self._pulling[content_id]
+                self._choice.checked(content_id, usable=False)
+
+    def _graded(self, content_id: str, verdict: Grade | Rejection) -> tuple[str, GradedGroup] | None:
+        content = self._grading.pop(content_id).content
+        assert isinstance(content, RolloutGroup)
+        return self._admit(content_id, content, verdict)
 
     def _admit(
         self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection
@@ -144,7 +193,7 @@ class Intake:
         graded = self._judged(group, verdict)
         # The time spent in this thread is charged to the sender, too.
         spent_s = verdict.seconds + time.perf_counter() - began
-        self._choice.checked(content_id, isinstance(graded, GradedGroup))
+        self._choice.checked(content_id, usable=isinstance(graded, GradedGroup))
         if not isinstance(graded, GradedGroup):
             self._exchange.report(group.peer_id, graded, spent_s)
             self._drop(graded, group if isinstance(verdict, Rejection) else with_grade(group, verdict))

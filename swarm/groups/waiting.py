@@ -1,4 +1,6 @@
-"""Received groups that nobody has checked yet: bounded in count, memory and age, fair between peers and accounts."""
+"""Received groups that nobody has checked yet, and those on offer: bounded in count, memory and age, fair between peers
+and accounts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from msgspec import Struct
 
 from swarm.reasons import Reason
-from swarm.types import RolloutGroup
+from swarm.types import OfferedGroup, RolloutGroup
 
 MAX_BYTES = 64 * 2**20
 """Memory of all received groups before their grading is finished; at least one is always admitted."""
@@ -18,16 +20,37 @@ MAX_PART = 4
 
 
 class Received(Struct, frozen=True):
-    """A group before its grading."""
+    """A group before its grading, or one on offer before it is fetched."""
 
     content_id: str
-    group: RolloutGroup
+    content: RolloutGroup | OfferedGroup
     account: str
     """What it is charged to: its author, or the newcomers."""
     num_bytes: int
-    """Memory of the group."""
+    """Memory of the group, or of the offer."""
     arrived_at: float = 0.0
     """Unix seconds."""
+
+    @property
+    def peer_id(self) -> str:
+        """Its author."""
+        return self.content.peer_id
+
+    @property
+    def task(self) -> str:
+        """Name of the question's task."""
+        content = self.content
+        return content.offer.task if isinstance(content, OfferedGroup) else content.question.task
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """[G] as its author claims; of an offer, rewards of the same mean and deviation."""
+        return self.content.offer.rewards if isinstance(self.content, OfferedGroup) else self.content.rewards
+
+    @property
+    def max_age_s(self) -> float:
+        """Seconds after its arrival for which it can be had."""
+        return float(self.content.offer.life_s) if isinstance(self.content, OfferedGroup) else math.inf
 
 
 class WaitingLimits(Struct, frozen=True):
@@ -48,8 +71,12 @@ class Waiting:
         self._groups: dict[str, Received] = {}
 
     def __len__(self) -> int:
-        """Groups that wait."""
+        """Groups that wait, offers included."""
         return len(self._groups)
+
+    def num_here(self) -> int:
+        """Groups that wait, without those on offer."""
+        return sum(isinstance(each.content, RolloutGroup) for each in self)
 
     def __contains__(self, content_id: object) -> bool:
         """Whether a group waits."""
@@ -59,23 +86,30 @@ class Waiting:
         """All, oldest first."""
         return iter(list(self._groups.values()))
 
+    def has_group(self, content_id: str) -> bool:
+        """Whether a group waits that is not merely on offer."""
+        waiting = self._groups.get(content_id)
+        return waiting is not None and isinstance(waiting.content, RolloutGroup)
+
     def take(self, content_id: str) -> Received:
         """Remove a group. Raises `KeyError`."""
         return self._groups.pop(content_id)
 
     def expire(self, now: float) -> list[tuple[Received, Reason]]:
         """Remove groups past their age."""
-        old = [each for each in self if now - each.arrived_at > self._limits.max_age_s]
+        old = [each for each in self if now - each.arrived_at > min(self._limits.max_age_s, each.max_age_s)]
         return [(self.take(each.content_id), Reason.EXPIRED) for each in old]
 
     def add(self, new: Received, grading: Collection[Received]) -> list[tuple[Received, Reason]]:
         """Add a group beside those that are being graded. Returns what left for it, or the group itself.
 
         A peer or an account at its own limit loses its oldest group (`peer_quota`); when all together are too many, the
-        account with the most loses its oldest (`not_needed`). Where none of these waits, the new group is refused.
+        account with the most loses its oldest (`not_needed`). Where none of these waits, the new group is refused. A
+        group takes the place of its offer.
         """
+        self._groups.pop(new.content_id, None)
         left: list[tuple[Received, Reason]] = []
-        of_peer = [each for each in grading if each.group.peer_id == new.group.peer_id]
+        of_peer = [each for each in grading if each.peer_id == new.peer_id]
         of_account = [each for each in grading if each.account == new.account]
         admitted = (
             self._displace(
@@ -134,7 +168,7 @@ class Waiting:
 
 
 def _same_peer(new: Received) -> Callable[[Received], bool]:
-    return lambda each: each.group.peer_id == new.group.peer_id
+    return lambda each: each.peer_id == new.peer_id
 
 
 def _same_account(new: Received) -> Callable[[Received], bool]:

@@ -42,7 +42,7 @@ from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS, GroupExchange, KeepSample, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.appraisal import Appraisal
-from swarm.sapo.mixing import AuthorOf, Candidate, Mix, Mixer, MixRound, MixSettings, mix_figures
+from swarm.sapo.mixing import AuthorOf, Candidate, Claim, Mix, Mixer, MixRound, MixSettings, mix_figures
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.shortlist import Shortlist, Situation
@@ -239,10 +239,10 @@ class SapoNode:
             self.ledger.dropped(reason, count)
 
     def _situation(self, waiting: Waiting) -> Situation:
-        """What decides which waiting groups to regrade now."""
-        ungraded = [self._ungraded(each) for each in waiting]
+        """What decides which waiting groups to regrade now, and which of those on offer to fetch."""
+        ungraded = [self._claimed(each) for each in waiting]
         pooled = self._candidates()
-        wishes = self.mixer.wishes([*pooled, *ungraded], Appraisal(self._updater, self._plausibility).advantages)
+        wishes = self.mixer.wishes([*pooled, *ungraded], Appraisal(self._updater, self._plausibility))
         return Situation(
             waiting=ungraded,
             weights=None if wishes.weights is None else wishes.weights[len(pooled) :],
@@ -255,14 +255,13 @@ class SapoNode:
             rng=np.random.default_rng([self._seed, self.round]),
         )
 
-    def _ungraded(self, received: Received) -> Candidate:
+    def _claimed(self, received: Received) -> Candidate:
         """A group as its author describes it."""
-        group = received.group
         return Candidate(
             content_id=received.content_id,
-            graded=GradedGroup(group, "", group.rewards),
+            content=Claim(received.peer_id, received.task, received.rewards),
             age_s=self._clock() - received.arrived_at,
-            worth=self._worth_of(group.peer_id),
+            worth=self._worth_of(received.peer_id),
         )
 
     def _worth_of(self, peer_id: str) -> float | None:
@@ -319,7 +318,7 @@ class SapoNode:
         return [
             Candidate(
                 content_id=each.content_id,
-                graded=each.graded,
+                content=each.graded,
                 age_s=now - each.arrived_at,
                 uses=each.uses,
                 worth=self._worth_of(each.graded.group.peer_id),
@@ -362,8 +361,8 @@ class SapoNode:
         limit = self._share_settings.max_groups
         if limit is not None and len(groups) > limit:
             groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]
-        for graded in groups:
-            if (shared := self._own.share(graded.group)) is not None:
+        for shared in self._own.share_all([graded.group for graded in groups]):
+            if shared is not None:
                 self._copies.judge(shared, self._clock())  # registers this node as their author
                 self.ledger.shared(1)
 

@@ -384,5 +384,6 @@ def _no_groups() -> GroupCounts:
         dropped={},
         local={},
         reused_external=0,
+        offered=0,
         checked=0,
     )

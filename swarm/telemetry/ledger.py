@@ -24,6 +24,7 @@ class Ledger:
         self._generated = 0
         self._shared = 0
         self._received = 0
+        self._offered = 0
         self._checked = 0
         self._used_local = 0
         self._used_external = 0
@@ -42,6 +43,10 @@ class Ledger:
     def received(self, n: int) -> None:
         """Count received groups, including refused ones, which are then also `dropped`."""
         self._received += _count(n)
+
+    def offered(self, n: int) -> None:
+        """Count groups that others offered; those fetched are also `received`."""
+        self._offered += _count(n)
 
     def checked(self, n: int) -> None:
         """Count received groups whose grading begins."""
@@ -81,6 +86,7 @@ class Ledger:
             dropped=dict(self._dropped),
             local=dict(self._local),
             reused_external=self._reused_external,
+            offered=self._offered,
             checked=self._checked,
         )
 
@@ -94,6 +100,7 @@ class Ledger:
         self._dropped = Counter(counts["dropped"])
         self._local = Counter(counts.get("local", {}))
         self._reused_external = counts.get("reused_external", 0)
+        self._offered = counts.get("offered", 0)
         self._checked = counts.get("checked", 0)
 
 

@@ -11,7 +11,7 @@ from swarm.groups import waiting as waiting_module
 from swarm.groups.intake import Intake
 from swarm.groups.waiting import WaitingLimits
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, NetworkStatus, Rejection, RolloutGroup, TaskRef
+from swarm.types import Grade, NetworkStatus, OfferedGroup, Rejection, RolloutGroup, TaskRef
 from tests.example_groups import rollout_group
 
 
@@ -26,6 +26,9 @@ class FakeExchange:
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         return None
+
+    def offers(self) -> list[OfferedGroup]:
+        return []
 
     def wait(self, timeout_s: float) -> bool:
         return bool(self.inbox)

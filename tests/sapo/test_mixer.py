@@ -49,7 +49,7 @@ def _mixed(mixer: Mixer, candidates: Sequence[Candidate], seed: int = 0, **how) 
 
 
 def _wishes(mixer: Mixer, *candidates: Candidate):
-    return mixer.wishes(candidates, Opinion().advantages)
+    return mixer.wishes(candidates, Opinion())
 
 
 def test_before_the_first_round_a_mix_wishes_for_what_is_configured() -> None:

@@ -196,10 +196,11 @@ def test_nobody_speaks_in_the_name_of_a_trusted_peer(tmp_path: Path) -> None:
     run_id = exchange.status().run_id
 
     class Forging:
-        def share(self, group: RolloutGroup) -> RolloutGroup:
-            forged = replace(group, run_id=run_id, peer_id=trusted.peer_id)
+        def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+            forged = [replace(group, run_id=run_id, peer_id=trusted.peer_id) for group in groups]
             for identity in (exchange._identity, Claiming(exchange._identity, trusted.peer_id)):
-                exchange._transport.publish(seal(identity, run_id, "group", forged))
+                for group in forged:
+                    exchange._transport.publish(seal(identity, run_id, "group", group))
             return forged
 
     forger._own._exchange = Forging()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.sapo.mixing.base import Candidate, Decision, History, MixPolicy, MixRound, MixState
+from swarm.sapo.mixing.base import Candidate, Claim, Decision, History, MixPolicy, MixRound, MixState
 from swarm.sapo.mixing.config import MixSettings
 from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, authors, in_random_order, mix
 from swarm.sapo.mixing.mixer import Mixer, Wishes, mix_figures
@@ -10,6 +10,7 @@ from swarm.sapo.mixing.mixer import Mixer, Wishes, mix_figures
 __all__ = [
     "AuthorOf",
     "Candidate",
+    "Claim",
     "Decision",
     "History",
     "Mix",

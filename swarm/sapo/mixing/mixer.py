@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Protocol
 
@@ -31,10 +31,6 @@ LOCAL, EXTERNAL, WEIGHTS_ESS = "mix/local", "mix/external", "mix/weights_ess"
 """Figures of a decision: I, J, and the effective number of candidates as a fraction of them."""
 
 
-Advantages = Callable[[GradedGroup], tuple[float, ...]]
-"""The advantages of a group, [G], as an update computes them."""
-
-
 class Wishes(Struct, frozen=True):
     """What the next updates want of others' groups."""
 
@@ -49,7 +45,7 @@ class Wishes(Struct, frozen=True):
 class Appraiser(Protocol):
     """What this node's policy makes of received groups, within one round."""
 
-    def advantages(self, graded: GradedGroup) -> tuple[float, ...]:
+    def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
         """[G] as an update computes them."""
         ...
 
@@ -73,7 +69,7 @@ class Mixer:
         self._wanted: deque[int] = deque([settings.external], maxlen=WANTED_ROUNDS)
         """J of the last rounds; at first as configured."""
 
-    def wishes(self, candidates: Sequence[Candidate], advantages: Advantages) -> Wishes:
+    def wishes(self, candidates: Sequence[Candidate], appraiser: Appraiser) -> Wishes:
         """What the next updates want of these candidates, by the rounds so far.
 
         The rewards of candidates that nobody has graded are those that their authors claim. Raises `ConfigError` for a
@@ -83,7 +79,7 @@ class Mixer:
         if not self._rounds:
             return self._wishes(max(self._wanted), None)
         if policy.needs_advantages:
-            candidates = [replace(each, advantages=advantages(each.graded)) for each in candidates]
+            candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
         decision = _checked(policy(self._history(), candidates), self._settings.policy, len(candidates))
         num_external = max(decision.external, *self._wanted)
         # A policy that goes by scores has none of ungraded groups.
@@ -149,7 +145,7 @@ class Mixer:
         """The candidates with what the policy wants to know of them."""
         policy = self._settings.settings
         if policy.needs_advantages:
-            candidates = [replace(each, advantages=appraiser.advantages(each.graded)) for each in candidates]
+            candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
         if num_scored := policy.num_scored(self._settings.external):
             scored = some(candidates, num_scored, author_of, rng)
             known = dict(zip((each.content_id for each in scored), appraiser.surprisals(scored), strict=True))
