@@ -18,6 +18,7 @@ from swarm.types import (
     NetworkStatus,
     NextTurn,
     Observation,
+    OfferedGroup,
     PeerRecord,
     Question,
     Rejection,
@@ -324,6 +325,17 @@ class RecordTransport(Protocol):
         """
         ...
 
+    def hold(self, record: bytes) -> None:
+        """Keep a record for those who ask for it by its id: nobody is sent it."""
+        ...
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Fetch a record on offer, from its author or another holder; it arrives like any other.
+
+        If nobody gives it within `patience_s`, that is a complaint about its author.
+        """
+        ...
+
     def has_room(self) -> bool:
         """Whether one more record can be published without displacing another that still waits to be sent."""
         ...
@@ -447,6 +459,21 @@ class GroupExchange(Protocol):
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """(content id, group) of each group that passed the envelope checks, and the refusals by reason."""
+        ...
+
+    def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """Share several groups: each is sent to everybody, or all are offered if that costs members less.
+
+        Returns each as `share` does.
+        """
+        ...
+
+    def offers(self) -> list[OfferedGroup]:
+        """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
+        ...
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Fetch a group on offer; a later `receive` returns it. If nobody gives it in time, its author is charged."""
         ...
 
     def wait(self, timeout_s: float) -> bool:

@@ -88,11 +88,13 @@ class Reason(StrEnum):
 
     SLOW_HOLDER = "slow_holder", Subject.CONDUCT, "The peer served a large record below the minimum rate."
     BAD_GIFT = "bad_gift", Subject.CONDUCT, "In repair, the peer served a record that every honest node refuses."
+    WITHHELD = "withheld", Subject.CONDUCT, "Nobody gave a group that the peer had offered."
     CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
     FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."
     BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
     BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "The peer's gossip message raised an error here."
 
+    FALSE_OFFER = "false_offer", Subject.GROUP, "It is not what its author said of it when it was offered."
     DUPLICATE = "duplicate", Subject.GROUP, "It has arrived before."
     PEER_QUOTA = (
         "peer_quota",
@@ -162,7 +164,12 @@ class Reason(StrEnum):
         Subject.GROUP,
         "The pool was full, and this was the oldest group of the author with the most groups in it.",
     )
-    EXPIRED = "expired", Subject.GROUP, "It was in the pool for longer than `pool.max_age_s`."
+    NOT_NEEDED = (
+        "not_needed",
+        Subject.GROUP,
+        "It waited until newer ones took its place, and was never graded: more arrives than updates take.",
+    )
+    EXPIRED = "expired", Subject.GROUP, "It waited, graded or not, for longer than `pool.max_age_s`."
     IMPROBABLE = (
         "improbable",
         Subject.GROUP,
@@ -181,7 +188,7 @@ class Reason(StrEnum):
     LOST_IN_RESTART = (
         "lost_in_restart",
         Subject.GROUP,
-        "It was being graded when the node wrote the checkpoint that it later resumed from.",
+        "It was waiting or being graded when the node wrote the checkpoint that it later resumed from.",
     )
 
     WRONG_VERSION = "wrong_version", Subject.FOLLOWED, "It names a version of the policy that was never published."
@@ -234,6 +241,7 @@ NO_LOSS = frozenset(
         Reason.JUDGE_SKIPPED,
         Reason.ZERO_ADVANTAGE,
         Reason.POOL_FULL,
+        Reason.NOT_NEEDED,
         Reason.EXPIRED,
     }
 )

@@ -14,8 +14,9 @@ these keys; [architecture.md](architecture.md#the-life-of-a-received-group) says
 *Against the sender* is the weight of one occurrence in a peer's account, when a signature or connection proves that the
 peer is responsible. A peer is quarantined when its recent weights exceed its recent merits by `safety.quarantine_at`.
 
-*No loss*: there is nothing to learn from such a group, or more arrives than updates take. A healthy swarm drops about
-half of what it receives for these reasons, which live view and log tell apart from the others:
+*No loss*: there is nothing to learn from such a group, or more arrives than updates take. Where groups are sent and
+not offered, a healthy swarm drops about half of what it receives for these reasons, which live view and log tell apart
+from the others:
 {no_loss}.
 """
 """The first lines of the file."""

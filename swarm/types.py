@@ -54,6 +54,8 @@ Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 LogProb = Annotated[float, Meta(ge=-1e4, le=0)]
 """No sampler draws a less likely token; sums and squares over a whole group stay finite."""
+RecordId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""A BLAKE3 digest."""
 Seconds = Annotated[float, Meta(ge=-1e11, le=1e11)]
 """Since 1970 or any other origin."""
 Reward = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -378,6 +380,48 @@ class VerifiedGroup(Struct, frozen=True):
         return len(self.record) + self.group.memory_bytes
 
 
+class Offer(Struct, frozen=True, array_like=True):
+    """What an author says of a group that others may fetch, in at most 160 bytes."""
+
+    record_id: RecordId
+    """Digest of the sealed record, by which it is fetched."""
+    content_id: RecordId
+    """Digest of the group, by which it is known."""
+    num_bytes: Positive
+    """Of the sealed record."""
+    task: Annotated[str, Meta(max_length=64)]
+    num_completions: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)]
+    mean_reward: Reward
+    reward_std: Annotated[float, Meta(ge=0, le=1e9)]
+    """Population standard deviation. Both are claims, like `RolloutGroup.rewards`."""
+    policy: Annotated[bytes, Meta(min_length=8, max_length=8)]
+    """Digest of the group's `PolicyId`."""
+    life_s: Annotated[int, Meta(ge=1, le=3_600)]
+    """Seconds for which the author keeps the record, from the offer on."""
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """[G] rewards of this mean and, for an even G, of this deviation."""
+        apart = self.reward_std, -self.reward_std
+        paired = self.num_completions // 2 * 2
+        return tuple(self.mean_reward + (apart[k % 2] if k < paired else 0.0) for k in range(self.num_completions))
+
+
+class OfferedGroup(Struct, frozen=True):
+    """A group that can be fetched."""
+
+    peer_id: str
+    """Its author."""
+    offer: Offer
+
+
+class OfferedGroups(Struct, frozen=True):
+    """Offers from the network, signed by their author."""
+
+    peer_id: str
+    offers: tuple[Offer, ...]
+
+
 class RefusedRecord(Struct, frozen=True):
     """A record that was refused on arrival, for whoever counts refusals. What was in it is not kept."""
 
@@ -387,7 +431,7 @@ class RefusedRecord(Struct, frozen=True):
     """Whom a good signature holds responsible."""
 
 
-Arrival = VerifiedGroup | RefusedRecord
+Arrival = VerifiedGroup | OfferedGroups | RefusedRecord
 """What a transport makes of a record."""
 
 
@@ -542,6 +586,8 @@ class PeerRecord(Struct, frozen=True, omit_defaults=True):
     expires_at: Seconds
     name: str = ""
     """What its user calls it; not unique, and no evidence of anything. Empty if it was not named."""
+    pulls: bool = False
+    """Whether it fetches groups that are offered to it; false for versions that know no offers."""
 
 
 class NetworkStatus(Struct, frozen=True):
@@ -556,6 +602,8 @@ class NetworkStatus(Struct, frozen=True):
     """One line: the last attempt and its result."""
     split: str = ""
     """One line: which other protocol version most peers speak, and what to do; empty otherwise."""
+    num_pulling: int = 0
+    """How many of the connected members fetch groups that are offered to them."""
 
 
 class UpdateReport(Struct, frozen=True):

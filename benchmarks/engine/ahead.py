@@ -34,6 +34,7 @@ from swarm.types import (
     Context,
     Grade,
     NetworkStatus,
+    OfferedGroup,
     PolicyId,
     ProceduralRef,
     Question,
@@ -116,6 +117,17 @@ class Nobody:
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Share with no one."""
         return None
+
+    def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """Share with no one."""
+        return [None] * len(groups)
+
+    def offers(self) -> list[OfferedGroup]:
+        """None."""
+        return []
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Nothing is on offer."""
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """Nothing."""

@@ -31,7 +31,16 @@ from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
-from swarm.types import GradedGroup, NetworkStatus, PolicyId, RolloutGroup, RunManifest, Sampling, UpdateReport
+from swarm.types import (
+    GradedGroup,
+    NetworkStatus,
+    OfferedGroup,
+    PolicyId,
+    RolloutGroup,
+    RunManifest,
+    Sampling,
+    UpdateReport,
+)
 
 GROUPS_PER_S = 1.0
 """What every learner shares."""
@@ -55,6 +64,18 @@ class Witness:
         if shared is not None:
             emit("published", sequence=shared.sequence, at=at)
         return shared
+
+    def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """Send each to everybody: what is timed is the delivery of groups."""
+        return [self.share(group) for group in groups]
+
+    def offers(self) -> list[OfferedGroup]:
+        """Pass it on."""
+        return self._exchange.offers()
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Pass it on."""
+        self._exchange.pull(offered, patience_s)
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """Receive and report the groups."""

@@ -24,6 +24,7 @@ from swarm.types import (
     Grade,
     GradedGroup,
     NetworkStatus,
+    OfferedGroup,
     PolicyId,
     ProceduralRef,
     Rejection,
@@ -198,6 +199,17 @@ class Virtual:
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Not asked of a learner."""
         raise AssertionError
+
+    def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """Not asked of a learner."""
+        raise AssertionError
+
+    def offers(self) -> list[OfferedGroup]:
+        """Workers send their groups."""
+        return []
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Nothing is on offer."""
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """Groups that have arrived."""

@@ -67,7 +67,14 @@ class Shell:
     ) -> None:
         """A shell on an open transport. Raises `ConfigError` for an unavailable sink."""
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
-        self.exchange = Exchange(transport, identity, limits, config.network.safety, clock=clock)
+        self.exchange = Exchange(
+            transport,
+            identity,
+            limits,
+            config.network.safety,
+            offer_life_s=config.network.backfill_s,
+            clock=clock,
+        )
         self.peer_id = identity.peer_id
         self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self._config = config

@@ -28,6 +28,7 @@ from swarm.figures import values
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.versions import newest_version, oldest_version
+from swarm.groups.waiting import WaitingLimits
 from swarm.protocols import Auditor, GroupExchange, KeepSample, SnapshotPublisher, StreamingUpdater, Verifier
 from swarm.reasons import Reason
 from swarm.settings import Settings
@@ -130,7 +131,14 @@ class Learner:
         self._publisher = publisher
         self._auditor = auditor
         self._intake = Intake(
-            exchange, verifier, ledger, max_pending_per_peer, self._hopeless, self._unfit, keep=keep, trusted=trusted
+            exchange,
+            verifier,
+            ledger,
+            WaitingLimits(max_pending_per_peer),
+            self._hopeless,
+            self._unfit,
+            keep=keep,
+            trusted=trusted,
         )
         self._delivered = delivered
         self._cancelled = cancelled

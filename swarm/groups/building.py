@@ -60,12 +60,20 @@ class OwnGroups:
         return replace(group, policy=replace(group.policy, version=oldest_version(group)))
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """Share a group with the swarm; returns the group as published, or None when it could not be."""
+        """Send a group to the swarm; returns the group as published, or None when it could not be."""
+        return self._exchange.share(self._public(group))
+
+    def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """Share groups with the swarm, which may have to ask for them. Returns each as `share` does."""
+        return self._exchange.share_all([self._public(group) for group in groups])
+
+    def _public(self, group: RolloutGroup) -> RolloutGroup:
+        """The part of a group that is shared."""
         # Any model with any tokenizer can read text; only this node's own model can use routing.
         completions = [replace(completion, routing=b"") for completion in group.completions]
         if not self._token_ids:
             completions = [_text_only(completion) for completion in completions]
-        return self._exchange.share(replace(group, completions=tuple(completions)))
+        return replace(group, completions=tuple(completions))
 
 
 def _text_only(completion: Completion) -> Completion:

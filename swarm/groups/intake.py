@@ -1,6 +1,8 @@
 """Received groups before they can teach: the exchange has checked their envelopes; here they are regraded.
 
-    exchange inbox ──▶ needless? ──▶ pending, in the verifier's queue ──▶ whole? ──▶ signal? ──▶ unfit? ──▶ (id, graded)
+    exchange inbox ──▶ needless? ──▶ waiting ──▶ chosen ──▶ verifier's queue ──▶ whole? ──▶ signal? ──▶ unfit?
+           └ offers ────────────────────┘  ▲        │ offers                                               │
+                                           └─ fetch ┘                                (id, graded) ◀────────┘
 
 The outcome of each group goes into the ledger, and to the exchange for its sender's account.
 """
@@ -8,22 +10,47 @@ The outcome of each group goes into the ledger, and to the exchange for its send
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from typing import Protocol
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from swarm.groups.building import with_grade
 from swarm.groups.episodes import as_told, has_own_calls, is_whole
 from swarm.groups.signal import has_signal
+from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, GradedGroup, Rejection, RolloutGroup
+from swarm.types import Grade, GradedGroup, OfferedGroup, Rejection, RolloutGroup
 
-MAX_PENDING_BYTES = 64 * 2**20
-"""Memory of all groups that are being graded; at least one is always admitted."""
-MAX_PART = 4
-"""Groups on one account take at most 1 / MAX_PART of it."""
+PULL_PATIENCE_S = 15.0
+"""A chosen group that has not arrived by then counts as unusable."""
+OFFER_BYTES = 1_024
+"""Memory of an offer."""
+
+
+class Choice(Protocol):
+    """Decides which waiting groups to grade, and which of those on offer to fetch for that."""
+
+    def choose(self, waiting: Waiting) -> Iterable[str]:
+        """Content ids of the groups to grade now; the others go on waiting."""
+        ...
+
+    def checked(self, content_id: str, usable: bool) -> None:
+        """A chosen group was graded, or could not be had; `usable`: it can teach."""
+        ...
+
+
+class Everything:
+    """Grades every group at once."""
+
+    def choose(self, waiting: Waiting) -> Iterable[str]:
+        """See `Choice`."""
+        return [each.content_id for each in waiting]
+
+    def checked(self, content_id: str, usable: bool) -> None:
+        """See `Choice`."""
 
 
 def cannot_fit(group: RolloutGroup, max_chars: int) -> bool:
@@ -31,60 +58,64 @@ def cannot_fit(group: RolloutGroup, max_chars: int) -> bool:
     return any(len(completion.text) > max_chars for completion in group.completions)
 
 
-class _Pending(Struct, frozen=True):
-    group: RolloutGroup
-    account: str
-    num_bytes: int
-    """Memory of the group."""
-
-
 class Intake:
-    """Regrades each received group once."""
+    """Regrades each received group at most once."""
 
     def __init__(
         self,
         exchange: GroupExchange,
         verifier: Verifier,
         ledger: Ledger,
-        max_pending_per_peer: int,
+        limits: WaitingLimits,
         needless: Callable[[RolloutGroup], Reason | None] = lambda group: None,
         unfit: Callable[[GradedGroup], Reason | None] = lambda graded: None,
         teaches: Callable[[Sequence[float]], bool] = has_signal,
         keep: KeepSample = lambda fate, group: None,
         trusted: Collection[str] = (),
+        choice: Choice | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group that teaches does
         not suit this policy; None to keep it. `teaches` says whether a group with these rewards is wanted. `keep` is
         told what became of each group that was opened. `trusted` are the peers whose word counts for what their own
-        tools said.
+        tools said. `choice` decides which groups to grade; by default all are.
         """
         self._exchange = exchange
         self._verifier = verifier
         self._ledger = ledger
-        self._max_pending_per_peer = max_pending_per_peer
         self._needless = needless
         self._unfit = unfit
         self._teaches = teaches
         self._keep = keep
         self._trusted = frozenset(trusted)
-        self._pending: dict[str, _Pending] = {}
+        self._choice = choice or Everything()
+        self._clock = clock
+        self._waiting = Waiting(limits)
+        self._pulling: dict[str, Received] = {}
+        self._grading: dict[str, Received] = {}
 
     def __len__(self) -> int:
-        """Groups that are being graded."""
-        return len(self._pending)
+        """Groups that wait for grading or are being graded; those on offer are not here yet."""
+        return self._waiting.num_here() + len(self._grading)
 
     def receive(self, held: Container[str]) -> list[tuple[str, GradedGroup]]:
         """(content id, group) of the groups graded since the last call that can teach.
 
-        Starts to grade newly received groups, except those whose id is in `held`.
+        Takes in newly received groups, except those whose id is in `held`, and starts to grade the chosen ones.
         """
         arrived, refused = self._exchange.receive()
         self._ledger.received(len(arrived) + sum(refused.values()))
         for reason, count in refused.items():
             self._ledger.dropped(reason, count)
         for content_id, group in arrived:
-            self._begin(content_id, group, held)
-        settled = [self._admit(key, self._pending.pop(key).group, verdict) for key, verdict in self._verifier.collect()]
+            self._enter(content_id, group, held)
+        for offered in self._exchange.offers():
+            self._note(offered, held)
+        self._leave(self._waiting.expire(self._clock()))
+        self._give_up_late()
+        for content_id in self._choice.choose(self._waiting):
+            self._begin(self._waiting.take(content_id))
+        settled = [self._graded(key, verdict) for key, verdict in self._verifier.collect()]
         return [admitted for admitted in settled if admitted is not None]
 
     def settle(self, groups: Sequence[GradedGroup], first: int, skipped: bool) -> None:
@@ -97,19 +128,63 @@ class Intake:
         else:
             self._ledger.used_external(first, again=len(groups) - first)
 
-    def _begin(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
+    def _enter(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
+        chosen = self._pulling.pop(content_id, None)
         # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
-        if content_id in self._pending or content_id in held:
+        if self._waiting.has_group(content_id) or content_id in self._grading or content_id in held:
             self._drop(Reason.DUPLICATE, group)
-        elif not self._has_room_for(new := self._weighed(group)):
-            self._drop(Reason.PEER_QUOTA, group)
         elif reason := self._needless(group):
             self._drop(reason, group)
             self._exchange.report(group.peer_id, reason)
+            if chosen is not None:
+                self._choice.checked(content_id, usable=False)
+        elif chosen is not None:
+            self._begin(self._received(content_id, group, group.memory_bytes))
         else:
-            self._pending[content_id] = new
-            actions = [completion.actions for completion in group.completions]
-            self._verifier.submit(content_id, group.question, actions, new.account)
+            self._wait(self._received(content_id, group, group.memory_bytes))
+
+    def _note(self, offered: OfferedGroup, held: Container[str]) -> None:
+        """An offer waits if it teaches by its author's own word, and nothing is known of the group."""
+        content_id = offered.offer.content_id.hex()
+        known = any(content_id in places for places in (self._waiting, self._pulling, self._grading, held))
+        if not known and self._teaches(offered.offer.rewards):
+            self._ledger.offered(1)
+            self._wait(self._received(content_id, offered, OFFER_BYTES))
+
+    def _received(self, content_id: str, content: RolloutGroup | OfferedGroup, num_bytes: int) -> Received:
+        return Received(content_id, content, self._exchange.account(content.peer_id), num_bytes, self._clock())
+
+    def _wait(self, received: Received) -> None:
+        self._leave(self._waiting.add(received, self._grading.values()))
+
+    def _leave(self, left: Iterable[tuple[Received, Reason]]) -> None:
+        for received, reason in left:
+            if isinstance(received.content, RolloutGroup):  # an offer costs nothing
+                self._drop(reason, received.content)
+
+    def _begin(self, received: Received) -> None:
+        """Grade a chosen group, or fetch it if it is on offer."""
+        content = received.content
+        if isinstance(content, OfferedGroup):
+            self._pulling[received.content_id] = replace(received, arrived_at=self._clock())
+            self._exchange.pull(content, PULL_PATIENCE_S)
+            return
+        self._grading[received.content_id] = received
+        self._ledger.checked(1)
+        actions = [completion.actions for completion in content.completions]
+        self._verifier.submit(received.content_id, content.question, actions, received.account)
+
+    def _give_up_late(self) -> None:
+        now = self._clock()
+        for content_id, received in list(self._pulling.items()):
+            if now - received.arrived_at > PULL_PATIENCE_S:
+                del self._pulling[content_id]
+                self._choice.checked(content_id, usable=False)
+
+    def _graded(self, content_id: str, verdict: Grade | Rejection) -> tuple[str, GradedGroup] | None:
+        content = self._grading.pop(content_id).content
+        assert isinstance(content, RolloutGroup)
+        return self._admit(content_id, content, verdict)
 
     def _admit(
         self, content_id: str, group: RolloutGroup, verdict: Grade | Rejection
@@ -118,6 +193,7 @@ class Intake:
         graded = self._judged(group, verdict)
         # The time spent in this thread is charged to the sender, too.
         spent_s = verdict.seconds + time.perf_counter() - began
+        self._choice.checked(content_id, usable=isinstance(graded, GradedGroup))
         if not isinstance(graded, GradedGroup):
             self._exchange.report(group.peer_id, graded, spent_s)
             self._drop(graded, group if isinstance(verdict, Rejection) else with_grade(group, verdict))
@@ -147,16 +223,3 @@ class Intake:
             return Reason.ZERO_ADVANTAGE
         graded = with_grade(group, verdict)
         return self._unfit(graded) or graded
-
-    def _weighed(self, group: RolloutGroup) -> _Pending:
-        return _Pending(group, self._exchange.account(group.peer_id), group.memory_bytes)
-
-    def _has_room_for(self, new: _Pending) -> bool:
-        waiting = self._pending.values()
-        if sum(other.group.peer_id == new.group.peer_id for other in waiting) >= self._max_pending_per_peer:
-            return False
-        every = sum(other.num_bytes for other in waiting)
-        same = sum(other.num_bytes for other in waiting if other.account == new.account)
-        return (not every or every + new.num_bytes <= MAX_PENDING_BYTES) and (
-            not same or same + new.num_bytes <= MAX_PENDING_BYTES // MAX_PART
-        )

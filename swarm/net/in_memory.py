@@ -11,12 +11,13 @@ from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.records.envelope import SignedRecord, read_record
 from swarm.net.records.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
 from swarm.net.records.mailbox import Mailbox
+from swarm.net.records.offers import OFFERS, check_offer, open_offers
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import MAX_LISTED
 from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, refused
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
-from swarm.types import Arrival, NetworkStatus, PeerRecord, RefusedRecord, RunManifest
+from swarm.types import Arrival, NetworkStatus, OfferedGroup, PeerRecord, RefusedRecord, RunManifest
 
 MAX_ANSWER_BYTES = 2 * 2**20
 Read = SignedRecord | RefusedRecord
@@ -80,6 +81,7 @@ class MemoryTransport:
         self._banned: frozenset[str] = frozenset()
         self._handlers: dict[str, StreamHandler] = {}
         self._counts: Counter[str] = Counter()
+        self._complaints: list[tuple[str, Reason]] = []
         self._sealed: bytes | None = None
         self._manifest: RunManifest | None = None
         self._open = False
@@ -128,6 +130,44 @@ class MemoryTransport:
         for member in self._in_run(run):
             member._deliver(self.peer_id, record, read, "delivered")
 
+    def hold(self, record: bytes) -> None:
+        """Keep a record for peers that ask for it."""
+        self._require_open()
+        self._store.add(record, offered=True)
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Take a record on offer from its author's store, or another's; the complaint is immediate if none has it."""
+        self._require_open()
+        run = self.manifest()
+        assert run is not None  # it came with an offer
+        name = offered.offer.record_id
+        members = sorted(self._in_run(run), key=lambda member: member.peer_id != offered.peer_id)
+        record = next((held for member in members if (held := member._give(name)) is not None), None)
+        if record is None:
+            self._complain(offered.peer_id, Reason.WITHHELD)
+        elif self._store.add(record, offered=True):
+            self._counts["pulled"] += 1
+            self._inbox.put(self._checked(record, run.run_id, offered), len(record))
+
+    def _give(self, name: bytes) -> bytes | None:
+        """A held record that another peer asks for."""
+        return self._store.get(name)
+
+    def _complain(self, peer_id: str, reason: Reason) -> None:
+        self._counts[reason] += 1
+        self._complaints.append((peer_id, reason))
+
+    def _checked(self, record: bytes, run_id: str, offered: OfferedGroup) -> Read:
+        """A pulled record, if it is what was offered."""
+        read = self._read(record, run_id)
+        if isinstance(read, RefusedRecord):
+            return read
+        try:
+            check_offer(offered, open_group(read, self._limits))
+        except Refusal as refusal:
+            return refused(refusal)
+        return read
+
     def _read(self, record: bytes, run_id: str) -> Read:
         try:
             return check_seal(read_record(record, len(record)), run_id)
@@ -158,7 +198,7 @@ class MemoryTransport:
         """Deliver what was published before this peer entered."""
         for member in self._in_run(run):
             for held in reversed(member._store.listing(self._backfill_s, 0.0, MAX_LISTED)):
-                record = member._store.get(held.record_id)
+                record = None if held.offered else member._store.get(held.record_id)
                 if record is not None and not self._store.has_seen(held.record_id):
                     self._deliver(member.peer_id, record, self._read(record, run.run_id), "backfilled")
 
@@ -179,6 +219,8 @@ class MemoryTransport:
         if isinstance(read, RefusedRecord):
             return read
         try:
+            if read.body.kind == OFFERS:
+                return open_offers(read, read.body.run_id)
             return open_group(read, self._limits)
         except Refusal as refusal:
             return refused(refusal)
@@ -206,7 +248,9 @@ class MemoryTransport:
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = self._clock()
-        return NetworkStatus(run.run_id if run else None, connected, self._alone_since, "in one process")
+        return NetworkStatus(
+            run.run_id if run else None, connected, self._alone_since, "in one process", num_pulling=len(connected)
+        )
 
     def multiaddrs(self) -> tuple[str, ...]:
         """A pseudo-address for this peer; nothing outside the process can dial it."""
@@ -274,8 +318,9 @@ class MemoryTransport:
         return ()
 
     def complaints(self) -> list[tuple[str, Reason]]:
-        """Empty: within one process no peer is slow."""
-        return []
+        """(peer id, reason) of authors that withheld what they offered, since the last call."""
+        complaints, self._complaints = self._complaints, []
+        return complaints
 
     def trust(self, peer_ids: Collection[str]) -> None:
         """Does nothing: within one process there is no admission."""

@@ -27,9 +27,9 @@ class Appraisal:
         self._plausibility = plausibility
         self._logprobs: dict[str, LogProbs] = {}
 
-    def advantages(self, graded: GradedGroup) -> tuple[float, ...]:
+    def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
         """[G] as an update computes them."""
-        return tuple(self._updater.advantages(graded.rewards))
+        return tuple(self._updater.advantages(rewards))
 
     def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
         """The groups without their implausible completions; None for those that then have no signal."""

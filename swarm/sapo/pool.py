@@ -24,8 +24,9 @@ class PoolSettings(Settings):
     """Groups enter only if the standard deviation of their rewards is larger; others are dropped as `zero_advantage`.
     0: all with signal, as in SAPO; `null`: also those without, which take places in updates and teach nothing."""
     max_groups: int = Field(128, ge=1)
+    """Also of the groups that wait until updates will take them, before they are graded."""
     max_age_s: float = Field(600.0, gt=0)
-    """Groups that this node received longer ago are dropped as `expired`."""
+    """Groups that this node received longer ago are dropped as `expired`, graded or not."""
     max_uses: int = Field(1, ge=1)
     """Updates that a group may take part in before it leaves the pool."""
     max_share_per_peer: float = Field(0.5, gt=0, le=1)
@@ -59,6 +60,16 @@ class Pool:
     def __contains__(self, content_id: object) -> bool:
         """Whether a group is available."""
         return content_id in self._groups
+
+    @property
+    def max_groups(self) -> int:
+        """The most groups that it holds."""
+        return self._settings.max_groups
+
+    @property
+    def max_age_s(self) -> float:
+        """Seconds after which groups leave."""
+        return self._settings.max_age_s
 
     def wants(self, rewards: Sequence[float]) -> bool:
         """Whether a group with these rewards may enter."""

@@ -3,9 +3,9 @@
     draw ──▶ generate ──▶ grade ──▶ share ─────────────▶ swarm
                             │                              │
                             ▼                              ▼
-                     local groups with       receive ──▶ new? ──▶ regrade ──▶ pool
-                          signal                                               │
-                            └──────▶ mix I + J ◀──── plausible? ◀── fair part ─┘
+                     local groups with       receive ──▶ new? ──▶ shortlist ──▶ regrade ──▶ pool
+                          signal                                                             │
+                            └──────▶ mix I + J ◀──── plausible? ◀── fair part ───────────────┘
                                          │
                                          ▼
                                        update ──▶ watch: has others' data hurt?
@@ -14,6 +14,7 @@ There is no global round and no barrier: a node takes what has arrived and train
 `share` are in `rollouts.py`, which may run some rounds ahead. The queues:
   batches ahead    own groups not yet taken, at most `max_staleness` batches
   exchange inbox   opened groups, filled by the network thread, emptied by `receive`, bounded by the network settings
+  waiting          received groups not yet chosen to be regraded, bounded by the pool settings
   verifier queue   received groups being regraded, emptied by `collect`, bounded by the verification settings
   pool             regraded groups with signal, sampled by `mix`, bounded by the pool settings
 """
@@ -37,12 +38,14 @@ from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.groups.signal import has_signal
+from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS, GroupExchange, KeepSample, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.appraisal import Appraisal
-from swarm.sapo.mixing import AuthorOf, Candidate, Mix, Mixer, MixRound, MixSettings, mix_figures
+from swarm.sapo.mixing import AuthorOf, Candidate, Claim, Mix, Mixer, MixRound, MixSettings, mix_figures
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import GradedBatch, Rollouts
+from swarm.sapo.shortlist import Shortlist, Situation
 from swarm.sapo.watch import Alarm, Watch, WatchSettings
 from swarm.sapo.worth import WorthEstimator
 from swarm.settings import Settings
@@ -148,10 +151,21 @@ class SapoNode:
         self._updater = updater
         self._exchange = exchange
         self._keep = keep
-        self._intake = Intake(
-            exchange, verifier, ledger, max_pending_per_peer, self._needless, self._unfit, pool.wants, keep, trusted
-        )
         self._clock = clock
+        self._shortlist = Shortlist(self._situation)
+        self._intake = Intake(
+            exchange,
+            verifier,
+            ledger,
+            WaitingLimits(max_pending_per_peer, pool.max_groups, pool.max_age_s),
+            self._needless,
+            self._unfit,
+            pool.wants,
+            keep,
+            trusted,
+            choice=self._shortlist,
+            clock=clock,
+        )
         self._rollouts = Rollouts(
             engine=engine,
             verifier=verifier,
@@ -212,11 +226,11 @@ class SapoNode:
 
     @property
     def num_pending(self) -> int:
-        """Received groups that are being regraded."""
+        """Received groups that wait to be regraded or are being regraded."""
         return len(self._intake)
 
     def receive(self) -> None:
-        """Receive groups and start to regrade them; regraded groups enter the pool."""
+        """Receive groups and start to regrade those that updates will want; regraded groups enter the pool."""
         author_of = self._author_of()
         for content_id, graded in self._intake.receive(self.pool):
             for reason, count in self.pool.add(content_id, graded, self._clock(), author_of).items():
@@ -224,10 +238,43 @@ class SapoNode:
         for reason, count in self.pool.expire(self._clock()).items():
             self.ledger.dropped(reason, count)
 
+    def _situation(self, waiting: Waiting) -> Situation:
+        """What decides which waiting groups to regrade now, and which of those on offer to fetch."""
+        ungraded = [self._claimed(each) for each in waiting]
+        pooled = self._candidates()
+        wishes = self.mixer.wishes([*pooled, *ungraded], Appraisal(self._updater, self._plausibility))
+        return Situation(
+            waiting=ungraded,
+            weights=None if wishes.weights is None else wishes.weights[len(pooled) :],
+            num_external=math.ceil(self._watch.share * wishes.num_external),
+            num_choice=wishes.num_choice,
+            pooled=pooled,
+            max_pooled=self.pool.max_groups,
+            round=self.round,
+            author_of=self._author_of(),
+            rng=np.random.default_rng([self._seed, self.round]),
+        )
+
+    def _claimed(self, received: Received) -> Candidate:
+        """A group as its author describes it."""
+        return Candidate(
+            content_id=received.content_id,
+            content=Claim(received.peer_id, received.task, received.rewards),
+            age_s=self._clock() - received.arrived_at,
+            worth=self._worth_of(received.peer_id),
+        )
+
+    def _worth_of(self, peer_id: str) -> float | None:
+        worth = self._worth.worth_of(peer_id) if self._worth else None
+        return worth if worth is not None and math.isfinite(worth) else None
+
     def _needless(self, group: RolloutGroup) -> Reason | None:
-        """Why a group need not be graded: it is too long for this policy, or it repeats an earlier one."""
+        """Why a group need not be graded: it is too long for this policy, teaches nothing by its author's own word, or
+        repeats an earlier one."""
         if cannot_fit(group, self._updater.max_chars):
             return Reason.TOO_LONG
+        if not self.pool.wants(group.rewards):
+            return Reason.ZERO_ADVANTAGE
         return self._copies.judge(group, self._clock())
 
     def _unfit(self, graded: GradedGroup) -> Reason | None:
@@ -268,19 +315,15 @@ class SapoNode:
 
     def _candidates(self) -> list[Candidate]:
         now = self._clock()
-        pooled = self.pool.dump()
-        senders = {each.graded.group.peer_id for each in pooled}
-        worths = {sender: self._worth.worth_of(sender) for sender in senders} if self._worth else {}
-        known = {sender: worth for sender, worth in worths.items() if worth is not None and math.isfinite(worth)}
         return [
             Candidate(
                 content_id=each.content_id,
-                graded=each.graded,
+                content=each.graded,
                 age_s=now - each.arrived_at,
                 uses=each.uses,
-                worth=known.get(each.graded.group.peer_id),
+                worth=self._worth_of(each.graded.group.peer_id),
             )
-            for each in pooled
+            for each in self.pool.dump()
         ]
 
     def _update(self, mixed: Mix, num_informative: int) -> UpdateReport:
@@ -318,8 +361,8 @@ class SapoNode:
         limit = self._share_settings.max_groups
         if limit is not None and len(groups) > limit:
             groups = [groups[i] for i in rng.choice(len(groups), size=limit, replace=False)]
-        for graded in groups:
-            if (shared := self._own.share(graded.group)) is not None:
+        for shared in self._own.share_all([graded.group for graded in groups]):
+            if shared is not None:
                 self._copies.judge(shared, self._clock())  # registers this node as their author
                 self.ledger.shared(1)
 
@@ -343,6 +386,8 @@ class SapoNode:
         self.ledger.local(Reason.ZERO_ADVANTAGE, num_zero_advantage)
         self.ledger.local(Reason.NOT_SAMPLED, num_informative - len(mixed.local))
         self.ledger.dropped(Reason.IMPROBABLE, self.pool.refuse(mixed.refused_ids, Reason.IMPROBABLE))
+        for content_id in mixed.refused_ids:
+            self._shortlist.refused(content_id)
         self._intake.settle(mixed.external, self.pool.use(mixed.external_ids), skipped)
         if skipped:
             self.ledger.local(Reason.UPDATE_SKIPPED, len(mixed.local))

@@ -368,11 +368,27 @@ def num_dropped(groups: GroupCounts) -> int:
     return sum(groups["dropped"].values())
 
 
+def used_of(groups: Iterable[GroupCounts], what: Literal["received", "checked"]) -> float | None:
+    """The fraction of received, or of graded, groups that an update used; None without any."""
+    counts = list(groups)
+    total = sum(each.get(what, 0) for each in counts)
+    return sum(each["used_external"] for each in counts) / total if total else None
+
+
 def _external_uses(groups: GroupCounts) -> int:
     return groups["used_external"] + groups.get("reused_external", 0)
 
 
 def _no_groups() -> GroupCounts:
     return GroupCounts(
-        generated=0, shared=0, received=0, used_local=0, used_external=0, dropped={}, local={}, reused_external=0
+        generated=0,
+        shared=0,
+        received=0,
+        used_local=0,
+        used_external=0,
+        dropped={},
+        local={},
+        reused_external=0,
+        offered=0,
+        checked=0,
     )

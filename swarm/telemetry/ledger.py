@@ -24,6 +24,8 @@ class Ledger:
         self._generated = 0
         self._shared = 0
         self._received = 0
+        self._offered = 0
+        self._checked = 0
         self._used_local = 0
         self._used_external = 0
         self._reused_external = 0
@@ -41,6 +43,14 @@ class Ledger:
     def received(self, n: int) -> None:
         """Count received groups, including refused ones, which are then also `dropped`."""
         self._received += _count(n)
+
+    def offered(self, n: int) -> None:
+        """Count groups that others offered; those fetched are also `received`."""
+        self._offered += _count(n)
+
+    def checked(self, n: int) -> None:
+        """Count received groups whose grading begins."""
+        self._checked += _count(n)
 
     def dropped(self, reason: Reason, n: int = 1) -> None:
         """Count received groups as dropped. A group that an update has used is not dropped when it leaves the pool."""
@@ -76,6 +86,8 @@ class Ledger:
             dropped=dict(self._dropped),
             local=dict(self._local),
             reused_external=self._reused_external,
+            offered=self._offered,
+            checked=self._checked,
         )
 
     def restore(self, counts: GroupCounts) -> None:
@@ -88,6 +100,8 @@ class Ledger:
         self._dropped = Counter(counts["dropped"])
         self._local = Counter(counts.get("local", {}))
         self._reused_external = counts.get("reused_external", 0)
+        self._offered = counts.get("offered", 0)
+        self._checked = counts.get("checked", 0)
 
 
 def _count(n: int) -> int:

@@ -228,6 +228,7 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
             f"round {event.round}{total}",
             f"reward {_figure(history.recent_reward(REWARD_ROUNDS))} (at first {first})",
             f"groups: generated {groups['generated']}, shared {groups['shared']}, received {groups['received']}, "
+            f"checked {groups.get('checked', 0)}, "
             f"used {groups['used_local']} local + {groups['used_external']} external, "
             f"dropped {num_dropped(groups)}" + _drops(groups),
             f"pool {event.pool}",

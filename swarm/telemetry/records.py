@@ -34,6 +34,10 @@ class GroupCounts(TypedDict):
     """Own groups not trained on, by reason."""
     reused_external: NotRequired[int]
     """Further uses of received groups already counted in `used_external`."""
+    offered: NotRequired[int]
+    """Groups that others offered and that could teach by their word, fetched or not."""
+    checked: NotRequired[int]
+    """Received groups whose grading began."""
 
 
 class LearningFigures(Struct, frozen=True):

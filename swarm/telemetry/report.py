@@ -26,6 +26,7 @@ from swarm.telemetry.history import (
     mix_in_words,
     num_dropped,
     reward_window,
+    used_of,
 )
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent, SuiteEvent
@@ -117,6 +118,15 @@ def _headlines(peers: Sequence[PeerSummary], summary: SwarmSummary) -> str:
     before, after = mean(peer["eval_before"] for peer in evaluated), mean(peer["eval_after"] for peer in evaluated)
     used = sum(peer["groups"]["used_external"] for peer in peers)
     updates = used + sum(peer["groups"]["used_local"] for peer in peers)
+    counts = [peer["groups"] for peer in peers]
+    parts = [
+        f"{part:.0%} of those {words}"
+        for words, part in (
+            ("received", used_of(counts, "received")),
+            ("checked", used_of(counts, "checked")),
+        )
+        if part is not None
+    ]
     knowing = sum(peer["reward_last"] is not None for peer in peers)
     longest = max((peer["rounds"] for peer in peers), default=0)
     cards = [
@@ -134,7 +144,9 @@ def _headlines(peers: Sequence[PeerSummary], summary: SwarmSummary) -> str:
         (
             "External groups trained on",
             f"{used:,}",
-            f"{used / updates:.0%} of all groups trained on" if updates else "nothing was trained on",
+            "; ".join([f"{used / updates:.0%} of all groups trained on", *parts])
+            if updates
+            else "nothing was trained on",
         ),
         (
             "Rounds",
@@ -323,7 +335,7 @@ def _mixing(histories: Sequence[PeerHistory]) -> str:
 def _ledger_table(peers: Sequence[PeerSummary]) -> str:
     reasons = [reason for reason, _ in drop_reasons(peer["groups"] for peer in peers)]
     head = ["peer", "shared", "received", "= used", *(f"+ dropped: {reason}" for reason in reasons)]
-    head += ["+ in pool", "+ being verified"]
+    head += ["+ in pool", "+ waiting or being verified"]
     counts = [
         [
             peer["groups"]["shared"],

@@ -20,6 +20,7 @@ from msgspec import structs
 from swarm.errors import ConfigError
 from swarm.figures import REWARD_MEAN
 from swarm.telemetry.config import TelemetrySettings
+from swarm.telemetry.history import used_of
 from swarm.telemetry.records import (
     METRICS_FILE,
     EvaluationEvent,
@@ -220,6 +221,8 @@ class PrometheusSink:
         counts.add_metric(["generated"], groups["generated"])
         counts.add_metric(["shared"], groups["shared"])
         counts.add_metric(["received"], groups["received"])
+        counts.add_metric(["offered"], groups.get("offered", 0))
+        counts.add_metric(["checked"], groups.get("checked", 0))
         counts.add_metric(["used_local"], groups["used_local"])
         counts.add_metric(["used_external"], groups["used_external"])
         yield counts
@@ -357,6 +360,10 @@ def scalars(event: RoundEvent | EvaluationEvent | SuiteEvent) -> dict[str, float
             "generate/tokens_per_s": event.tokens_per_s,
             "share/groups": groups["shared"],
             "receive/groups": groups["received"],
+            "receive/offered": groups.get("offered", 0),
+            "receive/checked": groups.get("checked", 0),
+            "receive/used_of_received": used_of([groups], "received"),
+            "receive/used_of_checked": used_of([groups], "checked"),
             "pool/groups": event.pool,
             "pool/pending": event.pending,
             "mix/local": groups["used_local"],

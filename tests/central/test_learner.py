@@ -16,6 +16,7 @@ from swarm.types import (
     Grade,
     GradedGroup,
     NetworkStatus,
+    OfferedGroup,
     Rejection,
     RolloutGroup,
     TaskRef,
@@ -51,6 +52,9 @@ class FakeExchange:
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
         return [(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
+
+    def offers(self) -> list[OfferedGroup]:
+        return []
 
     def wait(self, timeout_s: float) -> bool:
         if self.on_wait:

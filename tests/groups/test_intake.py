@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarm.groups import intake as intake_module
+from swarm.groups import waiting as waiting_module
 from swarm.groups.intake import Intake
+from swarm.groups.waiting import WaitingLimits
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, NetworkStatus, Rejection, RolloutGroup, TaskRef
+from swarm.types import Grade, NetworkStatus, OfferedGroup, Rejection, RolloutGroup, TaskRef
 from tests.example_groups import rollout_group
 
 
@@ -25,6 +26,9 @@ class FakeExchange:
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         return None
+
+    def offers(self) -> list[OfferedGroup]:
+        return []
 
     def wait(self, timeout_s: float) -> bool:
         return bool(self.inbox)
@@ -70,7 +74,7 @@ def _receive(groups: Sequence[RolloutGroup]) -> tuple[SlowVerifier, FakeExchange
     exchange, verifier, ledger = FakeExchange(), SlowVerifier(), Ledger()
     exchange.inbox = list(groups)
     too_long = lambda group: "too_long" if group.num_chars > 10**6 else None  # noqa: E731
-    Intake(exchange, verifier, ledger, 100, too_long).receive(())  # type: ignore[arg-type]
+    Intake(exchange, verifier, ledger, WaitingLimits(100), too_long).receive(())  # type: ignore[arg-type]
     return verifier, exchange, ledger.snapshot()["dropped"]  # type: ignore[return-value]
 
 
@@ -81,7 +85,7 @@ def test_what_is_hopeless_is_never_graded() -> None:
 
 
 def test_what_is_being_graded_is_bounded_in_memory_and_fair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 400_000)
+    monkeypatch.setattr(waiting_module, "MAX_BYTES", 400_000)
     bombs = [rollout_group("bomber", k, ("a" * 10_000 + "\N{GRINNING FACE}",)) for k in range(50)]
     honest = [rollout_group("honest", k) for k in range(50)]
     verifier, _, dropped = _receive([*bombs, *honest])
@@ -90,14 +94,14 @@ def test_what_is_being_graded_is_bounded_in_memory_and_fair(monkeypatch: pytest.
 
 
 def test_all_newcomers_share_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 400_000)
+    monkeypatch.setattr(waiting_module, "MAX_BYTES", 400_000)
     bombs = [rollout_group(f"name-{k}", 0, ("a" * 10_000 + "\N{GRINNING FACE}",)) for k in range(50)]
     verifier, _, _ = _receive([*bombs, rollout_group("honest", 1)])
     assert [sender for _, sender in verifier.waiting] == ["", "", "honest"]
 
 
 def test_one_that_is_larger_than_the_room_comes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_PENDING_BYTES", 1_000)
+    monkeypatch.setattr(waiting_module, "MAX_BYTES", 1_000)
     verifier, _, _ = _receive([rollout_group("a", 0, ("x" * 10_000,)), rollout_group("b", 0, ("x" * 10_000,))])
     assert verifier.waiting == [("a-0", "a")]
 
@@ -107,7 +111,7 @@ def test_without_a_filter_groups_without_signal_are_kept_and_earn_nothing(filter
     exchange, ledger = FakeExchange(), Ledger()
     exchange.inbox = [rollout_group("friend", 1)]
     options = {} if filtered else {"teaches": lambda rewards: True}
-    kept = Intake(exchange, RightVerifier(), ledger, 100, **options).receive(())  # type: ignore[arg-type]
+    kept = Intake(exchange, RightVerifier(), ledger, WaitingLimits(100), **options).receive(())  # type: ignore[arg-type]
     assert [graded.rewards for _, graded in kept] == ([] if filtered else [(1.0, 1.0)])
     assert exchange.reports == {("friend", "zero_advantage"): 1}
     assert ledger.snapshot()["dropped"] == ({"zero_advantage": 1} if filtered else {})

@@ -101,7 +101,9 @@ class DirectSession(MemberSession):
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as loops:
-            later = [partial(self._in_run, loop) for loop in (self._upkeep.repair, self._upkeep.download)]
+            later = [
+                partial(self._in_run, loop) for loop in (self._upkeep.repair, self._upkeep.download, self._upkeep.pull)
+            ]
             for loop in (self._observe, self._join, self._publish_outgoing, *later):
                 loops.create_task(self._supervise(loop))
 

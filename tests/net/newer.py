@@ -30,6 +30,7 @@ from swarm.types import (
     RolloutGroup,
     Sampling,
     TaskRef,
+    VerifiedGroup,
 )
 from tests.sapo.pupil import Pupil
 
@@ -68,10 +69,9 @@ class NewerMemoryTransport(MemoryTransport):
 class NewerExchange(Exchange):
     """Sends the field."""
 
-    def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        """As `Exchange`."""
+    def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:
         with newer_wire():
-            return super().share(NewerGroup(**msgspec.structs.asdict(group), hint=HINT))
+            return super()._seal(NewerGroup(**msgspec.structs.asdict(group), hint=HINT), run_id)
 
 
 class RiddleVerifier(InlineVerifier):

@@ -141,7 +141,7 @@ def test_a_large_one(door: Door, work: Counter[str]) -> None:
     taken = door.member.records.large.take()
     assert taken is not None
     taken[1].feed(record)
-    door.member.records.receive_large(taken[1])
+    door.member.records.receive_fetched(taken[1])
     assert received(door) == 1
     assert work == ONCE
 

@@ -46,7 +46,9 @@ def test_an_older_and_newer_nodes_learn_from_each_other() -> None:
         assert {group.hint for group in sent if group.peer_id == old.node.peer_id} == {""}, "or its default is taken"
         assert old.learned()[own] == {ProceduralRef}
         account = old.exchange.book.stats()[own]
-        assert account.dropped["unknown_question"] >= ROUNDS and account.offence == 0 and account.num_quarantines == 0
+        # Fewer than are shared: an offer does not tell the kind, and those that fail make others less likely.
+        assert account.dropped["unknown_question"] >= ROUNDS // 4
+        assert account.offence == 0 and account.num_quarantines == 0
     assert not any(isinstance(group, NewerGroup) for group in old.groups())
     refused = old.node.ledger.snapshot()["dropped"]
     assert refused["unknown_question"] == sum(

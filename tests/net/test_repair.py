@@ -319,8 +319,12 @@ def test_waiting_downloads_are_bounded_for_each_announcer() -> None:
     assert found is not None and not waiting.add(announcement, 1.0, "account")
     waiting.forget(found[1])
     assert waiting.add(announcement, 1.0, "account") and len(waiting) == MAX_WAITING_PER_PEER
-    assert holders(announcement, {"b", ALICE.peer_id, "a"}, list.sort) == [ALICE.peer_id, "a", "b"]
-    assert holders(announcement, {"b"}) == ["b"]
+
+
+def test_who_is_asked_for_a_record() -> None:
+    download = Download(opened(announce(ALICE, RUN, LARGE)))
+    assert holders(download, {"b", ALICE.peer_id, "a"}, list.sort) == [ALICE.peer_id, "a", "b"]
+    assert holders(download, {"b"}) == ["b"]
 
 
 def announced(identity: Identity, number: int) -> Announcement:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
@@ -20,9 +21,10 @@ from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.traffic import OUTBOX_RECORDS
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
+from swarm.net.records.offers import describe, seal_offers
 from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import Limits, seal
-from swarm.types import Arrival, RefusedRecord
+from swarm.types import Arrival, OfferedGroup, OfferedGroups, RefusedRecord
 
 from .direct import DirectHub, DirectTransport
 from .records import (
@@ -32,6 +34,7 @@ from .records import (
     make_group,
     make_identity,
     make_manifest,
+    opened,
     sealed_manifest,
     signed,
     until,
@@ -300,6 +303,27 @@ def test_who_comes_late_gets_what_was_published_before(network: Network) -> None
     assert sorted(arrive(second, len(sent))) == sorted(sent)
     time.sleep(0.1)
     assert second.drain() == []
+
+
+def test_what_is_on_offer_is_sent_to_those_who_ask(pair: tuple[AnyTransport, AnyTransport]) -> None:
+    first, second = pair
+    run = first.manifest()
+    assert run is not None
+    records = [signed(first, os.urandom(size)) for size in (10, 60_000)]
+    groups = [opened(record, run.run_id, now=1_000.0) for record in records]
+    offers = [offer for group in groups if (offer := describe(group, 60.0))]
+    for record in records:
+        first.hold(record)
+    first.publish(seal_offers(IDENTITIES[first.peer_id], run.run_id, offers))
+    arrived: list[Arrival] = []
+    until(lambda: arrived.extend(second.drain()) or arrived, "the offers arrive")
+    assert arrived == [OfferedGroups(first.peer_id, tuple(offers))]
+    second.pull(OfferedGroup(first.peer_id, offers[1]), 30.0)
+    assert arrive(second, 1) == [records[1]]
+    assert second.counters()["pulled"] == 1 and second.complaints() == []
+    second.pull(OfferedGroup(first.peer_id, replace(offers[0], record_id=bytes(16))), 0.5)
+    until(lambda: second.complaints() == [(first.peer_id, "withheld")], "nobody has it")
+    assert second.drain() == [], "what was not asked for is not sent, nor repaired"
 
 
 def test_what_is_not_signed_is_not_held_for_others(pair: tuple[AnyTransport, AnyTransport]) -> None:

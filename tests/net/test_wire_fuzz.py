@@ -14,6 +14,7 @@ import zstandard
 from swarm.errors import Refusal
 from swarm.net.records.envelope import SignedRecord, read_record, wrap
 from swarm.net.records.identity import Identity
+from swarm.net.records.offers import open_offers, seal_offers
 from swarm.net.records.wire import (
     Announcement,
     Limits,
@@ -27,7 +28,7 @@ from swarm.net.records.wire import (
     seal_manifest,
     seal_peer_record,
 )
-from swarm.types import PeerRecord
+from swarm.types import Offer, PeerRecord
 from tests.fuzz.mutations import mutated
 
 from .records import make_group, make_manifest, opened
@@ -50,6 +51,7 @@ OPENERS: dict[str, Callable[[bytes], object]] = {
     "manifest": open_manifest,
     "peer": lambda record: open_peer_record(record, RUN, now=NOW),
     "large": lambda record: open_announcement(checked(record), RUN, MAX_BYTES),
+    "offers": lambda record: open_offers(checked(record), RUN),
 }
 SEEDS = [
     seal(ALICE, RUN, "group", make_group(RUN, ALICE.peer_id)),
@@ -57,6 +59,7 @@ SEEDS = [
     seal_peer_record(
         ALICE, PeerRecord(RUN, ALICE.peer_id, ("/ip4/1.2.3.4/tcp/1",), "m", ("t",), "peer", "0", NOW + 60)
     ),
+    seal_offers(ALICE, RUN, [Offer(bytes(16), bytes(16), 5_000, "gcd", 8, 0.5, 0.5, bytes(8), 60)] * 9),
     seal_announcement(ALICE, Announcement(RUN, ALICE.peer_id, bytes(16), 5_000, (bytes(16),))),
 ]
 

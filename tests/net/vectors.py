@@ -16,8 +16,9 @@ import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
-from swarm.net.records.envelope import read_record, wrap
+from swarm.net.records.envelope import read_record, seal_payload, wrap
 from swarm.net.records.identity import Identity
+from swarm.net.records.offers import Offers, open_offers
 from swarm.net.records.wire import (
     Announcement,
     Record,
@@ -27,12 +28,12 @@ from swarm.net.records.wire import (
     open_manifest,
     open_peer_record,
     open_snapshot,
-    seal,
 )
 from swarm.types import (
     ChunkList,
     Completion,
     DatasetRef,
+    Offer,
     PeerRecord,
     PolicyId,
     RolloutGroup,
@@ -73,7 +74,7 @@ def identity_of(seed: bytes) -> Identity:
 
 FOUNDER = identity_of(SEED)
 RUN_ID = make_run_id("vectors", FOUNDER.peer_id)
-RECORDS: dict[str, Record] = {
+RECORDS: dict[str, Record | Offers] = {
     "group": RolloutGroup(
         run_id=RUN_ID,
         peer_id=FOUNDER.peer_id,
@@ -104,6 +105,11 @@ RECORDS: dict[str, Record] = {
         RUN_ID, FOUNDER.peer_id, ("/ip4/192.0.2.1/tcp/4001",), "tiny", ("gcd",), "peer", "0.1.0", NOW + 60
     ),
     "large": Announcement(RUN_ID, FOUNDER.peer_id, bytes(range(16)), 300_000, (bytes(16), bytes(range(16, 32)))),
+    "offers": Offers(
+        RUN_ID,
+        FOUNDER.peer_id,
+        (Offer(bytes(range(16)), bytes(range(16, 32)), 3_000, "gcd", 8, 0.5, 0.25, bytes(8), 120),),
+    ),
     "snapshot": SnapshotManifest(
         RUN_ID,
         FOUNDER.peer_id,
@@ -119,6 +125,9 @@ OPENERS: dict[str, Callable[[bytes], object]] = {
     "manifest": lambda record: open_manifest(record, RUN_ID, now=NOW),
     "peer": lambda record: open_peer_record(record, RUN_ID, now=NOW),
     "large": lambda record: open_announcement(check_seal(read_record(record, 2**20), RUN_ID), RUN_ID, 1_000_000),
+    "offers": lambda record: Offers(
+        RUN_ID, *msgspec.structs.astuple(open_offers(check_seal(read_record(record, 2**20), RUN_ID), RUN_ID))
+    ),
     "snapshot": lambda record: open_snapshot(record, RUN_ID, FOUNDER.peer_id),
 }
 
@@ -143,8 +152,8 @@ def make_vectors() -> list[Vector]:
     return [_make_vector(kind, content) for kind, content in RECORDS.items()]
 
 
-def _make_vector(kind: str, content: Record) -> Vector:
-    record = seal(FOUNDER, RUN_ID, kind, content)  # type: ignore[arg-type]
+def _make_vector(kind: str, content: Record | Offers) -> Vector:
+    record = seal_payload(FOUNDER, RUN_ID, kind, msgspec.msgpack.encode(content))  # type: ignore[arg-type]
     ids = [opened(each, RUN_ID, now=NOW).content_id for each in (record, later(record))] if kind == "group" else None
     return Vector(
         kind,

@@ -34,9 +34,9 @@ class Opinion:
         self._surprisals = surprisals or {}
         self._refused = refused
 
-    def advantages(self, group: GradedGroup) -> tuple[float, ...]:
-        mean = sum(group.rewards) / len(group.rewards)
-        return tuple(reward - mean for reward in group.rewards)
+    def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
+        mean = sum(rewards) / len(rewards)
+        return tuple(reward - mean for reward in rewards)
 
     def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
         self.scored += [each.content_id for each in candidates]

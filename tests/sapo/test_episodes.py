@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -25,8 +25,8 @@ class Altering:
         self._inner = inner
         self._alter = alter
 
-    def share(self, group: RolloutGroup) -> RolloutGroup | None:
-        return self._inner.share(self._alter(group))
+    def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        return self._inner.share_all([self._alter(group) for group in groups])
 
 
 class OneHalves(Halving):

@@ -77,7 +77,7 @@ def test_advantage_weighs_by_the_mean_magnitude_that_the_update_computes() -> No
             return find_advantage("grpo")(torch.tensor([rewards])).tolist()[0]
 
     appraisal = Appraisal(Grpo(), Plausibility(PlausibilitySettings()))
-    assert appraisal.advantages(half.graded) == pytest.approx((0.866, 0.866, -0.866, -0.866), abs=1e-3)
+    assert appraisal.advantages(half.rewards) == pytest.approx((0.866, 0.866, -0.866, -0.866), abs=1e-3)
 
 
 def test_edge_prefers_what_this_node_solves_half_of_the_time() -> None:
@@ -183,7 +183,7 @@ def test_positive_decides_as_fixed_does() -> None:
 
 def _with_advantages(*candidates: Candidate) -> list[Candidate]:
     return [
-        Candidate(each.content_id, each.graded, worth=each.worth, advantages=Opinion().advantages(each.graded))
+        Candidate(each.content_id, each.graded, worth=each.worth, advantages=Opinion().advantages(each.rewards))
         for each in candidates
     ]
 

@@ -48,6 +48,40 @@ def _mixed(mixer: Mixer, candidates: Sequence[Candidate], seed: int = 0, **how) 
     )
 
 
+def _wishes(mixer: Mixer, *candidates: Candidate):
+    return mixer.wishes(candidates, Opinion())
+
+
+def test_before_the_first_round_a_mix_wishes_for_what_is_configured() -> None:
+    wishes = _wishes(Mixer(MixSettings(external=3, policy="auto")), candidate())
+    assert (wishes.num_external, wishes.num_choice, wishes.weights) == (3, 3, None)
+
+
+@pytest.mark.parametrize("policy", ["edge", "advantage", "auto"])
+def test_a_policy_weighs_what_nobody_has_graded_by_what_is_claimed(policy: str) -> None:
+    mixer = Mixer(MixSettings(policy=policy))
+    mixer.record(own_round(), _mixed(mixer, [candidate(str(k), rewards=(1.0, 0.0)) for k in range(9)]))
+    wishes = _wishes(mixer, candidate(rewards=(1.0, 1.0, 1.0, 1.0)), candidate(rewards=(1.0, 1.0, 0.0, 0.0)))
+    assert wishes.weights is not None and wishes.weights[0] < wishes.weights[1]
+
+
+def test_a_policy_that_scores_wishes_for_that_many_to_score_and_weighs_none_unscored() -> None:
+    mixer = Mixer(MixSettings(external=2, policy="novelty"))
+    mixer.record(own_round(), _mixed(mixer, [candidate()]))
+    wishes = _wishes(mixer, candidate())
+    assert (wishes.num_external, wishes.num_choice, wishes.weights) == (2, 6, None)
+
+
+def test_wishes_remember_the_largest_j_of_the_last_rounds() -> None:
+    mixer = Mixer(MixSettings(policy="scheduled", settings={"schedule": [[1, 0, 8], [2, 8, 0]]}))
+    wanted = []
+    for number in range(1, 12):
+        this = own_round(number)
+        mixer.record(this, mixer.mix(this, LOCAL, [], Opinion(), np.random.default_rng(0)))
+        wanted.append(_wishes(mixer).num_external)
+    assert wanted[:8] == [8] * 8 and wanted[-1] == 0
+
+
 def _reference_draw(
     candidates: Sequence[Candidate], num_local: int, num_external: int, rng: np.random.Generator, refused: str
 ) -> tuple[list[str], list[GradedGroup]]:

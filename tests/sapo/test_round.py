@@ -251,6 +251,97 @@ def test_refusals_are_counted_by_reason() -> None:
     assert _balanced(picky) and _balanced(small)
 
 
+def _busy(swarm: Swarm, num_rounds: int, **parts: object) -> tuple[SapoNode, list[int]]:
+    """A node that gets three times as many groups as it uses, and J of its updates."""
+    senders = [swarm.node(1), swarm.node(2)]
+    busy = swarm.node(3, **parts)
+    external = []
+    for _ in range(num_rounds):
+        for sender in senders:
+            sender.run_round()
+        external.append(len(busy.run_round().mix.external))
+    return busy, external
+
+
+def test_nothing_is_graded_to_be_thrown_away() -> None:
+    busy, external = _busy(Swarm(), 60, pool=Pool(PoolSettings(max_groups=20)))
+    counts = busy.ledger.snapshot()
+    assert external == [2] * 60, "no update goes short"
+    assert counts["received"] >= counts["checked"] and counts["checked"] <= 120 + 6
+    assert set(counts["dropped"]) <= {"not_needed"}
+    assert _balanced(busy)
+
+
+def test_a_larger_swarm_offers_its_groups_and_hardly_any_is_sent_for_nothing() -> None:
+    swarm = Swarm()
+    updaters = [FakeUpdater() for _ in range(6)]
+    nodes = [swarm.node(seed, updater=updater) for seed, updater in enumerate(updaters)]
+    for _ in range(10):
+        for node in nodes:
+            node.run_round()
+    before = [node.ledger.snapshot() for node in nodes]
+    for _ in range(20):
+        for node in nodes:
+            node.run_round()
+    after = [node.ledger.snapshot() for node in nodes]
+    received, used, offered = (
+        sum(late[what] - early[what] for early, late in zip(before, after, strict=True))
+        for what in ("received", "used_external", "offered")
+    )
+    assert used == 6 * 20 * 2, "no update goes short"
+    assert used / received >= 0.8 and offered == 6 * 20 * 15, "of 15 groups in a round, two are fetched"
+    assert {graded.group.peer_id for _, external in updaters[0].batches for graded in external} == {
+        node.peer_id for node in nodes[1:]
+    }
+    assert all(map(_balanced, nodes))
+
+
+def test_grading_that_takes_rounds_is_begun_that_much_earlier() -> None:
+    class Slow(FakeVerifier):
+        """Hands out verdicts in the fourth round after they were asked for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.later: list[list[tuple[str, Grade | Rejection]]] = [[], [], [], []]
+
+        def collect(self) -> list[tuple[str, Grade | Rejection]]:
+            self.later.append(super().collect())
+            return self.later.pop(0)
+
+    busy, external = _busy(Swarm(), 60, verifier=Slow())
+    assert external[-30:] == [2] * 30
+    counts = busy.ledger.snapshot()
+    assert counts["checked"] <= 120 + 20
+
+
+def test_groups_without_signal_by_their_author_s_own_word_are_not_graded() -> None:
+    swarm = Swarm()
+    sender, receiver = swarm.node(1, share=ShareSettings(groups="all")), swarm.node(2)
+    sender.run_round()
+    receiver.receive()
+    counts = receiver.ledger.snapshot()
+    assert (counts["received"], counts["checked"], counts["dropped"]) == (6, 3, {"zero_advantage": 3})
+    assert _balanced(receiver)
+
+
+def test_who_claims_what_is_not_so_gets_fewer_of_its_groups_graded() -> None:
+    class Boasting(FakeVerifier):
+        def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Grade | Rejection]:
+            return [Grade("prompt", (1.0, *[0.0] * (len(texts) - 1))) for _, texts in jobs]
+
+    swarm = Swarm()
+    liar, honest = swarm.node(1, verifier=Boasting(), engine=FakeEngine(good="worthless")), swarm.node(2)
+    victim = swarm.node(3)
+    for _ in range(60):
+        liar.run_round()
+        honest.run_round()
+        victim.run_round()
+    counts = victim.ledger.snapshot()
+    assert counts["used_external"] >= 115, "updates do not go short of the honest one's"
+    assert counts["dropped"]["zero_advantage"] < 40
+    assert _balanced(victim)
+
+
 def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

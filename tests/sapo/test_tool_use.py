@@ -152,7 +152,7 @@ def test_who_is_trusted_is_believed_what_its_tool_said_and_nothing_else(tmp_path
         assert graded.observed(0) == ((Told(product(str(graded.prompt))[1]),),)
         assert [completion.told for completion in graded.group.completions[1:]] == [()] * 3
     counts = receiver.ledger.snapshot()
-    assert counts["dropped"] == {"untrusted": other.ledger.snapshot()["shared"]} and counts["used_external"] == 2
+    assert set(counts["dropped"]) == {"untrusted"} and counts["used_external"] == 2
 
 
 class Claiming:
@@ -196,10 +196,11 @@ def test_nobody_speaks_in_the_name_of_a_trusted_peer(tmp_path: Path) -> None:
     run_id = exchange.status().run_id
 
     class Forging:
-        def share(self, group: RolloutGroup) -> RolloutGroup:
-            forged = replace(group, run_id=run_id, peer_id=trusted.peer_id)
+        def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+            forged = [replace(group, run_id=run_id, peer_id=trusted.peer_id) for group in groups]
             for identity in (exchange._identity, Claiming(exchange._identity, trusted.peer_id)):
-                exchange._transport.publish(seal(identity, run_id, "group", forged))
+                for group in forged:
+                    exchange._transport.publish(seal(identity, run_id, "group", group))
             return forged
 
     forger._own._exchange = Forging()

@@ -93,6 +93,8 @@ def test_own_groups_are_counted_apart_from_external_ones() -> None:
         "dropped": {},
         "local": {"zero_advantage": 3, "not_sampled": 1},
         "reused_external": 0,
+        "offered": 0,
+        "checked": 0,
     }
 
 

@@ -132,6 +132,15 @@ def test_the_ledger_table_adds_up(tmp_path: Path) -> None:
         assert sentence(reason) in parsed.text, "the reasons of the table are explained below it"
 
 
+def test_the_report_says_how_many_of_the_groups_received_and_checked_were_used(tmp_path: Path) -> None:
+    events = synthetic.peer_events()
+    for event in events:
+        if isinstance(event, RoundEvent):
+            event.groups.update(received=200, checked=100, used_external=90)
+    parsed, _ = made(tmp_path / "report", [PeerHistory.read(synthetic.write(tmp_path / "run", events))])
+    assert "45% of those received; 90% of those checked" in parsed.text
+
+
 def test_a_group_that_vanished_is_shown(tmp_path: Path) -> None:
     events = synthetic.peer_events(end=None)
     last = events[-1]

@@ -26,7 +26,7 @@ from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership.dialling import Dialling, SilentPeers
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE
 from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class Session(MemberSession):
                     self._upkeep.repair,
                     self._upkeep.exchange_peers,
                     *[self._upkeep.download] * DOWNLOADS_AT_ONCE,
+                    *[self._upkeep.pull] * PULLS_AT_ONCE,
                 ):
                     loops.create_task(self._supervise(partial(self._in_run, keep)))
         except* TransportError as errors:

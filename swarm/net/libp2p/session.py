@@ -28,7 +28,7 @@ from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE
 from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,12 @@ class Session(MemberSession):
             async with trio.open_nursery() as self._loops:
                 for loop in (self._dial, self._observe, self._join, self._receive_gossip, self._publish_outgoing):
                     self._loops.start_soon(self._supervise, loop)
-                for keep in (upkeep.repair, upkeep.exchange_peers, *[upkeep.download] * DOWNLOADS_AT_ONCE):
+                for keep in (
+                    upkeep.repair,
+                    upkeep.exchange_peers,
+                    *[upkeep.download] * DOWNLOADS_AT_ONCE,
+                    *[upkeep.pull] * PULLS_AT_ONCE,
+                ):
                     self._loops.start_soon(self._supervise, partial(self._in_run, keep))
         finally:
             self._loops = None

@@ -96,6 +96,10 @@ class KnownPeers:
         fresh.sort(key=lambda entry: (entry[0].peer_id in self.connected, entry[0].expires_at), reverse=True)
         return [sealed for record, sealed in fresh if record.peer_id not in self.banned]
 
+    def pulling(self) -> frozenset[str]:
+        """Known peers that fetch groups on offer."""
+        return frozenset(peer_id for peer_id, (record, _) in self.known.items() if record.pulls)
+
     def remember(self) -> None:
         """Write the addresses of the run's peers to the file of the settings, if one is set."""
         for peer_id in self.in_run:

@@ -73,4 +73,11 @@ class Member:
         """Current state of the network."""
         run_id = self.run.manifest.run_id if self.run.manifest else None
         connected = tuple(sorted(self.peers.in_run))
-        return NetworkStatus(run_id, connected, self.peers.alone_since, self.detail, self.versions.describe())
+        return NetworkStatus(
+            run_id,
+            connected,
+            self.peers.alone_since,
+            self.detail,
+            self.versions.describe(),
+            len(self.peers.in_run & self.peers.pulling()),
+        )

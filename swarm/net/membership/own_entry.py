@@ -86,4 +86,5 @@ class OwnEntry:
             self.profile.version,
             self._clock() + life_s,
             self.profile.name,
+            pulls=True,
         )

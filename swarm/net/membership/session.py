@@ -63,10 +63,11 @@ class MemberSession:
         self._joining = Joining(member, network.call, self._peers_changed)
 
     def wake(self) -> None:
-        """Recheck the outbox and the run. Call on the network thread, like all methods here."""
+        """Recheck the outbox, the chosen downloads and the run. Call on the network thread, like all methods here."""
         self._outgoing.set()
         if self._member.run.manifest is not None:
             self._run_known.set()
+            self._member.records.queue_pulls()
 
     def refresh_soon(self) -> None:
         """Recheck at once which peers are connected and banned."""

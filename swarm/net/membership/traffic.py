@@ -1,9 +1,10 @@
 """Traffic of the run's records, in and out.
 
 publish            own records         -> store, outbox   (a large record: its announcement)
+hold               own records         -> store           (on offer: others ask for them)
 receive_gossip     gossip              -> store, inbox
 receive_repaired   others' stores      -> store, inbox    (records that gossip missed)
-receive_large      fetched downloads   -> store, inbox    (announced large records)
+receive_fetched    finished downloads  -> store, inbox    (announced large records, records on offer)
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
 is charged. A refused record is not passed on.
@@ -12,6 +13,7 @@ is charged. A refused record is not passed on.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 
 from swarm.errors import PeerUnreachable, Refusal
@@ -22,8 +24,9 @@ from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.membership.versions import Versions
 from swarm.net.records.envelope import SealedRecord, read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.large import INLINE_BYTES, Download, DownloadQueue, announce
+from swarm.net.records.large import INLINE_BYTES, Download, DownloadQueue, announce, pull
 from swarm.net.records.mailbox import Mailbox
+from swarm.net.records.offers import OFFERS, check_offer, open_offers
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.wire import (
     Announcement,
@@ -36,7 +39,7 @@ from swarm.net.records.wire import (
 from swarm.net.trust.complaints import Complaints
 from swarm.net.trust.record_admission import RecordAdmission
 from swarm.reasons import Reason
-from swarm.types import Arrival, VerifiedGroup
+from swarm.types import Arrival, OfferedGroup, VerifiedGroup
 
 OUTBOX_RECORDS = 64
 OUTBOX_BYTES = 16 * 2**20
@@ -74,10 +77,16 @@ class RecordTraffic:
         self.outbox = Mailbox[bytes](OUTBOX_RECORDS, OUTBOX_BYTES)
         self.store = RecordStore(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
         self.large = DownloadQueue()
+        self.pulls = DownloadQueue()
+        """Records on offer that this node chose."""
+        self._chosen: deque[tuple[float, OfferedGroup]] = deque()
+        """On their way from the node's thread to `pulls`, with the time at which to give up."""
         self.admission = RecordAdmission(settings)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
+        self.on_pull: Callable[[], None] = lambda: None
+        """Called when a chosen download is queued."""
 
     def publish(self, record: bytes) -> None:
         """Publish a record by gossip and store it for peers that miss it. The run must be known."""
@@ -88,6 +97,24 @@ class RecordTraffic:
             record = announce(self.identity, self.run.manifest.run_id, record)
         self.store.add(record, owner=own)
         self.outbox.put(record, len(record))
+
+    def hold(self, record: bytes) -> None:
+        """Store a record for peers that ask for it; nobody is sent it."""
+        self.store.add(record, owner=self.identity.peer_id, offered=True)
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Fetch a record on offer; may be called on any thread, `queue_pulls` then takes it over."""
+        self._chosen.append((time.monotonic() + patience_s, offered))
+
+    def queue_pulls(self) -> None:
+        """Queue the downloads asked for since the last call."""
+        assert self.run.manifest is not None
+        while self._chosen:
+            give_up_at, offered = self._chosen.popleft()
+            if not self.store.has_seen(offered.offer.record_id):
+                account = self.admission.account(offered.peer_id, self.peers.connected)
+                self.pulls.put_back(give_up_at, pull(self.run.manifest.run_id, offered, account))
+        self.on_pull()
 
     def receive_gossip(self, sender: str, record: bytes) -> bool:
         """Accept a gossip message; whether gossip may pass it on.
@@ -207,6 +234,11 @@ class RecordTraffic:
             announcement = open_announcement(signed, run_id, self.settings.max_record_bytes)
             self.store.add(signed.record, age_s, owner=account)
             self._queue_download(announcement, account)
+        elif sealed.body.kind == OFFERS:
+            offered = open_offers(signed, run_id)
+            self.store.add(signed.record, age_s, owner=account)
+            if offered.peer_id != self.identity.peer_id:
+                self.inbox.put(offered, len(signed.record), account)
         else:
             group = open_group(signed, self._limits)
             self.store.add(group.record, age_s, owner=account)
@@ -226,22 +258,29 @@ class RecordTraffic:
             self.counters.add("drop_announced")
         self.on_announcement()
 
-    def receive_large(self, download: Download) -> None:
-        """Accept a fetched large record. Raises `PeerUnreachable` if it is not the announced one."""
+    def receive_fetched(self, download: Download) -> None:
+        """Accept a fetched record. Raises `PeerUnreachable` if it is not the announced one."""
         assert self.run.manifest is not None
         record, account = download.record(), download.account
         if self.store.has_seen(download.announcement.record_id):
             return
-        self.counters.add("fetched")
+        self.counters.add("fetched" if download.offered is None else "pulled")
         try:
             sealed = read_record(record, self.settings.max_record_bytes)
             group = open_group(check_seal(sealed, self.run.manifest.run_id), self._limits)
+            if download.offered is not None:
+                check_offer(download.offered, group)
         except Refusal as refusal:
             self.store.mark_seen(record_id(record))
             self._put_refused(record, refusal, account)
         else:
-            self.store.add(group.record, listed=False, owner=account)
+            on_offer = download.offered is not None
+            self.store.add(group.record, listed=on_offer, owner=account, offered=on_offer)
             self._put(group, account)
+
+    def withheld(self, download: Download) -> None:
+        """Nobody gave a record on offer in time."""
+        self.complaints.add(download.announcement.peer_id, Reason.WITHHELD)
 
     def trust(self, peer_ids: Collection[str]) -> None:
         """Give these authors a member's budget, and all others a newcomer's."""

@@ -15,7 +15,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
-from swarm.types import Arrival, NetworkStatus, PeerRecord, RunManifest
+from swarm.types import Arrival, NetworkStatus, OfferedGroup, PeerRecord, RunManifest
 
 
 class MemberTransport(ABC):
@@ -75,6 +75,16 @@ class MemberTransport(ABC):
         else:
             self._member.records.publish(record)
             self._wake()
+
+    def hold(self, record: bytes) -> None:
+        """Keep a record for peers that ask for it."""
+        self._member.records.hold(record)
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Fetch a record on offer; it arrives like any other."""
+        self._require_running()
+        self._member.records.pull(offered, patience_s)
+        self._wake()
 
     def has_room(self) -> bool:
         """Whether one more record can be published without dropping the oldest in the queue."""

@@ -3,6 +3,7 @@
 repair          one random member: what it holds -> missing records -> inbox    (every `repair_every_s`; at once when
                                                                                  the first peer appears)
 download        announced large records <- holders, one after another -> inbox  (two at a time)
+pull            chosen records on offer <- authors, or other holders -> inbox    (four at a time)
 exchange_peers  signed peer records <- random members -> dialling, file         (every `announce_every_s`; on new peers)
 
 Independent of asyncio and trio: the session provides the runtime.
@@ -21,9 +22,9 @@ from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
 from swarm.net.membership.member import Member
-from swarm.net.records.large import Download, holders
+from swarm.net.records.large import Download, DownloadQueue, holders
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
-from swarm.net.runtime import AsyncRuntime
+from swarm.net.runtime import AsyncRuntime, Signal
 from swarm.net.services.peer_exchange import ask_peers
 from swarm.reasons import Reason
 
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
 DOWNLOADS_AT_ONCE = 2
+PULLS_AT_ONCE = 4
 DOWNLOAD_PAUSE_S = 1.0
 SLOW_PAUSE_S = 30.0
 MAX_SLOW_PAUSE_S = 600.0
@@ -63,6 +65,7 @@ class Upkeep:
         self._found_first = runtime.signal()
         self._found_new = runtime.signal()
         self._announced = runtime.signal()
+        self._chosen = runtime.signal()
         self._repair = Repair(
             member.records.store,
             self._fetch,
@@ -77,6 +80,7 @@ class Upkeep:
         """Holders of current downloads; at most one download from each."""
         self._remembered_at = 0.0
         member.records.on_announcement = self._announced.set
+        member.records.on_pull = self._chosen.set
 
     def members_changed(self, *, first: bool) -> None:
         """New members of the run are connected; `first`: there were none before."""
@@ -108,18 +112,24 @@ class Upkeep:
 
     async def download(self) -> None:
         """Fetch announced records in turn, forever."""
-        waiting = self._member.records.large
+        await self._fetch_all(self._member.records.large, self._announced)
+
+    async def pull(self) -> None:
+        """Fetch chosen records on offer in turn, forever."""
+        await self._fetch_all(self._member.records.pulls, self._chosen)
+
+    async def _fetch_all(self, waiting: DownloadQueue, queued: Signal) -> None:
         while True:
-            self._announced.clear()
+            queued.clear()
             if (taken := waiting.take()) is None:
-                await self._announced.wait_for(math.inf)
+                await queued.wait_for(math.inf)
                 continue
             give_up_at, download = taken
             settled = False
             try:
                 settled = await self._download(download)
                 if not settled and time.monotonic() > give_up_at:
-                    self._member.counters.add("fetch_failures")
+                    self._gave_up(download)
                     settled = True
                 elif not settled:
                     await self._runtime.sleep(DOWNLOAD_PAUSE_S)
@@ -130,15 +140,23 @@ class Upkeep:
                 else:
                     waiting.put_back(give_up_at, download)
 
+    def _gave_up(self, download: Download) -> None:
+        self._member.counters.add("fetch_failures")
+        if download.offered is not None:
+            self._member.records.withheld(download)
+
     async def _download(self, download: Download) -> bool:
         """Whether the download is settled: complete, or impossible."""
-        for peer_id in holders(download.announcement, self._member.peers.in_run):
-            if peer_id in self._downloading_from or self._slow.wait_s(peer_id, time.monotonic()) > 0:
+        for peer_id in holders(download, self._member.peers.in_run):
+            if self._slow.wait_s(peer_id, time.monotonic()) > 0:
+                continue
+            # Records on offer are small, so several may come from one author.
+            if download.offered is None and peer_id in self._downloading_from:
                 continue
             if not await self._get_from(peer_id, download):
                 continue
             try:
-                self._member.records.receive_large(download)
+                self._member.records.receive_fetched(download)
             except PeerUnreachable as error:
                 self._member.counters.add("fetch_failures")
                 logger.debug("%s announced a record that does not exist: %s", download.announcement.peer_id, error)
@@ -147,7 +165,8 @@ class Upkeep:
 
     async def _get_from(self, peer_id: str, download: Download) -> bool:
         """Whether one holder delivered the rest."""
-        self._downloading_from.add(peer_id)
+        if download.offered is None:
+            self._downloading_from.add(peer_id)
         try:
             await download.fetch_from(self._fetch_paced, peer_id)
         except SlowHolder as error:
@@ -157,10 +176,11 @@ class Upkeep:
             return False
         except PeerUnreachable as error:
             self._member.counters.add("holders_failed")
-            logger.debug("fetching a large record from %s failed: %s", peer_id, error)
+            logger.debug("fetching a record from %s failed: %s", peer_id, error)
             return False
         finally:
-            self._downloading_from.remove(peer_id)
+            if download.offered is None:
+                self._downloading_from.remove(peer_id)
         self._slow.succeeded(peer_id)
         return True
 

@@ -26,7 +26,7 @@ from swarm.reasons import Reason
 from swarm.types import SCHEMA_VERSION, TaskRef, complete
 
 T = TypeVar("T")
-Kind = Literal["group", "manifest", "peer", "large", "snapshot"]
+Kind = Literal["group", "manifest", "peer", "large", "snapshot", "offers"]
 
 KINDS: frozenset[str] = frozenset(get_args(Kind))
 QUESTION_KINDS: frozenset[object] = frozenset(ref.__struct_config__.tag for ref in get_args(TaskRef))

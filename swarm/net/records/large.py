@@ -1,4 +1,6 @@
-"""Records too large for gossip: announced with a digest per chunk, then fetched from any peer that holds them."""
+"""Records fetched by id from any peer that holds them: those too large for gossip, which are announced with a digest
+per chunk, and those on offer, which this node chose.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.wire import Announcement, seal_announcement
-from swarm.types import Count, complete
+from swarm.types import Count, OfferedGroup, complete
 
 LARGE_PROTOCOL = "/swarm/large/1"
 INLINE_BYTES = 1_000_000
@@ -25,6 +27,8 @@ MAX_WAITING = 64
 MAX_WAITING_PER_PEER = 4
 MAX_PER_ACCOUNT = 16
 """All strangers behind one connection share one account."""
+MAX_OTHERS_ASKED = 3
+"""Holders of a record on offer that are asked besides its author: few members have it."""
 MAX_PARTIAL_BYTES = 64 * 2**20
 """Bytes held by all unfinished downloads that wait for a retry."""
 
@@ -62,10 +66,11 @@ def answer_large(store: RecordStore, request: bytes) -> Iterator[bytes]:
 class Download:
     """A large record in progress. Every chunk is verified on arrival; holders are tried one after another."""
 
-    def __init__(self, announcement: Announcement, account: str = "") -> None:
-        """Empty; `account` is what it is charged to."""
+    def __init__(self, announcement: Announcement, account: str = "", offered: OfferedGroup | None = None) -> None:
+        """Empty; `account` is what it is charged to. `offered`: the group on offer that this fetches, if any."""
         self.announcement = announcement
         self.account = account
+        self.offered = offered
         self._content = bytearray()
         self._verified = 0
 
@@ -118,8 +123,19 @@ class Download:
         return record
 
 
+def pull(run_id: str, offered: OfferedGroup, account: str) -> Download:
+    """The download of a record on offer: one chunk, whose digest is the record's id."""
+    offer = offered.offer
+    announcement = Announcement(run_id, offered.peer_id, offer.record_id, offer.num_bytes, (offer.record_id,))
+    return Download(announcement, account, offered)
+
+
 class DownloadQueue:
-    """Queue of downloads, bounded in total, per announcer and per account. Round-robin over accounts."""
+    """Queue of downloads. Round-robin over accounts.
+
+    Those that others announce (`add`) are bounded in total, per announcer and per account; those that this node chose
+    (`put_back`) by its choice.
+    """
 
     def __init__(self) -> None:
         """Empty."""
@@ -157,7 +173,10 @@ class DownloadQueue:
         return taken
 
     def put_back(self, give_up_at: float, download: Download) -> None:
-        """Queue a download for another attempt. It restarts from zero if waiting downloads hold too many bytes."""
+        """Queue a chosen download, or one for another attempt.
+
+        It restarts from zero if waiting downloads hold too many bytes.
+        """
         held = sum(other.num_held for waiting in self._downloads.values() for _, other in waiting)
         if download.num_held + held > MAX_PARTIAL_BYTES:
             download.clear()
@@ -165,6 +184,8 @@ class DownloadQueue:
 
     def forget(self, download: Download) -> None:
         """Remove a finished or abandoned download from the limits."""
+        if download.offered is not None:
+            return
         for counts, key in (
             (self._announced_by, download.announcement.peer_id),
             (self._num_by_account, download.account),
@@ -187,12 +208,18 @@ class DownloadQueue:
 
 
 def holders(
-    announcement: Announcement, members: Collection[str], shuffle: Callable[[list[str]], None] = random.shuffle
+    download: Download, members: Collection[str], shuffle: Callable[[list[str]], None] = random.shuffle
 ) -> list[str]:
-    """Peers to ask, in order: the announcer if it is a member, then the other members in random order."""
-    others = [peer_id for peer_id in members if peer_id != announcement.peer_id]
+    """Peers to ask, in order: the announcer if it is connected, then the other members in random order.
+
+    For a record on offer: the author, connected or not, then a few others.
+    """
+    author = download.announcement.peer_id
+    others = [peer_id for peer_id in members if peer_id != author]
     shuffle(others)
-    return [announcement.peer_id, *others] if announcement.peer_id in members else others
+    if download.offered is not None:
+        return [author, *others[:MAX_OTHERS_ASKED]]
+    return [author, *others] if author in members else others
 
 
 def _pieces(record: bytes, offset: int) -> Iterator[bytes]:

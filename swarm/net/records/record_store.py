@@ -32,6 +32,8 @@ class Held(Struct, frozen=True, array_like=True):
     """Seconds since publication, as estimated by the holder. The age is passed on, so every peer forgets a record in
     time.
     """
+    offered: bool = False
+    """Whether the record was offered: who knows offers fetches it only if it wants it."""
 
 
 class _Entry(Struct, frozen=True):
@@ -39,6 +41,7 @@ class _Entry(Struct, frozen=True):
     published_at: float
     listed: bool
     owner: str
+    offered: bool
 
 
 class _Owned(Struct):
@@ -79,7 +82,9 @@ class RecordStore:
             self._seen.popitem(last=False)
         return True
 
-    def add(self, record: bytes, age_s: float = 0.0, *, listed: bool = True, owner: str = "") -> bool:
+    def add(
+        self, record: bytes, age_s: float = 0.0, *, listed: bool = True, owner: str = "", offered: bool = False
+    ) -> bool:
         """Store a record; False if its id was known. An unlisted record is only given to peers that know its id.
 
         The oldest records of the owner with the most make room. A record that is too large or too old is marked as seen
@@ -91,7 +96,7 @@ class RecordStore:
             if not self._mark_seen(name):
                 return False
             if len(record) <= self._max_bytes and 0 <= age_s < self._max_age_s:
-                self._entries[name] = _Entry(record, now - age_s, listed, owner)
+                self._entries[name] = _Entry(record, now - age_s, listed, owner, offered)
                 self._num_bytes += len(record)
                 owned = self._by_owner.setdefault(owner, _Owned())
                 owned.names[name] = None
@@ -122,7 +127,7 @@ class RecordStore:
                 if len(held) >= most:
                     break
                 if entry.listed and min_age_s <= now - entry.published_at < oldest:
-                    held.append(Held(name, len(entry.record), now - entry.published_at))
+                    held.append(Held(name, len(entry.record), now - entry.published_at, entry.offered))
             return held
 
     @property

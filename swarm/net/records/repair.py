@@ -151,7 +151,7 @@ class Repair:
         self._answered_at = began
 
     def _is_missing(self, held: Held) -> bool:
-        usable = held.num_bytes <= INLINE_BYTES and held.age_s <= self._backfill_s
+        usable = held.num_bytes <= INLINE_BYTES and held.age_s <= self._backfill_s and not held.offered
         return usable and not self._store.has_seen(held.record_id)
 
     async def _ask(self, peer_id: str) -> list[Held]:

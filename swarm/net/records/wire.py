@@ -167,7 +167,7 @@ def check_seal(sealed: SealedRecord, run_id: str) -> SignedRecord:
 
     Raises `Refusal` with reason `malformed`, `unknown_kind`, `wrong_run` or `bad_signature`.
     """
-    check_kind(sealed.body, "group", "large")
+    check_kind(sealed.body, "group", "large", "offers")
     if sealed.body.run_id != run_id:
         raise Refusal(Reason.WRONG_RUN, f"this node is in run {run_id!r}, the record in {sealed.body.run_id!r}")
     return check_signature(sealed)

@@ -49,6 +49,8 @@ OFFENCES: dict[Outcome, float] = {
     Reason.RATE: 0.05,
     Reason.SLOW_HOLDER: 0.2,
     Reason.BAD_GIFT: 2.0,
+    Reason.WITHHELD: 0.5,
+    Reason.FALSE_OFFER: 2.0,
     Reason.COPIED: 0.5,
     Reason.CORRUPT_CHUNK: 4.0,
     Reason.FLOOD: 0.5,
@@ -192,6 +194,11 @@ class PeerBook:
         self._check_allowances(stats, num_bytes, now)
         stats.group_allowance -= 1
         stats.byte_allowance -= num_bytes
+
+    def admit_offers(self, peer_id: str, num: int) -> None:
+        """Book offers, each as a group. Raises `Refusal`: `quarantined`, `rate` or `verify_budget`."""
+        self.precheck(peer_id, 0)
+        self._of(peer_id).group_allowance -= num
 
     def is_quarantined(self, peer_id: str) -> bool:
         """Whether records of this peer are refused now."""

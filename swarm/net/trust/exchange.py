@@ -6,18 +6,29 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
 from swarm.errors import Refusal
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
+from swarm.net.records.offers import KNOWING, MAX_OFFERS, describe, pulling_is_cheaper, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
+from swarm.net.trust.demand import Demand
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
-from swarm.types import Arrival, NetworkStatus, RefusedRecord, RolloutGroup
+from swarm.types import (
+    Arrival,
+    NetworkStatus,
+    Offer,
+    OfferedGroup,
+    OfferedGroups,
+    RefusedRecord,
+    RolloutGroup,
+    VerifiedGroup,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +52,12 @@ class Exchange:
         limits: Limits | None = None,
         safety: SafetySettings | None = None,
         *,
+        offer_life_s: float = 120.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Exchange groups as `identity`; peers that misbehave are refused under `safety`.
+
+        The transport keeps records for `offer_life_s`.
 
         Groups that exceed `limits` are not shared. The transport has checked arrivals against the same limits, except
         for their age, which is checked here.
@@ -54,6 +68,11 @@ class Exchange:
         self._limits = limits or Limits()
         self._clock = clock
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._demand = Demand()
+        self._pulled: OrderedDict[str, str] = OrderedDict()
+        """Author by content id of groups that are being fetched: they were heard of when they were offered."""
+        self._offers: list[OfferedGroup] = []
+        self._offer_life_s = offer_life_s
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
         self._judged_at = -math.inf
@@ -65,18 +84,52 @@ class Exchange:
         None means that no run is known yet, or that the group is larger than the limits allow.
         """
         run_id = self._transport.status().run_id
-        if run_id is None:
+        sealed = self._seal(group, run_id) if run_id is not None else None
+        if sealed is None:
             return None
+        self._transport.publish(sealed.record)
+        return sealed.group
+
+    def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
+        """Share several groups: each is sent to everybody, or all are offered if that costs members less."""
+        status = self._transport.status()
+        run_id = status.run_id
+        sealed = [self._seal(group, run_id) if run_id is not None else None for group in groups]
+        shared = [each for each in sealed if each is not None]
+        if run_id is not None and shared:
+            offers = self._described(shared, status)
+            for each in shared:
+                if offers[each.content_id] is None:
+                    self._transport.publish(each.record)
+                else:
+                    self._transport.hold(each.record)
+            made = [offer for offer in offers.values() if offer is not None]
+            for start in range(0, len(made), MAX_OFFERS):
+                self._transport.publish(seal_offers(self._identity, run_id, made[start : start + MAX_OFFERS]))
+        return [each.group if each is not None else None for each in sealed]
+
+    def _described(self, shared: Sequence[VerifiedGroup], status: NetworkStatus) -> dict[str, Offer | None]:
+        """By content id: the offers of groups that members should pull; None for those to send to everybody."""
+        wanted, num_members = self._demand.fraction, len(status.connected)
+        if wanted is None or not status.num_pulling >= KNOWING * num_members > 0:
+            return {each.content_id: None for each in shared}
+        return {
+            each.content_id: describe(each, self._offer_life_s)
+            if pulling_is_cheaper(len(each.record), num_members, wanted)
+            else None
+            for each in shared
+        }
+
+    def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:
+        """A group as published; None for one that others would refuse."""
         stamped = replace(group, run_id=run_id, peer_id=self._identity.peer_id)
         record = seal(self._identity, run_id, "group", stamped)
         try:
             # Apply the receivers' checks: do not send what they would refuse.
-            open_group(check_seal(read_record(record, self._limits.max_record_bytes), run_id), self._limits)
+            return open_group(check_seal(read_record(record, self._limits.max_record_bytes), run_id), self._limits)
         except Refusal as refusal:
             logger.warning("group %d is not shared because others would refuse it: %s", group.sequence, refusal)
             return None
-        self._transport.publish(record)
-        return stamped
 
     def wait(self, timeout_s: float) -> bool:
         """Block until records have arrived or the timeout expires; whether records have arrived."""
@@ -100,7 +153,20 @@ class Exchange:
             if admitted is not None:
                 groups.append(admitted)
         self.judge()
+        self._demand.heard(sum(self._pulled.pop(content_id, None) is None for content_id, _ in groups))
         return groups, dict(refused)
+
+    def offers(self) -> list[OfferedGroup]:
+        """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
+        offers, self._offers = self._offers, []
+        return [each for each in offers if each.offer.content_id.hex() not in self._seen]
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        """Fetch a group on offer; a later `receive` returns it."""
+        self._pulled[offered.offer.content_id.hex()] = offered.peer_id
+        if len(self._pulled) > SEEN_GROUPS:
+            self._pulled.popitem(last=False)
+        self._transport.pull(offered, patience_s)
 
     def judge(self, complaints: Iterable[tuple[str, Reason]] = ()) -> None:
         """Book complaints (peer id, reason), including those of the transport, and ban quarantined peers.
@@ -117,6 +183,8 @@ class Exchange:
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Report the outcome of a group of `peer_id`, and the seconds that its verification took."""
+        if outcome == "used":
+            self._demand.used(1)
         self.book.report(peer_id, outcome, verify_s)
 
     def established(self) -> frozenset[str]:
@@ -142,11 +210,14 @@ class Exchange:
             logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
 
     def _admit(self, arrival: Arrival, run_id: str | None) -> tuple[str, RolloutGroup] | None:
-        """An arrival as (content id, group), or None for one of this node's own groups. Raises `Refusal`."""
+        """An arrival as (content id, group), or None for offers and for this node's own groups. Raises `Refusal`."""
         if run_id is None:
             raise Refusal(Reason.WRONG_RUN, "no run is known yet")
         if isinstance(arrival, RefusedRecord):
             raise Refusal(arrival.reason, arrival.detail, arrival.peer_id)
+        if isinstance(arrival, OfferedGroups):
+            self._note(arrival)
+            return None
         group, num_bytes = arrival.group, len(arrival.record)
         if group.peer_id == self._identity.peer_id:
             return None
@@ -158,6 +229,13 @@ class Exchange:
             group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)
         )
         return arrival.content_id, group
+
+    def _note(self, arrival: OfferedGroups) -> None:
+        """Keep offers for the caller. Raises `Refusal` for those of a peer that is quarantined or over its rate."""
+        if arrival.peer_id != self._identity.peer_id:
+            self._attributed(arrival.peer_id, lambda author: self.book.admit_offers(author, len(arrival.offers)))
+            self._demand.heard(len(arrival.offers))
+            self._offers += [OfferedGroup(arrival.peer_id, offer) for offer in arrival.offers]
 
     def _attributed(self, author: str, check: Callable[[str], None]) -> None:
         """Run a check; a refusal is attributed to the author."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from swarm.sapo.mixing.base import Candidate, Decision, History, MixPolicy, MixRound, MixState
+from swarm.sapo.mixing.base import Candidate, Claim, Decision, History, MixPolicy, MixRound, MixState
 from swarm.sapo.mixing.config import MixSettings
-from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, mix
-from swarm.sapo.mixing.mixer import Mixer, mix_figures
+from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, authors, in_random_order, mix
+from swarm.sapo.mixing.mixer import Mixer, Wishes, mix_figures
 
 __all__ = [
     "AuthorOf",
     "Candidate",
+    "Claim",
     "Decision",
     "History",
     "Mix",
@@ -19,6 +20,9 @@ __all__ = [
     "MixState",
     "Mixer",
     "Screen",
+    "Wishes",
+    "authors",
+    "in_random_order",
     "mix",
     "mix_figures",
 ]

@@ -16,12 +16,21 @@ MAX_ROUNDS = 256
 """Rounds that a history holds."""
 
 
+class Claim(Struct, frozen=True):
+    """What its author says of a group that this node has not graded."""
+
+    peer_id: str
+    task: str
+    rewards: tuple[float, ...]
+    """[G]; of a group on offer, rewards of the mean and deviation that it states."""
+
+
 class Candidate(Struct, frozen=True):
-    """A received group that the next update may use."""
+    """A received group that the next update may use, or one that this node may fetch and grade for later ones."""
 
     content_id: str
-    graded: GradedGroup
-    """With this node's rewards."""
+    content: GradedGroup | Claim
+    """With this node's rewards; before it grades the group, its author's claim."""
     age_s: float = 0.0
     """Seconds since it arrived."""
     uses: int = 0
@@ -35,19 +44,31 @@ class Candidate(Struct, frozen=True):
     was not scored or the screen refuses it."""
 
     @property
+    def graded(self) -> GradedGroup:
+        """The group with this node's rewards. Raises `TypeError` for a claim."""
+        if isinstance(self.content, Claim):
+            raise TypeError(f"group {self.content_id} is not graded: use `sender`, `task` and `rewards`")
+        return self.content
+
+    @property
     def sender(self) -> str:
         """Peer id of the author."""
-        return self.graded.group.peer_id
+        return self.content.peer_id if isinstance(self.content, Claim) else self.content.group.peer_id
 
     @property
     def task(self) -> str:
         """Name of the question's task."""
-        return self.graded.group.question.task
+        return self.content.task if isinstance(self.content, Claim) else self.content.group.question.task
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """[G]"""
+        return self.content.rewards
 
     @property
     def success(self) -> float:
         """Mean reward of the completions."""
-        return fmean(self.graded.rewards)
+        return fmean(self.rewards)
 
 
 class MixRound(Struct, frozen=True):

@@ -87,6 +87,12 @@ def some(candidates: Sequence[Candidate], count: int, author_of: AuthorOf, rng: 
     return _Draw(candidates, None, count, author_of, rng).more()
 
 
+def authors(candidates: Sequence[Candidate], author_of: AuthorOf) -> dict[str, str]:
+    """The author that each sender counts as. When only newcomers are available, each of them is a separate one."""
+    keys = {candidate.sender: author_of(candidate.sender) for candidate in candidates}
+    return keys if set(keys.values()) != {NEWCOMERS} else {peer_id: peer_id for peer_id in keys}
+
+
 class _Draw:
     """Candidates in random order, from each author at most its fair part of `count`."""
 
@@ -102,10 +108,8 @@ class _Draw:
         """Each with the part of it to learn from."""
         self.refused: list[str] = []
         self._count = count
-        self._left = [candidates[i] for i in _order(len(candidates), weights, rng)]
-        keys = {candidate.sender: author_of(candidate.sender) for candidate in candidates}
-        # When only newcomers are available, each of them is a separate author.
-        self._keys = keys if set(keys.values()) != {NEWCOMERS} else {peer_id: peer_id for peer_id in keys}
+        self._left = [candidates[i] for i in in_random_order(len(candidates), weights, rng)]
+        self._keys = authors(candidates, author_of)
 
     def more(self) -> list[Candidate]:
         """Draw candidates for the free places."""
@@ -142,8 +146,8 @@ class _Draw:
         return self._keys[candidate.sender]
 
 
-def _order(count: int, weights: Sequence[float] | None, rng: np.random.Generator) -> list[int]:
-    """The places 0 to `count` - 1 in random order, without those of weight 0; weights are finite and not negative.
+def in_random_order(count: int, weights: Sequence[float] | None, rng: np.random.Generator) -> list[int]:
+    """The numbers 0 to `count` - 1 in random order, without those of weight 0; weights are finite and not negative.
 
     Each next place is drawn from those left in proportion to its weight. Source: arXiv:1903.06059 (Gumbel
     top-k).

@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from swarm.errors import ConfigError
@@ -22,16 +23,29 @@ from swarm.sapo.mixing.draw import AuthorOf, Mix, mix, some
 from swarm.types import GradedGroup
 
 MAX_REASON_CHARS = 160
+WANTED_ROUNDS = 8
+"""The largest J of these rounds is what the next ones may want."""
 MAX_STATE = 1_024
 """Numbers in a policy's state."""
 LOCAL, EXTERNAL, WEIGHTS_ESS = "mix/local", "mix/external", "mix/weights_ess"
 """Figures of a decision: I, J, and the effective number of candidates as a fraction of them."""
 
 
+class Wishes(Struct, frozen=True):
+    """What the next updates want of others' groups."""
+
+    num_external: int
+    """J, at most."""
+    num_choice: int
+    """Further graded groups that the policy wants to choose from."""
+    weights: Sequence[float] | None
+    """Of the candidates, as in `Decision`."""
+
+
 class Appraiser(Protocol):
     """What this node's policy makes of received groups, within one round."""
 
-    def advantages(self, graded: GradedGroup) -> tuple[float, ...]:
+    def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
         """[G] as an update computes them."""
         ...
 
@@ -52,6 +66,32 @@ class Mixer:
         self._settings = settings
         self._rounds: deque[MixRound] = deque(maxlen=MAX_ROUNDS)
         self._state: dict[str, float] = {}
+        self._wanted: deque[int] = deque([settings.external], maxlen=WANTED_ROUNDS)
+        """J of the last rounds; at first as configured."""
+
+    def wishes(self, candidates: Sequence[Candidate], appraiser: Appraiser) -> Wishes:
+        """What the next updates want of these candidates, by the rounds so far.
+
+        The rewards of candidates that nobody has graded are those that their authors claim. Raises `ConfigError` for a
+        decision that cannot be used.
+        """
+        policy = self._settings.settings
+        if not self._rounds:
+            return self._wishes(max(self._wanted), None)
+        if policy.needs_advantages:
+            candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
+        decision = _checked(policy(self._history(), candidates), self._settings.policy, len(candidates))
+        num_external = max(decision.external, *self._wanted)
+        # A policy that goes by scores has none of ungraded groups.
+        return self._wishes(num_external, None if policy.num_scored(num_external) else decision.weights)
+
+    def _wishes(self, num_external: int, weights: Sequence[float] | None) -> Wishes:
+        num_scored = self._settings.settings.num_scored(num_external)
+        return Wishes(num_external, max(num_external, num_scored), weights)
+
+    def _history(self, *latest: MixRound) -> History:
+        settings = self._settings
+        return History(settings.local, settings.external, (*self._rounds, *latest), dict(self._state))
 
     def mix(
         self,
@@ -70,8 +110,7 @@ class Mixer:
         """
         settings = self._settings
         candidates = self._appraised(candidates, appraiser, author_of, rng)
-        history = History(settings.local, settings.external, (*self._rounds, this), dict(self._state))
-        decision = _checked(settings.settings(history, candidates), settings.policy, len(candidates))
+        decision = _checked(settings.settings(self._history(this), candidates), settings.policy, len(candidates))
         return mix(
             local,
             candidates,
@@ -89,6 +128,7 @@ class Mixer:
         external = len(mixed.external)
         self._rounds.append(replace(this, num_local=len(mixed.local), num_external=external, senders=dict(senders)))
         self._state = dict(mixed.decision.state)
+        self._wanted.append(mixed.decision.external)
 
     def dump(self) -> MixState:
         """Everything, for a checkpoint."""
@@ -105,7 +145,7 @@ class Mixer:
         """The candidates with what the policy wants to know of them."""
         policy = self._settings.settings
         if policy.needs_advantages:
-            candidates = [replace(each, advantages=appraiser.advantages(each.graded)) for each in candidates]
+            candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
         if num_scored := policy.num_scored(self._settings.external):
             scored = some(candidates, num_scored, author_of, rng)
             known = dict(zip((each.content_id for each in scored), appraiser.surprisals(scored), strict=True))

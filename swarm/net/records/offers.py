@@ -1,0 +1,138 @@
+"""Offers: what a group is, without the group. Whoever wants it fetches the record by its id.
+
+    author     hold the records ─▶ sign many offers in one record ─▶ gossip
+    others     offer ─▶ choose ─▶ fetch from the author, or from another holder ─▶ is it what was offered?
+
+An offer is a claim with a signature: a group that differs from it counts against its author.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta, Struct
+
+from swarm.errors import Refusal
+from swarm.foreign import is_name
+from swarm.net.records.envelope import Kind, SignedRecord, check_kind, decode, decompress, seal_payload
+from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.identity import Identity
+from swarm.net.records.record_store import record_id
+from swarm.net.records.wire import MAX_TASK_NAME_CHARS
+from swarm.reasons import Reason
+from swarm.types import Offer, OfferedGroup, OfferedGroups, PolicyId, VerifiedGroup, complete
+
+OFFERS: Kind = "offers"
+"""The kind of these records."""
+MAX_OFFERS = 64
+"""In one record."""
+MAX_OFFER_BYTES = 160
+MAX_OFFERS_BYTES = 256 + MAX_OFFERS * MAX_OFFER_BYTES
+"""Of a payload, before compression."""
+POLICY_ID_BYTES = 8
+TYPICAL_OFFER_BYTES = 110
+"""With its part of the record around it."""
+REQUEST_BYTES = 600
+"""A request for one record and the frames of its answer."""
+MAX_COPIES = 8
+"""Copies of a gossip message that a node receives in a large swarm; in a small one, one from each other member."""
+KNOWING = 0.9
+"""Fraction of the members that must know offers before a node makes any: the others learn of the groups by repair."""
+
+
+class Offers(Struct, frozen=True):
+    """A signed list of offers."""
+
+    run_id: str
+    peer_id: str
+    offers: Annotated[tuple[Offer, ...], Meta(min_length=1, max_length=MAX_OFFERS)]
+
+
+def describe(group: VerifiedGroup, life_s: float) -> Offer | None:
+    """The offer of a sealed group; None for one that is too large to be fetched in one piece, or to be described."""
+    if not 0 < len(group.record) <= MAX_CHUNK_BYTES:
+        return None
+    offer = Offer(
+        record_id=record_id(group.record),
+        content_id=bytes.fromhex(group.content_id),
+        num_bytes=len(group.record),
+        task=group.group.question.task,
+        num_completions=len(group.group.completions),
+        mean_reward=fmean(group.group.rewards),
+        reward_std=pstdev(group.group.rewards),
+        policy=policy_digest(group.group.policy),
+        life_s=max(1, min(3_600, int(life_s))),
+    )
+    return offer if not _problem(offer) else None
+
+
+def check_offer(offered: OfferedGroup, found: VerifiedGroup) -> None:
+    """Raises `Refusal`, attributed to the author of the offer, for another group than the one on offer."""
+    offer, group = offered.offer, found.group
+    if not (
+        group.peer_id == offered.peer_id
+        and offer.content_id.hex() == found.content_id
+        and offer.task == group.question.task
+        and offer.num_completions == len(group.completions)
+        and offer.policy == policy_digest(group.policy)
+        and math.isclose(offer.mean_reward, fmean(group.rewards), rel_tol=1e-6, abs_tol=1e-6)
+        and math.isclose(offer.reward_std, pstdev(group.rewards), rel_tol=1e-6, abs_tol=1e-6)
+    ):
+        raise Refusal(Reason.FALSE_OFFER, "the group is not what its author said", offered.peer_id)
+
+
+def policy_digest(policy: PolicyId) -> bytes:
+    """A short digest of a policy with its version."""
+    return blake3(msgspec.msgpack.encode(policy)).digest(length=POLICY_ID_BYTES)
+
+
+def seal_offers(identity: Identity, run_id: str, offers: Sequence[Offer]) -> bytes:
+    """A signed record of at most `MAX_OFFERS` offers."""
+    return seal_payload(
+        identity, run_id, OFFERS, msgspec.msgpack.encode(Offers(run_id, identity.peer_id, tuple(offers)))
+    )
+
+
+def open_offers(signed: SignedRecord, run_id: str) -> OfferedGroups:
+    """The offers in a record, signed by the author of the groups. Raises `Refusal`, attributed to the signer."""
+    body = signed.body
+    try:
+        check_kind(body, OFFERS)
+        told = decode(decompress(signed, MAX_OFFERS_BYTES), Offers)
+        if not told.run_id == body.run_id == run_id:
+            raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {told.run_id!r}")
+        if told.peer_id != body.peer_id:
+            raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {told.peer_id!r}")
+        for offer in told.offers:
+            if problem := _problem(offer):
+                raise Refusal(Reason.LIMITS, problem)
+    except Refusal as refusal:
+        raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
+    return OfferedGroups(told.peer_id, told.offers)
+
+
+def pulling_is_cheaper(num_bytes: float, num_members: int, wanted: float) -> bool:
+    """Whether members receive fewer bytes when a group of this size is offered than when it is sent to everybody.
+
+    `wanted` is the fraction of them that use a group.
+    """
+    copies = min(num_members, MAX_COPIES)
+    return copies * TYPICAL_OFFER_BYTES + wanted * (num_bytes + REQUEST_BYTES) < copies * num_bytes
+
+
+def _problem(offer: Offer) -> str:
+    if not is_name(offer.task, MAX_TASK_NAME_CHARS):
+        return f"names of tasks must be 1 to {MAX_TASK_NAME_CHARS} characters, got {offer.task!r:.100}"
+    if offer.num_bytes > MAX_CHUNK_BYTES:
+        return f"a record on offer has at most {MAX_CHUNK_BYTES} bytes, got {offer.num_bytes}"
+    if (size := len(msgspec.msgpack.encode(offer))) > MAX_OFFER_BYTES:
+        return f"an offer has at most {MAX_OFFER_BYTES} bytes, got {size}"
+    return ""
+
+
+complete(globals())

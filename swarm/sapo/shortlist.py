@@ -1,0 +1,188 @@
+"""Chooses which received groups to grade: as many as the coming updates take, so that few are graded for nothing.
+
+    graded groups wanted  =  J (1 + rounds that grading takes)  +  those to choose from
+    expected              =  sum of the pass rates of what is in the pool or being graded
+
+While fewer are expected than wanted, the next group is that of the author who has cost least so far. A group costs its
+author 1 / pass rate, so that an author whose groups fail gets fewer of them graded. Among one author's groups, the
+mix's weights decide, by the rewards that the author claims, times the pass rate of its groups of the same task: another
+node may have other tasks. Claims decide what is fetched and graded, never what is learned.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct, field
+
+from swarm.groups.waiting import Waiting
+from swarm.sapo.mixing import AuthorOf, Candidate, authors, in_random_order
+
+MIN_PASS_RATE = 0.1
+"""Of an author whose groups always fail: the price of one is that of ten good ones."""
+MEMORY = 0.97
+"""Weight that an outcome keeps with each later one of the author: the rate is that of its last 30 or so."""
+REMEMBERED_LAGS = 32
+REMEMBERED_PASSED = 1_024
+MAX_AUTHORS = 1_024
+MAX_TASKS = 64
+"""Remembered of one author."""
+
+
+class _Outcomes(Struct):
+    """Of an author's groups, of one task or of all."""
+
+    passed: float = 1.0
+    graded: float = 1.0
+    """Both fade, and start as if one group had passed."""
+
+    @property
+    def pass_rate(self) -> float:
+        return max(MIN_PASS_RATE, self.passed / self.graded)
+
+
+class _Author(Struct):
+    """What an author's groups have cost, and what became of them."""
+
+    cost: float = 0.0
+    overall: _Outcomes = field(default_factory=_Outcomes)
+    tasks: OrderedDict[str, _Outcomes] = field(default_factory=OrderedDict)
+
+    def outcomes(self, task: str) -> _Outcomes:
+        """Those of a task; a new one starts from all tasks: names cost nothing."""
+        found = self.tasks.setdefault(task, _Outcomes(self.overall.pass_rate))
+        self.tasks.move_to_end(task)
+        if len(self.tasks) > MAX_TASKS:
+            self.tasks.popitem(last=False)
+        return found
+
+
+class _Next(Struct, frozen=True):
+    """A group in its author's queue."""
+
+    content_id: str
+    task: str
+
+
+class _Begun(Struct, frozen=True):
+    """A group that is being fetched or graded."""
+
+    author: str
+    task: str
+    round: int
+
+
+class Situation(Struct, frozen=True):
+    """What decides which groups to grade."""
+
+    waiting: Sequence[Candidate]
+    """With the rewards that their authors claim."""
+    weights: Sequence[float] | None
+    """Of `waiting`, as in `Decision`."""
+    num_external: int
+    """J, at most, of the next updates."""
+    num_choice: int
+    """Further graded groups, for the mix to choose from."""
+    pooled: Sequence[Candidate]
+    max_pooled: int
+    round: int
+    author_of: AuthorOf
+    rng: np.random.Generator
+
+
+class Shortlist:
+    """A `Choice` by what the coming updates want. Knows what it has cost to grade each author's groups."""
+
+    def __init__(self, look: Callable[[Waiting], Situation]) -> None:
+        """Nobody is known. `look` describes the situation whenever groups may be chosen."""
+        self._look = look
+        self._round = 0
+        self._authors: OrderedDict[str, _Author] = OrderedDict()
+        self._begun: dict[str, _Begun] = {}
+        self._passed: OrderedDict[str, _Begun] = OrderedDict()
+        """Groups that passed lately."""
+        self._lags: deque[int] = deque(maxlen=REMEMBERED_LAGS)
+        """Rounds that the last gradings took."""
+        self._spent = 0.0
+        """Cost of the author chosen last: one that returns starts there, without credit for its absence."""
+
+    def choose(self, waiting: Waiting) -> list[str]:
+        """See `Choice`."""
+        now = self._look(waiting)
+        self._round = now.round
+        wanted = self._wanted(now)
+        keys = authors([*now.pooled, *now.waiting], now.author_of)
+        expected = sum(self._pass_rate(keys[each.sender], each.task) for each in now.pooled)
+        expected += sum(self._pass_rate(each.author, each.task) for each in self._begun.values())
+        queues = self._queues(now, keys)
+        chosen: list[str] = []
+        while queues and expected < wanted:
+            name = min(queues, key=lambda each: self._of(each).cost)
+            following = queues[name].popleft()
+            if not queues[name]:
+                del queues[name]
+            pass_rate = self._pass_rate(name, following.task)
+            author = self._of(name)
+            self._spent = author.cost
+            author.cost += 1 / pass_rate
+            expected += pass_rate
+            self._begun[following.content_id] = _Begun(name, following.task, now.round)
+            chosen.append(following.content_id)
+        return chosen
+
+    def checked(self, content_id: str, usable: bool) -> None:
+        """See `Choice`."""
+        begun = self._begun.pop(content_id)
+        for outcomes in self._outcomes(begun):
+            outcomes.passed = MEMORY * outcomes.passed + usable
+            outcomes.graded = MEMORY * outcomes.graded + 1
+        if usable:
+            self._lags.append(max(1, self._round - begun.round))
+            self._passed[content_id] = begun
+            if len(self._passed) > REMEMBERED_PASSED:
+                self._passed.popitem(last=False)
+
+    def refused(self, content_id: str) -> None:
+        """A group that had passed was drawn for an update, and then not used."""
+        if (begun := self._passed.pop(content_id, None)) is not None:
+            for outcomes in self._outcomes(begun):
+                outcomes.passed = max(0.0, outcomes.passed - 1)
+
+    def _wanted(self, now: Situation) -> int:
+        """Graded groups, in the pool or on their way there."""
+        if not now.num_external:
+            return 0
+        # The upper quartile: a few late ones do not raise it.
+        lag = sorted(self._lags)[3 * len(self._lags) // 4] if self._lags else 1
+        return min(now.max_pooled, now.num_external * (1 + lag) + now.num_choice)
+
+    def _queues(self, now: Situation, keys: Mapping[str, str]) -> dict[str, deque[_Next]]:
+        """The groups of each author, the next one first, without those of weight 0."""
+        queues: defaultdict[str, deque[_Next]] = defaultdict(deque)
+        given = now.weights if now.weights is not None else [1.0] * len(now.waiting)
+        weights = [
+            weight * self._pass_rate(keys[each.sender], each.task)
+            for weight, each in zip(given, now.waiting, strict=True)
+        ]
+        for place in in_random_order(len(now.waiting), weights, now.rng):
+            following = now.waiting[place]
+            queues[keys[following.sender]].append(_Next(following.content_id, following.task))
+        for name in queues:
+            self._of(name).cost = max(self._of(name).cost, self._spent)
+        return queues
+
+    def _outcomes(self, begun: _Begun) -> tuple[_Outcomes, _Outcomes]:
+        author = self._of(begun.author)
+        return author.overall, author.outcomes(begun.task)
+
+    def _pass_rate(self, name: str, task: str) -> float:
+        return self._of(name).outcomes(task).pass_rate
+
+    def _of(self, name: str) -> _Author:
+        author = self._authors.setdefault(name, _Author())
+        self._authors.move_to_end(name)
+        if len(self._authors) > MAX_AUTHORS:
+            self._authors.popitem(last=False)
+        return author

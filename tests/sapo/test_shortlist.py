@@ -1,0 +1,142 @@
+"""Which groups are graded: as many as updates will take, authors in turn, by the mix's weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from swarm.groups.waiting import Waiting, WaitingLimits
+from swarm.protocols import NEWCOMERS
+from swarm.sapo.mixing import Candidate
+from swarm.sapo.shortlist import Shortlist, Situation
+from tests.sapo.mixes import candidate
+
+NOBODY = Waiting(WaitingLimits(1))
+
+
+class Desk:
+    """A shortlist with its situation in the test's hands."""
+
+    def __init__(self, **known: object) -> None:
+        self.now = Situation(
+            **{
+                "waiting": [],
+                "weights": None,
+                "num_external": 2,
+                "num_choice": 2,
+                "pooled": [],
+                "max_pooled": 128,
+                "round": 0,
+                "author_of": lambda peer_id: peer_id,
+                "rng": np.random.default_rng(0),
+                **known,
+            }
+        )
+        self.shortlist = Shortlist(lambda waiting: self.now)
+
+    def choose(self, waiting: Sequence[Candidate], **changed: object) -> list[str]:
+        self.now = replace(self.now, waiting=waiting, **changed)
+        return self.shortlist.choose(NOBODY)
+
+
+def _from(sender: str, count: int, first: int = 0) -> list[Candidate]:
+    return [candidate(f"{sender}-{k}", sender) for k in range(first, first + count)]
+
+
+def _senders(chosen: Sequence[str]) -> Counter[str]:
+    return Counter(name.split("-")[0] for name in chosen)
+
+
+def test_as_many_are_graded_as_this_update_the_next_and_the_choice_take() -> None:
+    assert len(Desk().choose(_from("a", 50))) == 2 + 2 + 2
+    assert len(Desk(pooled=_from("b", 4)).choose(_from("a", 50))) == 2
+    assert len(Desk(max_pooled=5).choose(_from("a", 50))) == 5
+    assert Desk(pooled=_from("b", 6)).choose(_from("a", 50)) == []
+    assert Desk(num_external=0).choose(_from("a", 50)) == [], "a node that takes nothing grades nothing"
+
+
+def test_what_is_being_graded_is_expected() -> None:
+    desk = Desk()
+    assert len(desk.choose(_from("a", 50))) == 6
+    assert desk.choose(_from("a", 50, first=50)) == []
+
+
+def test_authors_take_turns_whatever_they_send() -> None:
+    assert _senders(Desk().choose([*_from("flood", 100), *_from("b", 9), *_from("c", 9)])) == {
+        "flood": 2,
+        "b": 2,
+        "c": 2,
+    }
+
+
+def test_newcomers_take_one_turn_together_beside_others_and_one_each_alone() -> None:
+    def author_of(peer_id: str) -> str:
+        return peer_id if peer_id == "old" else NEWCOMERS
+
+    new = [each for k in range(20) for each in _from(f"new{k}", 5)]
+    assert _senders(Desk(author_of=author_of).choose([*_from("old", 9), *new]))["old"] == 3
+    assert max(_senders(Desk(author_of=author_of).choose(new)).values()) == 1
+
+
+def test_an_author_whose_groups_fail_is_graded_less_and_may_recover() -> None:
+    desk = Desk()
+
+    def graded(number: int, bad: bool) -> Counter[str]:
+        chosen = desk.choose([*_from("good", 50, 50 * number), *_from("bad", 50, 50 * number)])
+        for name in chosen:
+            desk.shortlist.checked(name, not (bad and name.startswith("bad")))
+        return _senders(chosen)
+
+    failing = sum((graded(number, True) for number in range(60)), Counter())
+    assert failing["good"] > 5 * failing["bad"] > 0, "it still gets a chance"
+    better = sum((graded(number, False) for number in range(60, 400)), Counter())
+    assert better["bad"] > better["good"] / 2
+
+
+def test_a_new_task_s_name_buys_no_new_start() -> None:
+    desk = Desk()
+    for number in range(20):
+        waiting = [candidate(f"bad-{number}-{k}", "bad", task=f"task-{number}-{k}") for k in range(20)]
+        for name in desk.choose(waiting):
+            desk.shortlist.checked(name, False)
+    waiting = [*_from("good", 20), *(candidate(f"bad-{k}", "bad", task=f"task-{k}") for k in range(20))]
+    assert _senders(desk.choose(waiting))["good"] >= 5
+
+
+def test_groups_that_updates_refuse_count_as_failed_wherever_they_are() -> None:
+    desk = Desk()
+    pooled = _from("odd", 6)
+    for name in desk.choose(pooled):
+        desk.shortlist.checked(name, True)
+    assert desk.choose(_from("good", 20), pooled=pooled) == []
+    for each in pooled[:4]:
+        desk.shortlist.refused(each.content_id)
+    assert len(desk.choose(_from("good", 20), pooled=pooled[4:])) == 6, "the two that are left count as less than one"
+
+
+def test_one_that_was_away_gets_no_arrears() -> None:
+    desk = Desk()
+    desk.choose(_from("early", 1))
+    for number in range(50):
+        for name in desk.choose(_from("a", 6, 6 * number)):
+            desk.shortlist.checked(name, True)
+    back = desk.choose([*_from("a", 50, 500), *_from("early", 50, 500)])
+    assert abs(_senders(back)["a"] - _senders(back)["early"]) <= 1
+
+
+def test_slow_grading_is_begun_earlier() -> None:
+    desk = Desk()
+    (first, *_) = desk.choose(_from("a", 1))
+    desk.choose([], round=4)
+    desk.shortlist.checked(first, True)
+    assert len(desk.choose(_from("b", 50))) == 2 * (1 + 4) + 2
+
+
+def test_within_an_author_the_mix_s_weights_decide() -> None:
+    waiting = _from("a", 20)
+    weights = [0.0] * 10 + [1.0] * 10
+    chosen = Desk(weights=weights).choose(waiting)
+    assert len(chosen) == 6 and not {each.content_id for each in waiting[:10]} & set(chosen)
