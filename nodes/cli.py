@@ -57,6 +57,9 @@ BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a 
 ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
 RunNameOption = Annotated[str | None, typer.Option(help="Name of the run to found when none is joined.")]
 LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
+UiOption = Annotated[
+    bool | None, typer.Option("--ui/--no-ui", help="Serve a page about this node for browsers on this machine.")
+]
 ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
@@ -113,6 +116,7 @@ def demo(
     control: Annotated[
         bool, typer.Option(help="Run one more node, which learns alone: what the others gain over it is the answer.")
     ] = True,
+    ui: Annotated[bool, typer.Option(help="Serve a page about all nodes for browsers on this machine.")] = True,
 ) -> None:
     """Run a swarm on this machine, and one node alone: is it better to learn arithmetic together?"""
     if transport not in ("hivemind", "memory"):
@@ -147,6 +151,8 @@ def demo(
         start="dense" if start == "dense" or (start is None and mode == "learner") else "sparse",
         policy=policy,
         control=control,
+        ui=ui,
+        ui_port=config.telemetry.ui_port,
     )
     raise typer.Exit(run(options, _console()))
 
@@ -167,6 +173,7 @@ def join(
     ] = None,
     out: OutOption = None,
     live: LiveOption = True,
+    ui: UiOption = None,
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
@@ -186,7 +193,7 @@ def join(
             "out": out,
         }
     )
-    pairs += _given({"follow.learner": follow})
+    pairs += _given({"follow.learner": follow, "telemetry.ui": ui})
     pairs += _fields(context)
     _check_start(file, pairs)
     from nodes.roles.join import PEER
@@ -206,6 +213,7 @@ def learn(
     rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
+    ui: UiOption = None,
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
@@ -215,6 +223,7 @@ def learn(
     """
     file, pairs = _target(target, bootstrap)
     pairs += _given({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
+    pairs += _given({"telemetry.ui": ui})
     pairs += _fields(context)
     _check_start(file, pairs)
     from nodes.roles.launch import launch
@@ -235,6 +244,7 @@ def work(
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
+    ui: UiOption = None,
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
@@ -251,6 +261,7 @@ def work(
             "rounds": rounds,
             "seed": seed,
             "out": out,
+            "telemetry.ui": ui,
         }
     )
     pairs += _fields(context)
@@ -431,6 +442,48 @@ def peers(
     from nodes.commands.peers import show_peers
 
     show_peers(target, target.startswith(MULTIADDR_STARTS), as_json, watch, _console())
+
+
+@app.command()
+def ui(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8787, or a free one.")] = None,
+    socket: Annotated[int | None, typer.Option(hidden=True, help="An inherited listening socket.")] = None,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Serve a page about nodes for browsers on this machine: does the swarm help, who shares what, what is wrong."""
+    from nodes.commands.watching.ui import UiOptions, show_ui
+
+    raise typer.Exit(show_ui(UiOptions(tuple(runs or ()), port, socket, supervised), _console()))
+
+
+@app.command()
+def top(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Directories of nodes, or of a demo, or the multiaddr of a member of a run; default: every node "
+            "running on this machine."
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once.")] = False,
+) -> None:
+    """Show nodes live in a terminal, with what is wrong and what to do. Of a run's member: whom it knows."""
+    addresses = [target for target in targets or () if target.startswith(MULTIADDR_STARTS)]
+    if addresses:
+        from nodes.commands.peers import show_peers
+
+        if len(targets or ()) > 1:
+            raise ConfigError("name one address, or directories")
+        console = _console()
+        show_peers(addresses[0], True, False, console.is_terminal and not once, console)
+        return
+    from nodes.commands.watching.top import show_top
+
+    show_top([Path(target) for target in targets or ()], once, _console())
 
 
 @app.command()
