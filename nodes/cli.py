@@ -487,6 +487,25 @@ def top(
 
 
 @app.command()
+def logs(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Most lines to show, the latest.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    rounds: Annotated[bool, typer.Option("--rounds", help="A line for each round, too.")] = False,
+    level: Annotated[str, typer.Option(help="The least to show: info, warning or error.")] = "info",
+) -> None:
+    """Show what happened to nodes: starts, notes, warnings, evaluations, checkpoints, ends."""
+    from nodes.commands.watching.logs import LEVELS, LogOptions, show_logs
+
+    if level not in LEVELS:
+        raise ConfigError(f"--level must be one of {', '.join(LEVELS)}, got {level!r}")
+    show_logs(LogOptions(tuple(runs or ()), last, follow, rounds, level), _console())
+
+
+@app.command()
 def doctor(
     context: typer.Context,
     target: TargetArgument = None,
