@@ -42,6 +42,9 @@ app.add_typer(config_app, name="config")
 tasks_app = typer.Typer(help="List what can be learned; try what a configuration asks.")
 app.add_typer(tasks_app, name="tasks")
 
+service_app = typer.Typer(help="Have the machine run a node.", no_args_is_help=True)
+app.add_typer(service_app, name="service")
+
 identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
 app.add_typer(identity_app, name="identity")
 
@@ -715,6 +718,23 @@ def identity_import(
     from nodes.commands.identity import import_identity
 
     import_identity(backup, where, passphrase_file, force, _console())
+
+
+@service_app.command("install", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def service_install(
+    command: Annotated[
+        list[str], typer.Argument(help="The command to run with its options: join, learn, work or bootstrap.")
+    ],
+    name: Annotated[str, typer.Option(help="Of the service: swarm-NAME.")] = "node",
+    show: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
+) -> None:
+    """Write a systemd unit, or on macOS a launchd list, that runs a node for this user and restarts it when it fails.
+
+    Options of the service come first: swarm service install --name home join /ip4/... --out runs/peer
+    """
+    from nodes.commands.running.service import install_service
+
+    install_service(command, name, show, _console())
 
 
 def main() -> None:
