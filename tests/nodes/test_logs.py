@@ -51,7 +51,7 @@ def test_levels(tmp_path: Path) -> None:
 
 
 def test_what_strangers_say_cannot_reach_the_terminal(tmp_path: Path) -> None:
-    write(tmp_path, [*peer_events(1), NoteEvent(time=EPOCH + 900, text="\x1b[2J\x07‮evil\r[bold]", level="odd")])
+    write(tmp_path, [*peer_events(1), NoteEvent(time=EPOCH + 900, text="\x1b[2J\x07\u202eevil\r[bold]", level="odd")])
     (line,) = _shown(tmp_path, last=1)
     assert line.endswith("?[2J??evil?[bold]")
 

@@ -23,7 +23,7 @@ from swarm.types import Estimate, SwarmWorth
 from tests.telemetry.synthetic import TASKS, peer_events, write
 
 SCRIPT = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
-BIDI = "‮evil⁦﻿\x1b[31m\x07"
+BIDI = "\u202eevil\u2066\ufeff\x1b[31m\x07"
 LONG = "n" * 100_000
 HOSTILE = (SCRIPT, BIDI, LONG, "javascript:window.attacked=1", "`${window.attacked=1}`", "</script>&quot;'\"")
 

@@ -14,8 +14,8 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.page.app import ASSETS, MAX_STREAMS
 from swarm.page.serving import PORT_FILE, USUAL_PORT, address, listen
-from tests.page.conftest import Served, serving, until
 from tests.page.folders import hostile, swarm
+from tests.page.served import Served, serving, until
 from tests.telemetry.synthetic import EPOCH
 
 ATTACKS = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1", "[::1]:80")

@@ -17,8 +17,8 @@ import pytest
 from msgspec import structs
 
 from swarm.telemetry.records import METRICS_FILE, encode
-from tests.page.conftest import Served, serving, until
 from tests.page.folders import crowd, events, hostile, swarm
+from tests.page.served import Served, serving, until
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -130,7 +130,7 @@ def test_nobody_s_text_runs_or_becomes_markup(chromium: Chrome, tmp_path: Path) 
         )
         assert all(re.fullmatch(r"#answer|/docs/[a-z]+\.md(#[a-z-]+)?", link) for link in links)
         text = chromium.execute_script("return document.body.textContent")
-        assert not re.search("[‪-‮⁦-⁩﻿\x00-\x08\x0b-\x1f]", text)
+        assert not re.search("[\u202a-\u202e\u2066-\u2069\ufeff\x00-\x08\x0b-\x1f]", text)
         sideways = chromium.execute_script(
             "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
@@ -199,7 +199,7 @@ def test_it_says_so_when_the_page_s_process_is_gone(chromium: Chrome, tmp_path: 
     folder = swarm(tmp_path, time.time(), 1, 5)
     with serving(folder) as page:
         chromium.get(page.url)
-        until(lambda: _text(chromium, "connection") == "live", "the stream")
+        until(lambda: _text(chromium, "node-title") == "peer-1", "the node")
     until(lambda: "does not answer" in _text(chromium, "connection"), "the news")
     assert _text(chromium, "node-title") == "peer-1", "what was known stays"
     chromium.get("about:blank")

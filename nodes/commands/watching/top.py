@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,9 @@ from rich.text import Text
 
 from nodes.commands.watching import finding
 from swarm.page.alerts import alerts
+from swarm.page.answer import Answer, by_control
 from swarm.page.node import FIGURES, NodeReader
+from swarm.page.site import ANSWER_EVERY_S
 from swarm.telemetry.live import LiveView, sparkline
 
 PER_SECOND = 1
@@ -44,16 +47,27 @@ class Frame:
     def __init__(self, nodes: Sequence[NodeReader]) -> None:
         """Rendering reads what is new."""
         self._nodes = nodes
+        self._answer: Answer | None = None
+        self._answered_at = -math.inf
         self._view = LiveView([node.history for node in nodes], "swarm top", reads=False)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The frame for the terminal's width."""
         for node in self._nodes:
             node.read()
+        if (answer := self._by_control()) is not None:
+            yield Text(answer.words, "bold")
         yield self._view
         yield from self._alerts()
         if len(self._nodes) == 1:
             yield _curves(self._nodes[0])
+
+    def _by_control(self) -> Answer | None:
+        """What the nodes gained over a control, if there is one; the nodes' own estimates are in the view."""
+        if time.monotonic() - self._answered_at >= ANSWER_EVERY_S:
+            self._answered_at = time.monotonic()
+            self._answer = by_control(self._nodes) or self._answer
+        return self._answer
 
     def _alerts(self) -> Iterator[Text]:
         now = time.time()

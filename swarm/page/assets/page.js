@@ -188,8 +188,8 @@ function moment(each) {
 
 async function readSamples() {
   const place = chosen;
-  const answer = await fetch(`/samples?node=${place}`);
-  if (!answer.ok || place !== chosen) return;
+  const answer = await fetch(`/samples?node=${place}`).catch(() => null); // the connection's state says why
+  if (!answer?.ok || place !== chosen) return;
   samples = await answer.json();
   showSamples(true);
 }
