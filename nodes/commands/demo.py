@@ -116,16 +116,17 @@ def demo(options: DemoOptions, console: Console) -> int:
     view = LiveView(shown, title=title)
     live = options.live and console.is_terminal
     children: list[Child] = []
-    try:
-        with _page(options, console), view.shown(console) if live else contextlib.nullcontext():
-            plain_every = PLAIN_EVERY_ROUNDS if options.model in EMBEDDED else 1
-            watch = _Watch(view, shown, None if live else console, plain_every)
-            children += _start(options, names, stop, watch)
-            watch.until_done(children, stop)
-    except Interrupted:
-        pass  # `stop` is set as well
-    finally:
-        stop_all(children)
+    with _page(options, console):
+        try:
+            with view.shown(console) if live else contextlib.nullcontext():
+                plain_every = PLAIN_EVERY_ROUNDS if options.model in EMBEDDED else 1
+                watch = _Watch(view, shown, None if live else console, plain_every)
+                children += _start(options, names, stop, watch)
+                watch.until_done(children, stop)
+        except Interrupted:
+            pass  # `stop` is set as well
+        finally:
+            stop_all(children)
     for history in shown:
         history.tail()
     _report(options, histories, control, console)
