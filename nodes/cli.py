@@ -42,6 +42,9 @@ app.add_typer(config_app, name="config")
 tasks_app = typer.Typer(help="List what can be learned; try what a configuration asks.")
 app.add_typer(tasks_app, name="tasks")
 
+service_app = typer.Typer(help="Have the machine run a node.", no_args_is_help=True)
+app.add_typer(service_app, name="service")
+
 identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
 app.add_typer(identity_app, name="identity")
 
@@ -57,6 +60,9 @@ BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a 
 ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
 RunNameOption = Annotated[str | None, typer.Option(help="Name of the run to found when none is joined.")]
 LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
+UiOption = Annotated[
+    bool | None, typer.Option("--ui/--no-ui", help="Serve a page about this node for browsers on this machine.")
+]
 ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
@@ -113,6 +119,7 @@ def demo(
     control: Annotated[
         bool, typer.Option(help="Run one more node, which learns alone: what the others gain over it is the answer.")
     ] = True,
+    ui: Annotated[bool, typer.Option(help="Serve a page about all nodes for browsers on this machine.")] = True,
 ) -> None:
     """Run a swarm on this machine, and one node alone: is it better to learn arithmetic together?"""
     if transport not in ("hivemind", "memory"):
@@ -147,6 +154,8 @@ def demo(
         start="dense" if start == "dense" or (start is None and mode == "learner") else "sparse",
         policy=policy,
         control=control,
+        ui=ui,
+        ui_port=config.telemetry.ui_port,
     )
     raise typer.Exit(run(options, _console()))
 
@@ -167,6 +176,7 @@ def join(
     ] = None,
     out: OutOption = None,
     live: LiveOption = True,
+    ui: UiOption = None,
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
@@ -186,7 +196,7 @@ def join(
             "out": out,
         }
     )
-    pairs += _given({"follow.learner": follow})
+    pairs += _given({"follow.learner": follow, "telemetry.ui": ui})
     pairs += _fields(context)
     _check_start(file, pairs)
     from nodes.roles.join import PEER
@@ -206,6 +216,7 @@ def learn(
     rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
+    ui: UiOption = None,
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
@@ -215,6 +226,7 @@ def learn(
     """
     file, pairs = _target(target, bootstrap)
     pairs += _given({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
+    pairs += _given({"telemetry.ui": ui})
     pairs += _fields(context)
     _check_start(file, pairs)
     from nodes.roles.launch import launch
@@ -235,6 +247,7 @@ def work(
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
+    ui: UiOption = None,
     report: ReportOption = True,
     supervised: SupervisedOption = False,
 ) -> None:
@@ -251,6 +264,7 @@ def work(
             "rounds": rounds,
             "seed": seed,
             "out": out,
+            "telemetry.ui": ui,
         }
     )
     pairs += _fields(context)
@@ -431,6 +445,67 @@ def peers(
     from nodes.commands.peers import show_peers
 
     show_peers(target, target.startswith(MULTIADDR_STARTS), as_json, watch, _console())
+
+
+@app.command()
+def ui(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8787, or a free one.")] = None,
+    socket: Annotated[int | None, typer.Option(hidden=True, help="An inherited listening socket.")] = None,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Serve a page about nodes for browsers on this machine: does the swarm help, who shares what, what is wrong."""
+    from nodes.commands.watching.ui import UiOptions, show_ui
+
+    raise typer.Exit(show_ui(UiOptions(tuple(runs or ()), port, socket, supervised), _console()))
+
+
+@app.command()
+def top(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Directories of nodes, or of a demo, or the multiaddr of a member of a run; default: every node "
+            "running on this machine."
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once.")] = False,
+) -> None:
+    """Show nodes live in a terminal, with what is wrong and what to do. Of a run's member: whom it knows."""
+    addresses = [target for target in targets or () if target.startswith(MULTIADDR_STARTS)]
+    if addresses:
+        from nodes.commands.peers import show_peers
+
+        if len(targets or ()) > 1:
+            raise ConfigError("name one address, or directories")
+        console = _console()
+        show_peers(addresses[0], True, False, console.is_terminal and not once, console)
+        return
+    from nodes.commands.watching.top import show_top
+
+    show_top([Path(target) for target in targets or ()], once, _console())
+
+
+@app.command()
+def logs(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Most lines to show, the latest.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    rounds: Annotated[bool, typer.Option("--rounds", help="A line for each round, too.")] = False,
+    level: Annotated[str, typer.Option(help="The least to show: info, warning or error.")] = "info",
+) -> None:
+    """Show what happened to nodes: starts, notes, warnings, evaluations, checkpoints, ends."""
+    from nodes.commands.watching.logs import LEVELS, LogOptions, show_logs
+
+    if level not in LEVELS:
+        raise ConfigError(f"--level must be one of {', '.join(LEVELS)}, got {level!r}")
+    show_logs(LogOptions(tuple(runs or ()), last, follow, rounds, level), _console())
 
 
 @app.command()
@@ -643,6 +718,23 @@ def identity_import(
     from nodes.commands.identity import import_identity
 
     import_identity(backup, where, passphrase_file, force, _console())
+
+
+@service_app.command("install", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def service_install(
+    command: Annotated[
+        list[str], typer.Argument(help="The command to run with its options: join, learn, work or bootstrap.")
+    ],
+    name: Annotated[str, typer.Option(help="Of the service: swarm-NAME.")] = "node",
+    show: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
+) -> None:
+    """Write a systemd unit, or on macOS a launchd list, that runs a node for this user and restarts it when it fails.
+
+    Options of the service come first: swarm service install --name home join /ip4/... --out runs/peer
+    """
+    from nodes.commands.running.service import install_service
+
+    install_service(command, name, show, _console())
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ def rewrite(given: Sequence[str]) -> tuple[list[str], Fields]:
 
     Raises `ConfigError` for a field without a value, or with a command that has no configuration.
     """
+    if list(given[:2]) == ["service", "install"]:
+        return list(given), []  # the rest is another command's line
     arguments, fields = split_fields(given)
     if several := SEVERAL.get(arguments[0] if arguments else ""):
         arguments = repeat_option(arguments, several)

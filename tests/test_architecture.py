@@ -52,6 +52,7 @@ ALLOWED = {
     },
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
+    "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}
@@ -102,6 +103,7 @@ FORBIDDEN = {
     "swarm/engines/vllm/messages.py": {"torch", "pydantic", "vllm"},
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
+    "swarm/page": {"torch"},
     "swarm/judging": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }
@@ -204,6 +206,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import nodes.cli",
         "import nodes.commands.demo, nodes.commands.sweep",
         "import nodes.commands.doctor",
+        "import nodes.commands.watching.top, nodes.commands.watching.ui, swarm.page.app",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )

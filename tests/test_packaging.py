@@ -32,8 +32,9 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _needed() -> set[str]:
+    assets = {str(path.relative_to(ROOT)) for path in (ROOT / "swarm" / "page" / "assets").iterdir()}
     modules = {str(path.relative_to(ROOT)) for part in ("swarm", "nodes") for path in (ROOT / part).rglob("*.py")}
-    return {*modules, *DATA}
+    return {*modules, *assets, *DATA}
 
 
 def test_the_wheel_has_every_module_the_types_and_the_command(dist: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +36,7 @@ from nodes.simulation.seeds import node_seed
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, environment_values, load_config, overlay
 from swarm.errors import ConfigError, Interrupted
+from swarm.page.serving import check_installed, page_of
 from swarm.policy.config import EMBEDDED, TINY, TINY_SPARSE, check_model_path
 from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import PeerHistory
@@ -74,6 +75,9 @@ class DemoOptions(Struct, frozen=True):
     """A directory, a hub id or a name; None: the embedded policy of `start`."""
     control: bool = True
     """Whether a lone node shows what the others gain."""
+    ui: bool = True
+    """Whether a page shows the nodes while they run."""
+    ui_port: int | None = None
 
     @property
     def model(self) -> str:
@@ -112,22 +116,41 @@ def demo(options: DemoOptions, console: Console) -> int:
     view = LiveView(shown, title=title)
     live = options.live and console.is_terminal
     children: list[Child] = []
-    try:
-        with view.shown(console) if live else contextlib.nullcontext():
-            plain_every = PLAIN_EVERY_ROUNDS if options.model in EMBEDDED else 1
-            watch = _Watch(view, shown, None if live else console, plain_every)
-            children += _start(options, names, stop, watch)
-            watch.until_done(children, stop)
-    except Interrupted:
-        pass  # `stop` is set as well
-    finally:
-        stop_all(children)
+    with _page(options, console):
+        try:
+            with view.shown(console) if live else contextlib.nullcontext():
+                plain_every = PLAIN_EVERY_ROUNDS if options.model in EMBEDDED else 1
+                watch = _Watch(view, shown, None if live else console, plain_every)
+                children += _start(options, names, stop, watch)
+                watch.until_done(children, stop)
+        except Interrupted:
+            pass  # `stop` is set as well
+        finally:
+            stop_all(children)
     for history in shown:
         history.tail()
     _report(options, histories, control, console)
     if stop():
         return exits.INTERRUPTED
     return exits.FAILED if any(child.given_up for child in children) else exits.DONE
+
+
+@contextlib.contextmanager
+def _page(options: DemoOptions, console: Console) -> Iterator[None]:
+    """The page of all nodes, where it is wanted and its libraries are there."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    with contextlib.ExitStack() as stack:
+        if options.ui:
+            try:
+                check_installed()
+            except ConfigError as error:
+                say(f"no page: {error}")
+            else:
+                stack.enter_context(page_of(options.out, options.ui_port, say))
+        yield
 
 
 def _names(options: DemoOptions) -> list[str]:
@@ -153,6 +176,7 @@ def _values(options: DemoOptions) -> Values:
         "policy": {"model": options.model},
         "mix": {"local": options.local, "external": options.external},
         "network": LOOPBACK,
+        "telemetry": {"ui": False},  # one page shows all nodes
     }
     if options.engine is not None:
         chosen["generation"] = {"engine": options.engine}

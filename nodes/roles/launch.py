@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +50,7 @@ from swarm.net.backends import open_transport
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
+from swarm.page.serving import page_of
 from swarm.policy.config import MADE_HERE, SMOLLM2, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
@@ -227,6 +229,8 @@ def _run(
     network = on_same_ports(network, config.out, console)
     transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
     with contextlib.ExitStack() as stack:
+        if config.telemetry.ui:
+            stack.enter_context(page_of(config.out, config.telemetry.ui_port, partial(_say, console)))
         # A run may list tasks unknown to the local library version; the node's own list must be complete.
         pool = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
         stack.callback(pool.close)
@@ -261,6 +265,10 @@ def _run(
     if report:
         _report(config, history, console)
     return code
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _rounds(

@@ -16,6 +16,10 @@ class TelemetrySettings(Settings):
     """Serve /metrics on this port; 0 takes a free one."""
     prometheus_host: str = "127.0.0.1"
     """Address to serve it on; the default is reachable from this machine only."""
+    ui: bool = False
+    """Serve a page about this node for browsers on this machine (extra `ui`); `--ui` sets it. See docs/page.md."""
+    ui_port: int | None = Field(None, ge=1, le=65535)
+    """Its port; default: that of the last start in this directory, 8787, or a free one."""
     tensorboard: bool = False
     """Write event files under `OUT/tensorboard`."""
     wandb_project: str | None = None

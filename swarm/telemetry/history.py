@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from swarm.reasons import NO_LOSS
 from swarm.telemetry.records import (
@@ -24,6 +24,7 @@ from swarm.telemetry.records import (
 )
 from swarm.types import Estimate, SwarmWorth
 
+Result = TypeVar("Result", EvaluationEvent, SuiteEvent)
 Phase = Literal["waiting", "running", "done", "interrupted", "error"]
 Role = Literal["peer", "learner", "worker"]
 
@@ -91,9 +92,14 @@ class PeerHistory:
     resumes from round r, the lines beyond r describe a lost policy and are dropped.
     """
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
-        """`name` is used until the peer's start event gives one; default: the folder's name."""
+    def __init__(self, path: Path, name: str | None = None, max_rounds: int | None = None) -> None:
+        """`name` is used until the peer's start event gives one; default: the folder's name.
+
+        With `max_rounds` memory is bounded, for readers that run for weeks: it keeps that many of the last rounds, of
+        all but the latest only rewards and counts, and the first and the last evaluation.
+        """
         self.path = path
+        self._max_rounds = max_rounds
         self._fallback_name = name or path.parent.name
         self._forget()
 
@@ -104,9 +110,11 @@ class PeerHistory:
         history.tail()
         return history
 
-    def tail(self) -> list[Event]:
-        """Read and return the events appended since the last call. An incomplete last line is left for the next
-        call."""
+    def tail(self, max_bytes: int = -1) -> list[Event]:
+        """Read and return the events appended since the last call, by default all of them.
+
+        `max_bytes` must exceed the longest line. An incomplete last line is left for the next call.
+        """
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)
@@ -114,7 +122,7 @@ class PeerHistory:
                     # Shorter than the position read: a new run in the same folder replaced the file.
                     self._forget()
                 file.seek(self._offset)
-                text = file.read()
+                text = file.read(max_bytes)
         except FileNotFoundError:
             return []
         end = text.rfind(b"\n") + 1
@@ -288,10 +296,17 @@ class PeerHistory:
                 self.rounds[event.round] = event
                 self.latest = event
                 self._wall_here_s = event.wall_s
+                if self._max_rounds is not None:
+                    self._shorten(event.round, self._max_rounds)
             case EvaluationEvent():
                 self.evaluations[event.round] = event
+                if self._max_rounds is not None:
+                    _keep_ends(self.evaluations)
             case SuiteEvent():
-                self.suites.setdefault(event.suite, {})[event.round] = event
+                results = self.suites.setdefault(event.suite, {})
+                results[event.round] = event
+                if self._max_rounds is not None:
+                    _keep_ends(results)
                 self.moments.append(Moment(event.time, suite_in_words(event), "info"))
             case NoteEvent():
                 self.moments.append(Moment(event.time, event.text, event.level))
@@ -324,6 +339,18 @@ class PeerHistory:
         self._wall_here_s = 0.0
         self.start = event
         self.end = None
+
+    def _shorten(self, round: int, max_rounds: int) -> None:
+        if (before := self.rounds.get(round - 1)) is not None:
+            self.rounds[round - 1] = structs.replace(before, figures={}, counters={}, timings={}, worth=None)
+        while len(self.rounds) > max_rounds:
+            del self.rounds[next(iter(self.rounds))]
+
+
+def _keep_ends(by_round: dict[int, Result]) -> None:
+    """Keep the first and the last result."""
+    for number in sorted(by_round)[1:-1]:
+        del by_round[number]
 
 
 def suite_in_words(event: SuiteEvent) -> str:

@@ -72,16 +72,21 @@ COLUMNS = (
 class LiveView:
     """The table of a set of peers, one row each, with overall progress above it and the latest events below.
 
-    Rendering reads new lines from the files, so the caller only draws.
+    Rendering reads new lines from the files, so that the caller only draws.
     """
 
     def __init__(
-        self, histories: Sequence[PeerHistory], title: str = "swarm", clock: Callable[[], float] = time.time
+        self,
+        histories: Sequence[PeerHistory],
+        title: str = "swarm",
+        clock: Callable[[], float] = time.time,
+        reads: bool = True,
     ) -> None:
-        """`clock` gives unix seconds."""
+        """`clock` gives unix seconds. Unless it `reads`, the caller calls the histories' `tail`."""
         self._histories = histories
         self._title = title
         self._clock = clock
+        self._reads = reads
         self._began = clock()
         self._notes: deque[Moment] = deque(maxlen=NUM_MOMENTS)
 
@@ -100,8 +105,9 @@ class LiveView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The frame for the terminal's width and height."""
-        for history in self._histories:
-            history.tail()
+        if self._reads:
+            for history in self._histories:
+                history.tail()
         now = self._clock()
         width = options.max_width
         moments = self._moments()

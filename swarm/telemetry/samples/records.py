@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -75,12 +76,18 @@ def encode(record: SampleRecord) -> bytes:
     return _encoder.encode(record) + b"\n"
 
 
-def read(folder: Path) -> list[SampleRecord]:
-    """The samples that a node has kept, oldest first; torn lines are left out. Empty where there are none."""
+def read(folder: Path, last_bytes: int | None = None) -> list[SampleRecord]:
+    """The samples that a node has kept, oldest first; torn lines are left out. Empty where there are none.
+
+    With `last_bytes` only those in the end of the newer file.
+    """
     found = []
-    for name in (OLDER_FILE, SAMPLES_FILE):
+    for name in (OLDER_FILE, SAMPLES_FILE) if last_bytes is None else (SAMPLES_FILE,):
         try:
-            lines = (folder / name).read_bytes().split(b"\n")
+            with (folder / name).open("rb") as file:
+                if last_bytes is not None:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+                lines = file.read().split(b"\n")
         except FileNotFoundError:
             continue
         for line in lines:

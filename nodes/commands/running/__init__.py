@@ -1,0 +1,1 @@
+"""Subcommands about a node's process: run it as a service of the machine."""

@@ -1,0 +1,1 @@
+"""Subcommands that look at nodes while they run: the page, and the same in a terminal."""

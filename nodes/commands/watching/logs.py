@@ -1,0 +1,124 @@
+"""`swarm logs`: what happened to nodes, a line for each event, by time."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
+
+from nodes.commands.watching import finding
+from swarm.foreign import clean, clean_lines
+from swarm.telemetry.history import PeerHistory, suite_in_words
+from swarm.telemetry.records import (
+    METRICS_FILE,
+    CheckpointEvent,
+    EndEvent,
+    EvaluationEvent,
+    Event,
+    NoteEvent,
+    RoundEvent,
+    StartEvent,
+    SuiteEvent,
+)
+
+POLL_S = 0.5
+READ_BYTES = 16 * 2**20
+KEPT_ROUNDS = 1
+MAX_NAME_CHARS = 24
+STYLES = {"warning": "yellow", "error": "bold red"}
+LEVELS = ("info", "warning", "error")
+
+
+class LogOptions(Struct, frozen=True):
+    """Options of the command line."""
+
+    runs: tuple[Path, ...]
+    last: int
+    follow: bool
+    rounds: bool
+    """Whether each round has a line, too."""
+    level: str
+    """The least of `LEVELS`."""
+
+
+class Line(NamedTuple):
+    """One event in words."""
+
+    time: float
+    name: str
+    level: str
+    text: str
+
+
+def show_logs(options: LogOptions, console: Console) -> None:
+    """Print the last lines, and with `follow` new ones until Ctrl-C. Raises `ConfigError` when there is no node."""
+    finding.check(options.runs)
+    histories = [
+        PeerHistory(found.folder / METRICS_FILE, found.name, KEPT_ROUNDS) for found in finding.find(options.runs)
+    ]
+    # By time, and by a number, so that lines of the same time stay in order.
+    kept: list[tuple[float, int, Line]] = []
+    for number, line in enumerate(_read(histories, options)):
+        heapq.heappush(kept, (line.time, number, line))
+        if len(kept) > options.last:
+            heapq.heappop(kept)
+    for _, _, line in sorted(kept):
+        console.print(_drawn(line), soft_wrap=True)
+    with suppress(KeyboardInterrupt):
+        while options.follow:
+            time.sleep(POLL_S)
+            for line in sorted(_read(histories, options)):
+                console.print(_drawn(line), soft_wrap=True)
+
+
+def _read(histories: Sequence[PeerHistory], options: LogOptions) -> Iterator[Line]:
+    """What was appended since the last call."""
+    for history in histories:
+        while events := history.tail(READ_BYTES):
+            for event in events:
+                line = _line(history.name, event)
+                least = LEVELS.index(options.level)
+                if LEVELS.index(line.level) >= least and (options.rounds or not isinstance(event, RoundEvent)):
+                    yield line
+
+
+def _line(name: str, event: Event) -> Line:
+    level = "info"
+    match event:
+        case StartEvent():
+            text = "started" if event.resumed_from is None else f"resumed from round {event.resumed_from}"
+        case NoteEvent():
+            level, text = event.level if event.level in LEVELS else "info", event.text
+        case EvaluationEvent():
+            accuracy = "nothing could be graded" if event.accuracy is None else f"accuracy {event.accuracy:.3f}"
+            text = f"round {event.round}: {accuracy} on {event.num_questions} held-out questions"
+        case SuiteEvent():
+            text = suite_in_words(event)
+        case CheckpointEvent():
+            text = f"checkpoint at round {event.round}"
+        case EndEvent():
+            level, text = "error" if event.reason == "error" else "info", f"{event.reason} after round {event.round}"
+        case RoundEvent():
+            reward = "-" if event.reward is None else f"{event.reward:.3f}"
+            groups = event.groups
+            text = (
+                f"round {event.round}: reward {reward}, used {groups['used_local']} own + {groups['used_external']} of "
+                f"others so far, peers {event.peers}"
+            )
+    return Line(event.time, name, level, text)
+
+
+def _drawn(line: Line) -> Text:
+    """Texts in it may be anybody's."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.time))
+    text = Text(f"{when} ", "dim")
+    text.append(f"{clean(line.name, MAX_NAME_CHARS)} ", "cyan")
+    level = "" if line.level == "info" else f"{line.level}: "
+    return text.append(level + clean_lines(line.text), STYLES.get(line.level, ""))

@@ -1,0 +1,97 @@
+"""`swarm top`: the nodes on this machine in a terminal, live, with what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from nodes.commands.watching import finding
+from swarm.page.alerts import alerts
+from swarm.page.answer import Answer, by_control
+from swarm.page.node import FIGURES, NodeReader
+from swarm.page.site import ANSWER_EVERY_S
+from swarm.telemetry.live import LiveView, sparkline
+
+PER_SECOND = 1
+SHOWN_ALERTS = 4
+CURVE_WIDTH = 24
+FIRST_CURVES = ("reward", "accuracy", "own groups", "others' groups", "seconds per round")
+
+
+def show_top(runs: Sequence[Path], once: bool, console: Console) -> None:
+    """Show the nodes in `runs`, or all that run here, until Ctrl-C; `once`, or without a terminal, one frame.
+
+    Raises `ConfigError` when there is none.
+    """
+    finding.check(runs)
+    frame = Frame([NodeReader(found.folder, found.name, found.control) for found in finding.find(runs)])
+    if once or not console.is_terminal:
+        console.print(frame)
+        return
+    with suppress(KeyboardInterrupt), Live(frame, console=console, refresh_per_second=PER_SECOND, screen=True):
+        while True:
+            time.sleep(PER_SECOND)
+
+
+class Frame:
+    """One frame: the live view's table, then the alerts; of a single node also its curves."""
+
+    def __init__(self, nodes: Sequence[NodeReader]) -> None:
+        """Rendering reads what is new."""
+        self._nodes = nodes
+        self._answer: Answer | None = None
+        self._answered_at = -math.inf
+        self._view = LiveView([node.history for node in nodes], "swarm top", reads=False)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The frame for the terminal's width."""
+        for node in self._nodes:
+            node.read()
+        if (answer := self._by_control()) is not None:
+            yield Text(answer.words, "bold")
+        yield self._view
+        yield from self._alerts()
+        if len(self._nodes) == 1:
+            yield _curves(self._nodes[0])
+
+    def _by_control(self) -> Answer | None:
+        """What the nodes gained over a control, if there is one; the nodes' own estimates are in the view."""
+        if time.monotonic() - self._answered_at >= ANSWER_EVERY_S:
+            self._answered_at = time.monotonic()
+            self._answer = by_control(self._nodes) or self._answer
+        return self._answer
+
+    def _alerts(self) -> Iterator[Text]:
+        now = time.time()
+        found = [(node.name, alert) for node in self._nodes for alert in alerts(node, now)]
+        found.sort(key=lambda each: each[1].level != "error")
+        for name, alert in found[:SHOWN_ALERTS]:
+            yield Text(f"{name}: {alert.text}", "bold red" if alert.level == "error" else "yellow")
+            yield Text(f"    {alert.advice} (docs/{alert.page})", "dim")
+        if len(found) > SHOWN_ALERTS:
+            yield Text(f"and {len(found) - SHOWN_ALERTS} more alerts", "yellow")
+
+
+def _curves(node: NodeReader) -> Table:
+    """The latest value of each figure, and its course."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("figure")
+    table.add_column("now", justify="right")
+    table.add_column("by round")
+    names = dict.fromkeys((*FIRST_CURVES, *FIGURES, *node.curves))
+    for name in (name for name in names if name in node.curves):
+        curve = node.curves[name]
+        values = [value for _, value in curve.points()]
+        now = curve.recent if curve.recent is not None else curve.last
+        table.add_row(
+            name, "-" if now is None else f"{now:.4g}", Text(sparkline(values, CURVE_WIDTH, max(values)), "cyan")
+        )
+    return table

@@ -1,0 +1,135 @@
+"""The page's server: read-only, for this machine alone, and nothing that a browser could be made to run."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from swarm.errors import ConfigError
+from swarm.page.app import ASSETS, MAX_STREAMS
+from swarm.page.serving import PORT_FILE, USUAL_PORT, address, listen
+from tests.page.folders import hostile, swarm
+from tests.page.served import Served, serving, until
+from tests.telemetry.synthetic import EPOCH
+
+ATTACKS = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1", "[::1]:80")
+
+
+def test_every_answer_forbids_what_is_not_the_page_s_own(tmp_path: Path) -> None:
+    with serving(hostile(tmp_path, time.time())) as page:
+        for path in ("/", "/page.js", "/page.css", "/samples?node=0", "/nothing", "/docs/page.md", "/docs/x"):
+            _, headers, _ = page.get(path)
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+            assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert "access-control-allow-origin" not in headers
+
+
+def test_another_name_for_this_machine_is_refused(tmp_path: Path) -> None:
+    with serving(swarm(tmp_path, EPOCH, 1, 5)) as page:
+        for path in ("/", "/events", "/samples"):
+            for host in ATTACKS:
+                status, _, body = page.get(path, host)
+                assert status == 400 and b"peer-1" not in body, (path, host)
+        assert page.get("/", f"localhost:{page.port}")[0] == page.get("/", "127.0.0.1")[0] == 200
+
+
+def test_nothing_can_be_changed(tmp_path: Path) -> None:
+    folder = swarm(tmp_path, EPOCH, 1, 5)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with serving(folder) as page:
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            assert page.get("/samples", method=method)[0] == 405
+        page.events()
+        page.get("/samples")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("path", ["/../page.css", "/docs/../pyproject.toml", "/docs/%2e%2e%2fREADME.md", "/app.py"])
+def test_no_other_file_is_served(path: str, tmp_path: Path) -> None:
+    with serving(tmp_path) as page:
+        assert page.get(path)[0] == 404
+
+
+@pytest.mark.parametrize("node", ["-1", "99", "9" * 400, "²", "x", ""])
+def test_nodes_that_are_not_there(node: str, tmp_path: Path) -> None:
+    with serving(swarm(tmp_path, EPOCH, 1, 5)) as page:
+        page.events()
+        assert page.get(f"/samples?node={quote(node)}")[0] in (200, 404)
+
+
+def test_a_stream_tells_the_present_and_every_change(tmp_path: Path) -> None:
+    folder = swarm(tmp_path, time.time(), 2, 20)
+    with serving(folder) as page:
+        (kind, overview), (other, detail) = page.events(1)
+        assert (kind, other) == ("overview", "detail")
+        assert json.loads(detail)["name"] == "peer-2"
+        assert len(json.loads(overview)["nodes"]) == 3
+
+
+def test_only_so_many_pages_at_a_time_and_closed_ones_do_not_count(tmp_path: Path) -> None:
+    with serving(swarm(tmp_path, EPOCH, 1, 5)) as page:
+        held = [_open(page) for _ in range(MAX_STREAMS)]
+        assert all(stream.recv(12) == b"HTTP/1.1 200" for stream in held)
+        assert page.get("/")[0] == 200, "what is no stream is answered"
+        until(lambda: not _answers(page), "a refusal")
+        for each in held:
+            each.close()
+        until(lambda: _answers(page), "a place for another page")
+
+
+def _open(page: Served) -> socket.socket:
+    stream = socket.create_connection(("127.0.0.1", page.port))
+    stream.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode())
+    return stream
+
+
+def _answers(page: Served) -> bool:
+    with _open(page) as stream:
+        return stream.recv(12) == b"HTTP/1.1 200"
+
+
+def test_the_page_s_files_make_no_markup_of_texts_and_load_nothing_from_elsewhere() -> None:
+    for path in ASSETS.iterdir():
+        text = path.read_text()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
+            path
+        )
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), path
+        if path.suffix == ".html":
+            assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|<style|\sstyle=", text)
+
+
+def test_the_port_stays_the_same(tmp_path: Path) -> None:
+    first, said = listen(tmp_path, None)
+    port = first.getsockname()[1]
+    assert said == "" and address(first) == f"http://127.0.0.1:{port}/"
+    first.close()
+    again, said = listen(tmp_path, None)
+    with again:
+        assert again.getsockname()[1] == port and said == ""
+        other, said = listen(tmp_path, None)
+        with other:
+            assert f"port {port} of this page is taken" in said and other.getsockname()[1] != port
+            assert int((tmp_path / PORT_FILE).read_text()) == other.getsockname()[1]
+
+
+def test_a_port_that_is_asked_for_and_taken_is_an_error(tmp_path: Path) -> None:
+    first, _ = listen(None, None)
+    with first, pytest.raises(ConfigError, match=r"the page cannot have port \d+: address already in use"):
+        listen(tmp_path, first.getsockname()[1])
+
+
+@pytest.mark.parametrize("text", ["", "x", "70000", "-1", "0"])
+def test_a_damaged_port_file_is_no_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / PORT_FILE).write_text(text)
+    found, said = listen(tmp_path, None)
+    with found:
+        assert said == "" and (found.getsockname()[1] == USUAL_PORT or found.getsockname()[1] > 0)
