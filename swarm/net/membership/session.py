@@ -129,4 +129,5 @@ class MemberSession:
                 continue
             await self._network.publish(topic, record)
             self._member.counters.add("published")
+            self._member.counters.add("published_bytes", len(record))
             await self._runtime.sleep(max(1 / self._records_per_s, len(record) / BYTES_PER_S))

@@ -213,9 +213,11 @@ class RecordTraffic:
             self._put(group, account)
 
     def _put(self, group: VerifiedGroup, account: str) -> None:
+        self.counters.add("received_bytes", len(group.record))
         self.inbox.put(group, len(group.record), account, group.memory_bytes)
 
     def _put_refused(self, record: bytes, refusal: Refusal, account: str) -> None:
+        self.counters.add("received_bytes", len(record))
         self.inbox.put(refused(refusal), len(record), account)
 
     def _queue_download(self, announcement: Announcement, account: str) -> None:
