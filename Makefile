@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo demo-llm test fuzz soak test-vllm test-wheel compose-test check install install-dev clean
+.PHONY: demo demo-llm test fuzz soak test-vllm test-wheel compose-test check docs install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
@@ -42,6 +42,11 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
+# The site of docs/, in build/site; a link that leads nowhere is an error.
+docs: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site is built; look at it with: python3 -m http.server --directory build/site"
+
 install: $(VENV)/.installed
 
 install-dev: $(VENV)/.installed-dev
@@ -57,6 +62,9 @@ $(VENV)/.installed-smollm: $(VENV)/.installed
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed
 	@bash .ci/install $(VENV) fuzz
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@bash .ci/install $(VENV) docs
 
 clean:
 	rm -rf $(VENV) .venv-vllm build dist *.egg-info

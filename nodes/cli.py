@@ -294,6 +294,23 @@ def bootstrap(
 
 
 @app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="File to write; must not exist yet.")] = Path("swarm.yaml"),
+    bootstrap: BootstrapOption = None,
+    run_name: Annotated[str | None, typer.Option(help="Start a run of this name instead of joining one.")] = None,
+    model: ModelOption = None,
+    name: Annotated[str | None, typer.Option(help="Name that the run's members see.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port for others to connect to; 0: any free one.")] = None,
+) -> None:
+    """Write a configuration that fits this machine, and say what it will cost. Asks four questions, or takes flags."""
+    from nodes.commands.init.answers import Given
+    from nodes.commands.init.command import init as run
+
+    given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
+    run(file, given, _console())
+
+
+@app.command()
 def sweep(
     context: typer.Context,
     config: ConfigArgument = None,

@@ -23,7 +23,7 @@ from swarm.engines.shared import SharedEngine
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.protocols import GradientSketcher, StreamingEngine, Turns
+from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Answers, Context, GradedGroup, Sampling, UpdateReport
@@ -72,6 +72,16 @@ Order = Begin | Generate | Score | Update | GoBack | Snapshot | None
 """None: end of the orders."""
 
 
+class OwnParts(Struct, frozen=True):
+    """Parts that a user puts in place of a node's own, each made of the policy and the node's own part."""
+
+    engine: Callable[[Policy, RolloutEngine], RolloutEngine] | None = None
+    updater: Callable[[Policy, Updater], Updater] | None = None
+
+
+NODES_OWN = OwnParts()
+
+
 class RankCoordinator:
     """A node's policy with its engines and updater on all ranks: on rank 0 a `RolloutEngine` and an `Updater`."""
 
@@ -82,6 +92,7 @@ class RankCoordinator:
         ranks: Ranks,
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None] | None = None,
+        own: OwnParts = NODES_OWN,
     ) -> None:
         """Load from a checkpoint or start anew.
 
@@ -93,6 +104,11 @@ class RankCoordinator:
                 f"generation.max_staleness must be 0 with {ranks.size} processes, got {generation.max_staleness}: they "
                 "alternate between generation and training"
             )
+        if generation.max_staleness and own.engine is not None:
+            raise ConfigError(
+                f"generation.max_staleness must be 0 with an engine of your own, got {generation.max_staleness}: what "
+                "is generated ahead is generated in another process"
+            )
         self._config = config
         self._ranks = ranks
         if ranks.rank == 0:
@@ -102,6 +118,8 @@ class RankCoordinator:
         self._updater = PolicyUpdater(
             self.policy, config.update, config.mix, generation.temperature, _reference(config, ranks)
         )
+        self._trainer = own.updater(self.policy, self._updater) if own.updater else self._updater
+        """What computes updates; `_updater` has the optimizer that checkpoints hold."""
         self.resumed: TrainingState | None = restore(checkpoint, self._updater) if checkpoint else None
         """The checkpoint's state."""
         self._open = contextlib.ExitStack()
@@ -111,7 +129,7 @@ class RankCoordinator:
         engine = open_engine(in_turn, self.policy, config.policy, generation, cancelled)
         self._open.callback(engine.close)
         engine.check(generation.sampling())
-        self._engine = SharedEngine(engine, self.policy)
+        self._engine = SharedEngine(own.engine(self.policy, engine) if own.engine else engine, self.policy)
 
     @property
     def version(self) -> int:
@@ -147,16 +165,16 @@ class RankCoordinator:
     @property
     def max_chars(self) -> int:
         """The most characters of a completion that the model can have room for."""
-        return self._updater.max_chars
+        return self._trainer.max_chars
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group."""
-        return self._updater.fits(group)
+        return self._trainer.fits(group)
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One policy-gradient update on whole groups."""
         self._order(Update(local, external))
-        report = self._updater.update(local, external)
+        report = self._trainer.update(local, external)
         if self._beside and not report.skipped:
             self._beside.swap(self.policy.weights, self.version)
         return report
@@ -164,11 +182,11 @@ class RankCoordinator:
     def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
         """The newest policy's log-probabilities of others' completions, by group and completion."""
         self._order(Score(groups))
-        return self._updater.logprobs(groups)
+        return self._trainer.logprobs(groups)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
-        return self._updater.advantages(rewards)
+        return self._trainer.advantages(rewards)
 
     def go_back(self, checkpoint: Path) -> None:
         """Roll back weights and optimizer to a checkpoint of this node, under a new version.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nodes.roles.coordinator import NODES_OWN, OwnParts
 from nodes.roles.hybrid import HybridNode
-from nodes.roles.launch import Node, Role
+from nodes.roles.launch import Role
 from nodes.roles.peer import PeerNode
 from swarm.config import NodeConfig
 from swarm.net.config import NetworkSettings
@@ -31,7 +32,7 @@ def _most(network: NetworkSettings) -> str:
     return f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
 
 
-def _peer(
+def make_peer(
     config: NodeConfig,
     identity: Identity,
     transport: Transport,
@@ -39,9 +40,11 @@ def _peer(
     cancelled: Callable[[], bool],
     progress: Callable[[int, int], None] | None,
     ranks: Ranks | None,
-) -> Node:
+    own: OwnParts = NODES_OWN,
+) -> PeerNode:
+    """A peer, which follows a learner if the configuration names one. Raises `SwarmError`."""
     make = HybridNode if config.follow.learner else PeerNode
-    return make(config, identity, transport, verifier, cancelled, progress, ranks)
+    return make(config, identity, transport, verifier, cancelled, progress, ranks, own=own)
 
 
-PEER = Role("peer", _peer, _plan, "training alone")
+PEER = Role("peer", make_peer, _plan, "training alone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -164,13 +164,54 @@ def _launch(
     stop: StopRequest,
     ranks: Ranks,
 ) -> int:
+    with opened(role, file, overrides, console, stop, ranks) as running:
+        config = running.config
+        live = live and console.is_terminal
+        history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # skip an earlier process's lines
+        view = LiveView([history], title=config.name)
+        with view.shown(console) if live else contextlib.nullcontext():
+            code = _rounds(running, stop, None if live else console, history)
+    if report:
+        _report(config, history, console)
+    return code
+
+
+class Running:
+    """A node on an open network, step by step."""
+
+    def __init__(self, config: NodeConfig, node: Node, transport: Transport, alone: str) -> None:
+        """`alone`: see `Role`."""
+        self.config = config
+        self.node = node
+        self.transport = transport
+        self._watch = _NetworkWatch(node, alone, transport.manifest())
+
+    def step(self) -> None:
+        """One round, step or batch; then note what has changed in the network. Raises what the node does."""
+        self.node.step()
+        self._watch.look(self.transport.status(), self.transport.manifest())
+        if sealed := self.transport.sealed_manifest():
+            remember(self.config.out, sealed)
+
+
+@contextlib.contextmanager
+def opened(
+    role: Role,
+    file: Path | None,
+    overrides: Sequence[tuple[str, str]],
+    console: Console,
+    stop: Callable[[], bool],
+    ranks: Ranks,
+) -> Iterator[Running]:
+    """A node of this role, ready to begin, until the block ends. Raises `SwarmError`."""
     loaded = load_config(file, None, os.environ, overrides)
     if loaded.config.policy.model == SMOLLM2:
         check_smollm2()
     sealed = ask_bootstraps(loaded.config.network, console)
     terms = terms_of(loaded.config) if role.sets_terms else None
     home = claim_home(loaded.config, "out" in loaded.origins, sealed, terms)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(home.identity.close)
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
@@ -191,10 +232,7 @@ def _launch(
                 warn(f"{difference}, or learn only from rows that agree", console)
             for difference in other_options(manifest, loaded.config.tasks):
                 warn(f"{difference}: groups of members that differ count for neither; take the run's", console)
-        live = live and console.is_terminal
-        return _run(role, config, home, tasks_of_the_run, stop, console, live, report, ranks)
-    finally:
-        home.identity.close()
+        yield _open(role, config, home, tasks_of_the_run, stop, console, ranks, stack)
 
 
 def _omitted(manifest: RunManifest, config: NodeConfig) -> dict[str, str]:
@@ -214,85 +252,67 @@ def _judgeable(config: NodeConfig, tasks_of_the_run: bool, console: Console) -> 
     return config.model_copy(update={"tasks": kept})
 
 
-def _run(
+def _open(
     role: Role,
     config: NodeConfig,
     home: Home,
     tasks_of_the_run: bool,
-    stop: StopRequest,
+    stop: Callable[[], bool],
     console: Console,
-    live: bool,
-    report: bool,
     ranks: Ranks,
-) -> int:
+    stack: contextlib.ExitStack,
+) -> Running:
+    """Open network, verification and policy; `stack` closes them."""
     network = config.network.model_copy(update={"remember": config.network.remember or config.out / PEERS_FILE})
     network = on_same_ports(network, config.out, console)
     transport = open_transport(network, home.identity, profile=_profile(role, config), manifest=home.sealed)
-    with contextlib.ExitStack() as stack:
-        if config.telemetry.ui:
-            stack.enter_context(page_of(config.out, config.telemetry.ui_port, partial(_say, console)))
-        # A run may list tasks unknown to the local library version; the node's own list must be complete.
-        pool = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
-        stack.callback(pool.close)
-        for name, reason in pool.wait_until_ready().items():
-            warn(f"omitting the run's task {name}: {reason}", console)
-        graders = with_own_tools(pool, config.tasks)
-        stack.callback(graders.close)
-        verifier = with_judge(graders, config.tasks, config.judge)
-        stack.callback(verifier.close)
-        unprotected = pool.unprotected()
-        line = f"other peers' answers are graded in a sandbox: {in_words(unprotected)}"
-        console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
-        serve_diagnosis(transport)
-        transport.start()
-        stack.callback(transport.close)
-        if (sharing := sharing_of_own_tools(config, home.identity.peer_id)) is not None:
-            console.print(sharing, highlight=False, soft_wrap=True)
-        if config.policy.model not in MADE_HERE:
-            where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
-            text = f"loading {config.policy.model}{where}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-        with policy_progress(console, config.policy.model) as progress:
-            node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
-        stack.callback(node.close)
-        write_addresses(config.out, transport.multiaddrs())
-        command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
-        console.print(Text("others can join with: ").append(command, "bold"), soft_wrap=True)
-        history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # skip an earlier process's lines
-        view = LiveView([history], title=config.name)
-        with view.shown(console) if live else contextlib.nullcontext():
-            code = _rounds(node, role, transport, config, stop, None if live else console, history)
-    if report:
-        _report(config, history, console)
-    return code
+    if config.telemetry.ui:
+        stack.enter_context(page_of(config.out, config.telemetry.ui_port, partial(_say, console)))
+    # A run may list tasks unknown to the local library version; the node's own list must be complete.
+    pool = VerificationPool(config.tasks, config.verification, tasks_of_the_run, config.files)
+    stack.callback(pool.close)
+    for name, reason in pool.wait_until_ready().items():
+        warn(f"omitting the run's task {name}: {reason}", console)
+    graders = with_own_tools(pool, config.tasks)
+    stack.callback(graders.close)
+    verifier = with_judge(graders, config.tasks, config.judge)
+    stack.callback(verifier.close)
+    unprotected = pool.unprotected()
+    line = f"other peers' answers are graded in a sandbox: {in_words(unprotected)}"
+    console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
+    serve_diagnosis(transport)
+    transport.start()
+    stack.callback(transport.close)
+    if (sharing := sharing_of_own_tools(config, home.identity.peer_id)) is not None:
+        console.print(sharing, highlight=False, soft_wrap=True)
+    if config.policy.model not in MADE_HERE:
+        where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
+        text = f"loading {config.policy.model}{where}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    with policy_progress(console, config.policy.model) as progress:
+        node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
+    stack.callback(node.close)
+    write_addresses(config.out, transport.multiaddrs())
+    command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
+    console.print(Text("others can join with: ").append(command, "bold"), soft_wrap=True)
+    return Running(config, node, transport, role.alone)
 
 
 def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _rounds(
-    node: Node,
-    role: Role,
-    transport: Transport,
-    config: NodeConfig,
-    stop: StopRequest,
-    plain: Console | None,
-    history: PeerHistory,
-) -> int:
+def _rounds(running: Running, stop: StopRequest, plain: Console | None, history: PeerHistory) -> int:
     """Run rounds until done, stopped or failed; returns the exit code. A crash leaves the last checkpoint unchanged."""
     reason: EndReason = "done"
     code = exits.DONE
+    node = running.node
     try:
         node.begin()
-        watch = _NetworkWatch(node, role.alone, transport.manifest())
         while not (node.done or stop()):
-            node.step()
-            watch.look(transport.status(), transport.manifest())
-            if sealed := transport.sealed_manifest():
-                remember(config.out, sealed)
+            running.step()
             if plain is not None:
-                _print_plain(plain, history, config.telemetry.log_every_rounds)
+                _print_plain(plain, history, running.config.telemetry.log_every_rounds)
     except Interrupted:
         pass  # `stop` is set as well
     except TransportError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from nodes.roles.coordinator import RankCoordinator
+from nodes.roles.coordinator import NODES_OWN, OwnParts, RankCoordinator
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
 from swarm.config import NodeConfig
 from swarm.environments.config import own_tool_tasks
@@ -46,6 +46,7 @@ class PeerNode:
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.time,
+        own: OwnParts = NODES_OWN,
     ) -> None:
         """Load everything; `ranks` are this node's processes, of which this is the first.
 
@@ -63,22 +64,24 @@ class PeerNode:
         self._speed: float | None = None
         self._sampling = config.generation.sampling()
         found = self._store.newest()
-        self._coordinator = RankCoordinator(config, found, ranks or Ranks(), cancelled, progress)
+        self._coordinator = RankCoordinator(config, found, ranks or Ranks(), cancelled, progress, own)
         self._open = ExitStack()
         self._open.callback(self._coordinator.close)
-        self._policy = self._coordinator.policy
-        if config.generation.max_new_tokens >= self._policy.max_positions:
+        self.policy = self._coordinator.policy
+        """What it trains and samples with."""
+        if config.generation.max_new_tokens >= self.policy.max_positions:
             raise ConfigError(
-                f"generation.max_new_tokens must be less than the {self._policy.positions} of "
-                f"{self._policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
+                f"generation.max_new_tokens must be less than the {self.policy.positions} of "
+                f"{self.policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
             )
-        self._worth = self._make_worth()
+        # It reads the gradients of the node's own updater, which a user's updater need not take.
+        self._worth = None if own.updater else self._make_worth()
         self._node = self._make_node()
         self._resumed_from = (
             self._resume(found, self._coordinator.resumed) if found and self._coordinator.resumed else None
         )
         self._saved_round = self._resumed_from
-        suites = self._shell.prepare_suites(self._policy, cancelled, self._node.receive)
+        suites = self._shell.prepare_suites(self.policy, cancelled, self._node.receive)
         self._open.callback(suites.close)
 
     @property
@@ -122,7 +125,7 @@ class PeerNode:
             return
         state = TrainingState(
             peer_id=self._identity.peer_id,
-            model=self._policy.name,
+            model=self.policy.name,
             round=self._node.round,
             version=self._coordinator.version,
             position=self._node.position,
@@ -176,9 +179,9 @@ class PeerNode:
         config = self._config
         return SapoNode(
             peer_id=self._identity.peer_id,
-            policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
+            policy_id=PolicyId(public_name(config.policy.model), self.policy.tokenizer_hash, 0),
             seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
-            questions_per_round=config.num_questions(self._policy.device.type),
+            questions_per_round=config.num_questions(self.policy.device.type),
             group_size=config.generation.group_size,
             max_pending_per_peer=self._shell.max_pending_per_peer,
             sampling=self._sampling,
@@ -209,7 +212,7 @@ class PeerNode:
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         node = self._node
-        self._shell.resume(checkpoint, state, self._policy.name, node.pool, node.ledger)
+        self._shell.resume(checkpoint, state, self.policy.name, node.pool, node.ledger)
         node.round, node.position = state.round, state.position
         if state.mix is not None:
             node.mixer.restore(state.mix)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from swarm.figures import LAG_MAX, LAG_MEAN
-from swarm.telemetry.history import Mixture, PeerHistory, drop_reasons, mean
+from swarm.reasons import NO_LOSS
+from swarm.telemetry.history import Mixture, PeerHistory, drop_reasons, mean, split_drops
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,19 +137,19 @@ def draw_mix(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
 
 
 def draw_ledger(axes: Axes, histories: Sequence[PeerHistory], ink: Ink) -> None:
-    """Outcomes of the groups that each peer received."""
+    """Outcomes of the groups that each peer received; drops that are no loss are one part."""
     from matplotlib.ticker import MaxNLocator
 
     names = [history.name for history in histories]
     counts = [history.groups for history in histories]
     latest = [history.latest for history in histories]
-    reasons = [reason for reason, _ in drop_reasons(counts)]
+    reasons = [reason for reason, _ in drop_reasons(counts) if reason not in NO_LOSS]
     parts = [("used", ORANGE, [groups["used_external"] for groups in counts])]
-    colours = (VERMILION, PINK, GREEN, BLUE)
-    for reason, colour in zip(reasons[:MAX_REASONS], colours, strict=False):
-        parts.append((f"dropped: {reason}", colour, [groups["dropped"].get(reason, 0) for groups in counts]))
+    parts.append(("no loss", SKY, [sum(n for _, n in split_drops(groups)[0]) for groups in counts]))
+    for reason, colour in zip(reasons[:MAX_REASONS], (VERMILION, PINK, GREEN, BLUE), strict=False):
+        parts.append((f"refused: {reason}", colour, [groups["dropped"].get(reason, 0) for groups in counts]))
     others = [sum(groups["dropped"].get(reason, 0) for reason in reasons[MAX_REASONS:]) for groups in counts]
-    parts.append(("dropped: other reasons", GREY, others))
+    parts.append(("refused: other reasons", GREY, others))
     parts.append(("still held", ink.nothing, [event.pool + event.pending if event else 0 for event in latest]))
     rows = np.arange(len(names))
     left = np.zeros(len(names))

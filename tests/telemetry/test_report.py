@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from swarm.reasons import Reason, sentence
 from swarm.telemetry import plots
 from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.intervals import bootstrap_mean, wilson_interval
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.live import plain_line
 from swarm.telemetry.records import (
@@ -30,6 +32,7 @@ from swarm.telemetry.records import (
     encode,
 )
 from swarm.telemetry.report import page, write_report
+from swarm.telemetry.sections.traffic import rates, traffic
 from swarm.telemetry.summary import SwarmSummary, swarm_summary
 from swarm.types import Sample
 
@@ -90,7 +93,8 @@ def made(folder: Path, histories: list[PeerHistory]) -> tuple[Page, SwarmSummary
     assert all(link.startswith("#") for link in parsed.links)
     assert not {"script", "link", "iframe", "img", "object"} & set(parsed.tags)
     assert "@import" not in html and "url(http" not in html
-    assert parsed.tags.count("svg") == 3
+    assert html.count('<figure class="scroll">') == 3
+    assert parsed.tags.count("svg") == 3 + html.count('<figure class="curve">')
     png = (folder / "report.png").read_bytes()
     width, height = struct.unpack(">II", png[16:24])
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and width > 800 and height > 500
@@ -126,9 +130,10 @@ def test_the_ledger_table_adds_up(tmp_path: Path) -> None:
         received, *fates = [int(cell.replace(",", "")) for cell in row[2:]]
         assert received == sum(fates) > 0
     assert [row[0] for row in ledger[1:]] == ["peer-1", "peer-2", "peer-3", "all"]
-    dropped = {heading.removeprefix("+ dropped: ") for heading in ledger[0] if heading.startswith("+ dropped")}
-    assert Reason.ZERO_ADVANTAGE in dropped
-    for reason in dropped:
+    spare = {heading.removeprefix("+ no loss: ") for heading in ledger[0] if heading.startswith("+ no loss")}
+    refused = {heading.removeprefix("+ refused: ") for heading in ledger[0] if heading.startswith("+ refused")}
+    assert (spare, refused) == ({Reason.ZERO_ADVANTAGE}, {Reason.UNKNOWN_TASK, Reason.STALE})
+    for reason in spare | refused:
         assert sentence(reason) in parsed.text, "the reasons of the table are explained below it"
 
 
@@ -139,6 +144,98 @@ def test_the_report_says_how_many_of_the_groups_received_and_checked_were_used(t
             event.groups.update(received=200, checked=100, used_external=90)
     parsed, _ = made(tmp_path / "report", [PeerHistory.read(synthetic.write(tmp_path / "run", events))])
     assert "45% of those received; 90% of those checked" in parsed.text
+
+
+def test_drops_that_are_no_loss_are_told_apart_from_those_that_are(tmp_path: Path) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path / "run", 2, 40)]
+    parsed, _ = made(tmp_path / "report", histories)
+    counts = [history.groups["dropped"] for history in histories]
+    spare = sum(each["zero_advantage"] for each in counts)
+    refused = sum(each.get("unknown_task", 0) + each.get("stale", 0) for each in counts)
+    assert f"; {spare:,} more dropped without loss, {refused:,} refused" in parsed.text
+    no_loss, _, lost = parsed.text.partition("Refused: look at these if they are many")
+    assert sentence(Reason.ZERO_ADVANTAGE) in no_loss.partition("No loss:")[2]
+    assert sentence(Reason.UNKNOWN_TASK) in lost
+
+
+def test_figures_have_intervals(tmp_path: Path) -> None:
+    histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path / "run", 3, 60)]
+    parsed, _ = made(tmp_path / "report", histories)
+    after = [history.evaluation_after() for history in histories]
+    correct = sum(each.tasks[task][0] for each in after if each for task in each.tasks)
+    low, high = wilson_interval(correct, 3 * 3 * 40)
+    assert f", then {low:.1%} to {high:.1%}" in parsed.text
+    last = np.mean([[event.reward for event in history.series()[-6:]] for history in histories], axis=0)
+    bounds = bootstrap_mean(last)
+    assert bounds is not None and f", then {bounds[0]:.3f} to {bounds[1]:.3f}" in parsed.text
+    peers = next(table for table in parsed.tables if "accuracy before" in table[0])
+    assert re.fullmatch(r"\d+\.\d% \(\d+%–\d+%\)", peers[1][peers[0].index("after")])
+
+
+def _with_figures(events: list[Event], **counters: int) -> list[Event]:
+    """Each round with the byte counts that grow by these, and with figures that the page must escape."""
+    return [
+        replace(
+            event,
+            counters={f"network/{name}": event.round * count for name, count in counters.items()},
+            figures={"entropy": 1 / event.round, "kl": 0.5, "<b>/odd": float(event.round)},
+            tasks={"gcd": (float(event.round), 10)},
+        )
+        if isinstance(event, RoundEvent)
+        else event
+        for event in events
+    ]
+
+
+def test_every_figure_has_a_curve_or_is_said_to_be_constant(tmp_path: Path) -> None:
+    paths = [synthetic.write(tmp_path / f"peer-{k}", _with_figures(synthetic.peer_events(k, 250))) for k in (1, 2)]
+    made(tmp_path / "report", [PeerHistory.read(path) for path in paths])
+    html = (tmp_path / "report" / "report.html").read_text()
+    section = html.partition("<h2>All figures</h2>")[2]
+    cards = dict(re.findall(r'<figure class="curve"><figcaption>(\S+) <b>.*?</b>.*?(<svg.*?</svg>)', section))
+    assert {"reward/mean", "reward/gcd", "entropy", "&lt;b&gt;/odd"} <= cards.keys()
+    assert "kl 0.5" in section.partition("The same in all rounds")[2] and "kl" not in cards
+    for svg in cards.values():
+        lines = re.findall(r'points="([^"]*)"', svg)
+        assert 1 <= len(lines) <= 2 and all(len(line.split()) <= 100 for line in lines)
+    falling = [float(point.split(",")[1]) for point in re.findall(r'points="([^"]*)"', cards["entropy"])[0].split()]
+    assert falling == sorted(falling), "larger is higher, and a picture's y grows downwards"
+
+
+def test_many_peers_have_one_mean_curve_each(tmp_path: Path) -> None:
+    paths = [synthetic.write(tmp_path / f"peer-{k}", _with_figures(synthetic.peer_events(k, 20))) for k in range(1, 10)]
+    made(tmp_path / "report", [PeerHistory.read(path) for path in paths])
+    html = (tmp_path / "report" / "report.html").read_text()
+    assert "mean over 9 peers" in html
+    assert all(svg.count("<polyline") == 1 for svg in re.findall(r'<figure class="curve">.*?</figure>', html))
+
+
+def test_bandwidth_counts_every_process(tmp_path: Path) -> None:
+    """Counts begin at 0 in each process, and so does its clock."""
+    events = _with_figures(synthetic.peer_events(1, 40), published_bytes=1_000, received_bytes=50_000)
+    first = [event for event in events if not isinstance(event, EndEvent) and getattr(event, "round", 0) <= 30]
+    second = [
+        replace(
+            event,
+            wall_s=event.wall_s - 15,
+            counters={name: count // event.round * (event.round - 30) for name, count in event.counters.items()},
+        )
+        for event in events
+        if isinstance(event, RoundEvent) and event.round > 30
+    ]
+    start = events[0]
+    assert isinstance(start, StartEvent)
+    again = replace(start, time=start.time + 100, resumed_from=30)
+    whole = PeerHistory.read(synthetic.write(tmp_path / "one", events))
+    halves = PeerHistory.read(synthetic.write(tmp_path / "two", [*first, again, *second]))
+    for history in (whole, halves):
+        found = traffic(history)
+        assert found is not None and (found.sent, found.received, found.wall_s) == (40_000, 2_000_000, 20.0)
+        assert found.a_day(found.received) == 2_000_000 / 20 * 86_400
+        assert {rate for _, rate, _ in rates(history)} == {2_000.0}
+    parsed, _ = made(tmp_path / "report", [halves])
+    table = next(table for table in parsed.tables if "own sent" in table[0])
+    assert table[1] == ["peer-1", "0.04", "172.80", "2.00", "8,640.00"]
 
 
 def test_a_group_that_vanished_is_shown(tmp_path: Path) -> None:

@@ -1,0 +1,199 @@
+"""A peer in the user's own process, for notebooks and scripts: `swarm.Node`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType, FunctionType, TracebackType
+
+from rich.console import Console
+
+from nodes.refusals import check_start
+from nodes.roles.coordinator import OwnParts
+from nodes.roles.join import PEER, make_peer
+from nodes.roles.launch import opened
+from nodes.roles.peer import PeerNode
+from nodes.roles.run import best_address
+from nodes.roles.shell import EndReason
+from swarm.config import NodeConfig, load_config
+from swarm.errors import Interrupted, SwarmError
+from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.loading import Policy
+from swarm.protocols import RolloutEngine, Updater
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE, RoundEvent
+
+MakeEngine = Callable[[Policy, RolloutEngine], RolloutEngine]
+MakeUpdater = Callable[[Policy, Updater], Updater]
+OnRound = Callable[[RoundEvent], object]
+
+
+class Node:
+    """A peer of a swarm in this process; what `swarm join` starts, round by round.
+
+    It keeps the same directory: identity, checkpoints, metrics. A `with` block closes it.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] = (),
+        *,
+        file: str | Path | None = None,
+        fields: Mapping[str, object] | None = None,
+        engine: MakeEngine | None = None,
+        updater: MakeUpdater | None = None,
+        quiet: bool = False,
+    ) -> None:
+        """Open a peer: of the run of these members' addresses, or of one that it founds.
+
+        `fields` are configuration fields by dotted path, `{"mix.local": 6}`; they take precedence over the YAML `file`
+        and the environment. A loss, a mix or an advantage may be given as the class or function itself. `engine` and
+        `updater` are called with the policy and the node's own part, and return what to use in its place. `quiet`:
+        print nothing. Raises `SwarmError`.
+        """
+        given = [bootstrap] if isinstance(bootstrap, str) else bootstrap
+        pairs = [("network.bootstrap", address) for address in given]
+        pairs += [(path, _text(value)) for path, value in (fields or {}).items()]
+        source = Path(file) if file is not None else None
+        check_start(load_config(source, None, os.environ, pairs))
+        self._asked = False
+        self._begun = False
+        self._reason: EndReason | None = "interrupted"
+        """How it ends; None after a failure that may have left a round half done."""
+        role = replace(PEER, make=partial(make_peer, own=OwnParts(engine, updater)))
+        self._open = contextlib.ExitStack()
+        console = Console(quiet=quiet)
+        self._running = self._open.enter_context(opened(role, source, pairs, console, self._stopped, Ranks()))
+        assert isinstance(self._running.node, PeerNode)  # as `make_peer` says
+        self.policy = self._running.node.policy
+        """Model and tokenizer. Change weights only within `policy.gate.change()`."""
+        self.history = PeerHistory.read(self.out / METRICS_FILE, self.config.name)
+        """All its rounds, evaluations and notes so far, those of earlier processes included."""
+
+    @property
+    def config(self) -> NodeConfig:
+        """What it runs with, the run's values included."""
+        return self._running.config
+
+    @property
+    def out(self) -> Path:
+        """Its directory."""
+        return self.config.out
+
+    @property
+    def peer_id(self) -> str:
+        """Its identity."""
+        return self._running.transport.peer_id
+
+    @property
+    def address(self) -> str:
+        """Where others can join."""
+        return best_address(self._running.transport.multiaddrs())
+
+    def run(self, rounds: int | None = None, on_round: OnRound | None = None) -> list[RoundEvent]:
+        """Train: so many rounds, or until `stop`, or until there are as many as the field `rounds` says.
+
+        Calls `on_round` after each round and returns all of them. The first call evaluates before the first round
+        (`evaluation.num_questions`). Ctrl-C discards the round in progress and raises `KeyboardInterrupt`; the node can
+        go on. Raises `SwarmError`.
+        """
+        finished: list[RoundEvent] = []
+        with self._obeying_ctrl_c(), contextlib.suppress(Interrupted):
+            self._begin()
+            while not (self._asked or self._running.node.done or len(finished) == rounds):
+                self._step()
+                for event in self.history.tail():
+                    if isinstance(event, RoundEvent):
+                        finished.append(event)
+                        if on_round is not None:
+                            on_round(event)
+        return finished
+
+    def stop(self) -> None:
+        """Let `run` return soon, without the round in progress; from `on_round` or any thread."""
+        self._asked = True
+
+    def close(self) -> None:
+        """Write a checkpoint, evaluate if all rounds of the field `rounds` are done, and leave the swarm.
+
+        Raises what the evaluation does.
+        """
+        with self._open:
+            if self._begun and self._reason is not None:
+                reason = "done" if self._running.node.done and self._reason != "error" else self._reason
+                self._reason = None
+                self._asked = False
+                self._running.node.end(reason)
+                self.history.tail()
+
+    def __enter__(self) -> Node:
+        """The node itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._running.node.begin()
+
+    def _step(self) -> None:
+        try:
+            self._running.step()
+        except Interrupted:
+            raise
+        except SwarmError as error:
+            self._reason = "error"
+            self._running.node.note(str(error), "error")
+            raise
+        except BaseException:
+            self._reason = None
+            raise
+
+    def _stopped(self) -> bool:
+        return self._asked
+
+    @contextlib.contextmanager
+    def _obeying_ctrl_c(self) -> Iterator[None]:
+        """Make the first Ctrl-C a request to stop, which is obeyed where the state is consistent."""
+        self._asked = False
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        interrupted = False
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            nonlocal interrupted
+            if interrupted:
+                raise KeyboardInterrupt
+            interrupted = self._asked = True
+
+        before = signal.signal(signal.SIGINT, on_signal)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if interrupted:
+            raise KeyboardInterrupt
+
+
+def _text(value: object) -> str:
+    """A field's value as the command line has it; a class or function by its import path."""
+    if isinstance(value, type | FunctionType):
+        return f"{value.__module__}:{value.__qualname__}"
+    if value is None:
+        return "none"
+    if isinstance(value, str | Path):
+        return str(value)
+    return json.dumps(value)
