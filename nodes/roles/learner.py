@@ -274,10 +274,13 @@ def _train_s(report: StepReport) -> float:
 
 
 def _plan(config: NodeConfig) -> list[tuple[str, str]]:
-    learner = config.learner
+    learner, update = config.learner, config.update
     every = f"every {learner.period} steps" if learner.period > 1 else "after every step"
+    times = update.epochs * update.minibatches
+    several = f", in {times} optimizer steps" if times > 1 else ""
+    rollouts = f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"
     return [
-        ("per step", f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"),
+        ("per step", rollouts + several),
         ("a snapshot", every),
     ]
 
