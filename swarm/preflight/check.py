@@ -24,6 +24,7 @@ from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm, choose, look_for_vllm
 from swarm.errors import ConfigError, PolicyError
 from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings
+from swarm.policy.frozen import ROUNDED
 from swarm.policy.loading import find_device, find_dtype, find_source
 from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import read_config
@@ -43,6 +44,7 @@ SHARE_STEP = 0.05
 """Fractions of the GPU for vLLM are multiples of it."""
 CACHE_BYTES = 2 * GIB
 """KV cache that a new fraction leaves to vLLM at least."""
+ROUNDED_BASE: tuple[str, Value] = ("policy.lora.frozen_dtype", "nf4")
 NUM_WAYS = 3
 """Most ways that a message names."""
 MOST_CHANGES = 3
@@ -229,6 +231,8 @@ def _ways(node: Callable[[Changes], Node], options: Sequence[tuple[str, Value]],
         if any(set(way.changes) <= set(changes) for way in whole):
             continue
         changed = node(changes)
+        if ROUNDED_BASE in changes and not changed.config.policy.lora.rank:
+            continue  # only frozen weights can be rounded
         tokens = changed.longest_pass(memory.free)
         if tokens is None or _vllm_problem(changed):
             continue
@@ -257,6 +261,8 @@ def _options(node: Node) -> Iterator[tuple[str, Value]]:
         yield "update.optimizer", "adamw_8bit"
     if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
         yield "policy.lora.rank", LORA_RANK
+    if node.trains and policy.lora.frozen_dtype not in ROUNDED and node.num_processes == 1:
+        yield ROUNDED_BASE
     if node.trains and node.engine == "vllm":
         yield "generation.engine", "transformers"
     if generation.max_staleness and node.role == "peer":

@@ -155,6 +155,7 @@ def _held(node: Node) -> Iterator[Part]:
     config, size, shards = node.config, node.size, node.num_processes
     if not (node.role == "worker" and node.engine == "vllm" and node.device == "cuda"):
         yield Part("weights", size.weight_bytes // shards)
+        yield Part("a matrix of few bits, computed", size.computed_bytes)
     if node.trains:
         yield Part("optimizer", _moment_bytes(node) * size.trained // shards)
     if node.trains and config.update.reference_kl and not config.policy.lora.rank:
@@ -203,7 +204,7 @@ def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
         yield Part("copy for generation", size.weight_bytes + PROCESS_BYTES.get(node.device, 0))
     elif node.num_processes > 1:
         yield Part("whole weights", size.weight_bytes, when)
-    if size.dtype.itemsize < GRADIENT_BYTES and node.num_processes == 1:
+    if size.dtype.itemsize < GRADIENT_BYTES and node.num_processes == 1 and not size.computed_bytes:
         yield Part("rounded weights", size.rounded_bytes)
     if size.passes is not None:
         yield Part("KV cache", round(tokens * size.passes.cached_per_token), when)

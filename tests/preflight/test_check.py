@@ -14,7 +14,7 @@ from swarm.errors import ConfigError
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
 from swarm.preflight import check, page
-from swarm.preflight.check import Memory, Preflight, check_nodes, check_start, judge, with_settings
+from swarm.preflight.check import ROUNDED_BASE, Memory, Preflight, check_nodes, check_start, judge, with_settings
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, Need, Part, RoleName
 from tests.engines.models import make
@@ -114,6 +114,15 @@ def test_vllm_needs_its_weights_within_its_share() -> None:
     assert found.verdict == "too large" and "gpu_memory_fraction 0.45 gives it 0.9 GiB" in found.seen
     found = _judge(4.5 * GIB, _with(generation__engine="vllm", generation__vllm__gpu_memory_fraction=0.3), "worker")
     assert found.fix.startswith("what fits: --generation.vllm.gpu_memory_fraction 0.8")
+
+
+def test_a_rounded_base_is_proposed_with_adapters_only() -> None:
+    config = _with(generation__engine="transformers", policy__lora__rank=4)
+    need = _judge(10 * GIB, config).need.total
+    proposed = [way.changes for way in _judge(need - 1, config).ways]
+    assert any(ROUNDED_BASE in changes for changes in proposed)
+    alone = [way.changes for way in _judge(_judge(10 * GIB).need.total - 1).ways if ROUNDED_BASE in way.changes]
+    assert all(("policy.lora.rank", 16) in changes for changes in alone)
 
 
 @pytest.fixture
