@@ -33,7 +33,7 @@ from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
 
 Verdict = Literal["fits", "smaller", "too large"]
 """`smaller`: with shorter passes than configured, which a node finds by running out of memory."""
-Value = bool | int | float | str
+Value = bool | int | float | str | tuple[int, ...]
 Changes = tuple[tuple[str, Value], ...]
 """Settings by their dotted paths, and their new values."""
 
@@ -60,6 +60,8 @@ class Memory(Struct, frozen=True):
     total: int
     swap: int = 0
     """What the CPU's processes could have beyond it, slowly."""
+    other_gpus: int = 0
+    """GPUs beside this one."""
 
 
 class Way(Struct, frozen=True):
@@ -70,7 +72,7 @@ class Way(Struct, frozen=True):
 
     def __str__(self) -> str:
         """As on the command line, with the memory needed then."""
-        options = " ".join(f"--{path} {str(value).lower()}" for path, value in self.changes)
+        options = " ".join(f"--{path} {_in_shell(value)}" for path, value in self.changes)
         return f"{options} ({in_gib(self.need.total)})"
 
 
@@ -155,7 +157,7 @@ def judge(
     found = Preflight(config.policy.model, memory, need, own.least, verdict, problem)
     if found.verdict == "fits":
         return found
-    options = [(path, value) for path, value in _options(own) if path not in leave and value not in leave]
+    options = [(path, value) for path, value in _options(own, memory) if path not in leave and value not in leave]
     return structs.replace(found, ways=_ways(node, options, memory))
 
 
@@ -195,10 +197,14 @@ def memory_of(device: torch.device) -> Memory:
     """The memory of a device of this machine."""
     free = free_bytes(device)
     if device.type == "cuda":
-        return Memory("cuda", free, torch.cuda.mem_get_info(device)[1])
+        return Memory("cuda", free, torch.cuda.mem_get_info(device)[1], other_gpus=torch.cuda.device_count() - 1)
     if device.type == "mps":
         return Memory("mps", free, torch.mps.recommended_max_memory())
     return Memory(device.type, free, int(psutil.virtual_memory().total), int(psutil.swap_memory().free))
+
+
+def _in_shell(value: Value) -> str:
+    return f"'{list(value)}'" if isinstance(value, tuple) else str(value).lower()
 
 
 def with_settings(config: NodeConfig, changes: Changes) -> NodeConfig:
@@ -216,7 +222,7 @@ def _with(settings: S, path: list[str], value: Value) -> S:
 def _vllm_problem(node: Node) -> str:
     if node.engine != "vllm" or node.device != "cuda" or node.vllm_share >= node.vllm_least:
         return ""
-    fraction = node.config.generation.vllm.gpu_memory_fraction
+    fraction = node.config.generation.vllm.memory_fraction
     return (
         f"vLLM needs at least {in_gib(node.vllm_least)} for weights and one completion, but "
         f"generation.vllm.gpu_memory_fraction {fraction:g} gives it {in_gib(node.vllm_share)}"
@@ -244,7 +250,13 @@ def _ways(node: Callable[[Changes], Node], options: Sequence[tuple[str, Value]],
     return (*whole, *shorter)
 
 
-def _options(node: Node) -> Iterator[tuple[str, Value]]:
+def _another_gpu(device: str) -> int:
+    """One that `policy.device` does not name."""
+    own = 0 if device == "auto" else torch.device(device).index or 0
+    return 0 if own else 1
+
+
+def _options(node: Node, memory: Memory) -> Iterator[tuple[str, Value]]:
     """Settings that need less memory, without a change of what is learned first."""
     generation, update, policy = node.config.generation, node.config.update, node.config.policy
     if node.trains and not node.checkpointed:
@@ -253,10 +265,12 @@ def _options(node: Node) -> Iterator[tuple[str, Value]]:
         yield "update.optimizer", "adamw_offloaded"
     if node.engine == "vllm" and node.device == "cuda":
         share = math.ceil((node.vllm_least + CACHE_BYTES) / node.device_bytes / SHARE_STEP) * SHARE_STEP
-        if share < 1 and not math.isclose(share, generation.vllm.gpu_memory_fraction):
+        if share < 1 and not math.isclose(share, generation.vllm.memory_fraction):
             yield "generation.vllm.gpu_memory_fraction", round(share, 2)
-        if node.trains and not generation.vllm.sleep and not generation.max_staleness:
+        if node.trains and not (generation.vllm.sleep or generation.max_staleness or generation.vllm.gpus):
             yield "generation.vllm.sleep", True
+        if node.trains and memory.other_gpus and not generation.vllm.gpus:
+            yield "generation.vllm.gpus", (_another_gpu(policy.device),)
     if node.trains and update.optimizer == "adamw" and importlib.util.find_spec("torchao"):
         yield "update.optimizer", "adamw_8bit"
     if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):

@@ -126,15 +126,15 @@ class Node(Struct, frozen=True):
 
     @property
     def vllm_share(self) -> int:
-        """Bytes of the GPU that vLLM takes."""
-        return round(self.config.generation.vllm.gpu_memory_fraction * self.device_bytes)
+        """Bytes of each of its GPUs that vLLM takes; other GPUs are taken to be as large as the policy's."""
+        return round(self.config.generation.vllm.memory_fraction * self.device_bytes)
 
     @property
     def vllm_least(self) -> int:
-        """Bytes with which vLLM starts: weights and one sequence."""
+        """Bytes of each of its GPUs with which vLLM starts: weights and one sequence."""
         passes = self.size.passes
         one = passes.cached_per_token * self._row_tokens if passes else 0.0
-        return self.size.rounded_bytes + VLLM_BYTES + round(one)
+        return round((self.size.rounded_bytes + one) / self.config.generation.vllm.num_parts) + VLLM_BYTES
 
     @property
     def _row_tokens(self) -> int:
@@ -194,6 +194,8 @@ def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
     """`tokens` in the KV cache, for `rows` sequences."""
     size, generation = node.size, node.config.generation
     if node.engine == "vllm":
+        if generation.vllm.gpus and node.trains:
+            return  # on other GPUs
         on_cpu = size.rounded_bytes + generation.vllm.cpu_cache_bytes + PROCESS_BYTES["cpu"]
         share = max(node.vllm_share, node.vllm_least) if node.device == "cuda" else on_cpu
         yield Part("vLLM", share, "generation" if generation.vllm.sleep else "always")
