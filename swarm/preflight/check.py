@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm, choose, look_for_vllm
 from swarm.errors import ConfigError, PolicyError
+from swarm.policy import torchao
 from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings
 from swarm.policy.frozen import ROUNDED
 from swarm.policy.loading import find_device, find_dtype, find_source
@@ -271,7 +272,7 @@ def _options(node: Node, memory: Memory) -> Iterator[tuple[str, Value]]:
             yield "generation.vllm.sleep", True
         if node.trains and memory.other_gpus and not generation.vllm.gpus:
             yield "generation.vllm.gpus", (_another_gpu(policy.device),)
-    if node.trains and update.optimizer == "adamw" and importlib.util.find_spec("torchao"):
+    if node.trains and update.optimizer == "adamw" and torchao.is_installed():
         yield "update.optimizer", "adamw_8bit"
     if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
         yield "policy.lora.rank", LORA_RANK

@@ -16,6 +16,7 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.engines.vllm.handover import make_work_directory, model_files
 from swarm.errors import PolicyError
+from swarm.policy import torchao
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import FrozenDtype, LoraSettings, PolicySettings
 from swarm.policy.distributed.ranks import Ranks
@@ -74,6 +75,7 @@ def test_blocks_of_zeros_stay_zeros() -> None:
 
 def test_torchao_rounds_alike() -> None:
     """An independent implementation of the same format; its scales are rounded too."""
+    torchao.show()
     quantization = pytest.importorskip("torchao.quantization", reason="needs the extra torchao")
     weight = _layer(256, 256).weight.detach()
     theirs = quantization.NF4Tensor.from_tensor(weight, BLOCK, 256).get_original_weight()
