@@ -3,6 +3,6 @@
 Losses, gradients and optimizers are in `training/`. Start at `loading.py`.
 """
 
-from swarm.policy import torchao
+from swarm import torchao
 
 torchao.hide()  # before transformers is imported, which would import it

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import LoraSettings, check_peft
-from swarm.policy.frozen import ROUNDED, freeze, thaw
+from swarm.policy.frozen.layers import ROUNDED, freeze, thaw
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -18,7 +18,7 @@ from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.frozen import ROUNDED
+from swarm.policy.frozen.layers import ROUNDED
 from swarm.policy.gate import WeightGate
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress

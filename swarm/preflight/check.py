@@ -20,12 +20,12 @@ import torch
 from msgspec import Struct, structs
 from pydantic import BaseModel
 
+from swarm import torchao
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm, choose, look_for_vllm
 from swarm.errors import ConfigError, PolicyError
-from swarm.policy import torchao
 from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings
-from swarm.policy.frozen import ROUNDED
+from swarm.policy.frozen.layers import ROUNDED
 from swarm.policy.loading import find_device, find_dtype, find_source
 from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import read_config

@@ -33,7 +33,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
 from swarm.policy.config import LoraSettings
-from swarm.policy.frozen import FrozenLinear, frozen_layers
+from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
 from swarm.training.layers import TrainingLayers
 

@@ -11,16 +11,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from swarm import torchao
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.engines.vllm.handover import make_work_directory, model_files
 from swarm.errors import PolicyError
-from swarm.policy import torchao
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import FrozenDtype, LoraSettings, PolicySettings
 from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.frozen import BLOCK, NF4, FrozenLinear, frozen_layers
+from swarm.policy.frozen.codes import BLOCK, NF4
+from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from swarm import torchao
 from swarm.errors import CheckpointError, PolicyError
-from swarm.policy import torchao
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from swarm.errors import PolicyError
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import FrozenDtype, LoraSettings
-from swarm.policy.frozen import frozen_layers
+from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.scoring.head import selected_logprobs
 from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
 from swarm.preflight.page import MODELS

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarm.policy.adapters import base_layer, is_adapted, merged_weight
-from swarm.policy.frozen import FrozenLinear
+from swarm.policy.frozen.layers import FrozenLinear
 from swarm.policy.loading import Policy
 from swarm.policy.routing import Routers
 

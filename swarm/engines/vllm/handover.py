@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from swarm.errors import EngineError
-from swarm.policy.frozen import frozen_layers
+from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.loading import Policy
 
 SHARED_MEMORY = Path("/dev/shm")

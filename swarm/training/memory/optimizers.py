@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from swarm import torchao
 from swarm.errors import PolicyError
-from swarm.policy import torchao
 from swarm.policy.loading import Policy
 from swarm.training.config import OptimizerName, UpdateSettings
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from swarm.policy import torchao
+from swarm import torchao
 
 LOADED = """
 import sys
@@ -29,7 +29,8 @@ def test_a_process_that_does_not_need_torchao_does_not_load_it() -> None:
 def test_hidden_it_is_still_known_to_be_there_and_can_be_shown() -> None:
     code = (
         "import importlib.util\n"
-        "from swarm.policy import torchao\n"
+        "from swarm import torchao\n"
+        "torchao.hide()\n"
         "print(importlib.util.find_spec('torchao') is None, torchao.is_installed())\n"
         "torchao.show()\n"
         "print(importlib.util.find_spec('torchao') is None)\n"

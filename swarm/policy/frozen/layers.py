@@ -18,31 +18,11 @@ from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
 from swarm.policy.config import FrozenDtype
+from swarm.policy.frozen.codes import computed, in_blocks, pairs_of_weights
 from swarm.policy.snapshot import quantise
 
 ROUNDED: tuple[FrozenDtype, ...] = ("int8", "nf4")
 """Types of frozen weights whose matrices are stored in fewer bits than they are computed in."""
-BLOCK = 64
-"""Weights of a row after row that share a scale with `nf4`."""
-NF4 = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-)
-"""Quantiles of a normal distribution, divided by the largest. Source: arXiv:2305.14314, appendix E."""
 
 
 class FrozenLinear(nn.Linear):
@@ -54,10 +34,10 @@ class FrozenLinear(nn.Linear):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.register_parameter("bias", layer.bias)
         self._dtype = layer.weight.dtype
-        codes, scales = _in_blocks(layer.weight) if kind == "nf4" else quantise(layer.weight)
+        codes, scales = in_blocks(layer.weight) if kind == "nf4" else quantise(layer.weight)
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
-        self.register_buffer("pairs", _pairs(codes.device) if kind == "nf4" else None, persistent=False)
+        self.register_buffer("pairs", pairs_of_weights(codes.device) if kind == "nf4" else None, persistent=False)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -66,7 +46,7 @@ class FrozenLinear(nn.Linear):
 
     def weight_as(self, dtype: torch.dtype) -> Tensor:
         """The rounded weight, as a pass in this type computes it."""
-        return _computed(*self._stored, self._shape, dtype)
+        return computed(*self._stored, self._shape, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output [..., out] of `input` [..., in], in the type of the forward pass."""
@@ -115,34 +95,6 @@ def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLinear]]:
     return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, FrozenLinear))
 
 
-def _in_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Two codes to a byte [blocks, BLOCK / 2], and scales [blocks, 1]; zeros fill the last block."""
-    flat = weight.detach().float().flatten()
-    blocks = nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
-    scales = blocks.abs().amax(dim=1, keepdim=True)
-    levels = torch.tensor(NF4, device=weight.device)
-    nearest = torch.bucketize(
-        blocks / scales.clamp(min=torch.finfo(torch.float32).tiny), (levels[1:] + levels[:-1]) / 2, out_int32=True
-    )
-    return (nearest[:, ::2] * len(NF4) + nearest[:, 1::2]).to(torch.uint8), scales
-
-
-def _pairs(device: torch.device) -> Tensor:
-    """What each byte of codes stands for, [256, 2]: one look-up gives two weights."""
-    levels = torch.tensor(NF4, device=device)
-    return torch.cartesian_prod(levels, levels)
-
-
-def _computed(
-    codes: Tensor, scales: Tensor, pairs: Tensor | None, shape: tuple[int, int], dtype: torch.dtype
-) -> Tensor:
-    """The weight of this shape."""
-    if pairs is None:
-        return codes.to(dtype).mul_(scales)
-    blocks = nn.functional.embedding(codes.int(), pairs.to(dtype)).flatten(1)
-    return blocks.mul_(scales).flatten()[: shape[0] * shape[1]].view(shape)
-
-
 class _Context(FunctionCtx):
     """State of `_Product` between forward and backward."""
 
@@ -164,9 +116,9 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.shape = shape
         ctx.save_for_backward(codes, scales, pairs)  # type: ignore[arg-type]  # None may be saved
-        return input @ _computed(codes, scales, pairs, shape, input.dtype).T
+        return input @ computed(codes, scales, pairs, shape, input.dtype).T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad @ _computed(*ctx.saved_tensors, ctx.shape, grad.dtype), None, None, None, None
+        return grad @ computed(*ctx.saved_tensors, ctx.shape, grad.dtype), None, None, None, None
