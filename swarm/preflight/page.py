@@ -127,6 +127,12 @@ MODES = (
     Mode("A peer that trains all weights, with vLLM on the same GPU", "peer"),
     Mode(f"A peer that trains adapters of rank {LORA_RANK}, with vLLM on the same GPU", "peer", ADAPTERS),
     Mode("A learner of all weights, whose workers are elsewhere", "learner"),
+    Mode(f"A learner of adapters of rank {LORA_RANK}, whose workers are elsewhere", "learner", ADAPTERS),
+    Mode(
+        f"A learner of adapters of rank {LORA_RANK} beside weights of 4 bits (`--policy.lora.frozen_dtype nf4`)",
+        "learner",
+        ADAPTERS.model_copy(update={"frozen_dtype": "nf4"}),
+    ),
     Mode("A worker with vLLM", "worker"),
 )
 
