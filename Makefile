@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo demo-llm test fuzz soak test-vllm test-wheel compose-test check docs install install-dev clean
+.PHONY: demo demo-llm test fuzz soak test-vllm test-gpu test-wheel compose-test check docs install install-dev clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/swarm demo $(ARGS)
@@ -27,6 +27,10 @@ soak: $(VENV)/.installed
 # The engines' contract with a real vLLM on the CPU, in an environment of its own.
 test-vllm: $(VENV)/.installed-dev
 	@PYTHON=$(PYTHON) bash .ci/test-vllm $(BIN)/python .venv-vllm $(ARGS)
+
+# What only an NVIDIA GPU can show; skipped without one. docs/gpu.md says what it covers, and what to send back.
+test-gpu: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -rs tests/gpu $(ARGS)
 
 # The wheel's demo in a fresh environment, outside this folder.
 test-wheel: $(VENV)/.installed-dev

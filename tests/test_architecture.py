@@ -24,6 +24,7 @@ PURE = {
     "swarm.telemetry.intervals",
     "swarm.stopwatch",
     "swarm.machine",
+    "swarm.torchao",
 }
 LEDGER = {"swarm.telemetry.ledger"}
 NET = PURE | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
@@ -39,6 +40,7 @@ ALLOWED = {
     "swarm/settings.py": set(),
     "swarm/stopwatch.py": set(),
     "swarm/machine.py": set(),
+    "swarm/torchao.py": set(),
     "swarm/protocols.py": {"swarm.reasons", "swarm.types"},
     "swarm/evaluation.py": PURE | {"swarm.groups"},
     "swarm/suites": PURE

@@ -1,48 +1,25 @@
-"""Coordinates the ranks of one node: rank 0 is the peer and sends orders, the others do their share of the work.
-
-    rank 0    PeerNode: network, questions, verification, metrics ──▶ RankCoordinator ──┐ order
-    others    follow: wait for an order, then do what rank 0 does  ◀────────────────────┘
-
-torchrun starts several ranks; a single process works the same way without sending orders.
-"""
+"""A peer's policy on all ranks: rank 0 is the peer, see `ranks/led.py`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from nodes import exits
-from nodes.stop import StopRequest
+from nodes.roles.ranks.led import Generate, Led, Snapshot, load_reference
 from swarm.config import NodeConfig
 from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process.engine import ProcessEngine
 from swarm.engines.shared import SharedEngine
-from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
+from swarm.errors import ConfigError
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
 from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Answers, Context, GradedGroup, Sampling, UpdateReport
-
-
-class Begin(Struct, frozen=True):
-    """Load the same policy."""
-
-    config: NodeConfig
-    checkpoint: Path | None
-
-
-class Generate(Struct, frozen=True):
-    """Answer a share of these questions."""
-
-    prompts: Sequence[Context]
-    num_completions: int
-    sampling: Sampling
-    seed: int
 
 
 class Update(Struct, frozen=True):
@@ -64,12 +41,7 @@ class GoBack(Struct, frozen=True):
     checkpoint: Path
 
 
-class Snapshot(Struct, frozen=True):
-    """Send this rank's shard of weights and optimizer."""
-
-
-Order = Begin | Generate | Score | Update | GoBack | Snapshot | None
-"""None: end of the orders."""
+Order = Generate | Score | Update | GoBack | Snapshot
 
 
 class OwnParts(Struct, frozen=True):
@@ -82,7 +54,7 @@ class OwnParts(Struct, frozen=True):
 NODES_OWN = OwnParts()
 
 
-class RankCoordinator:
+class RankCoordinator(Led):
     """A node's policy with its engines and updater on all ranks: on rank 0 a `RolloutEngine` and an `Updater`."""
 
     def __init__(
@@ -109,14 +81,12 @@ class RankCoordinator:
                 f"generation.max_staleness must be 0 with an engine of your own, got {generation.max_staleness}: what "
                 "is generated ahead is generated in another process"
             )
+        super().__init__(config, checkpoint, ranks)
         self._config = config
-        self._ranks = ranks
-        if ranks.rank == 0:
-            self._order(Begin(config, checkpoint))
         self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
         self.choice = choose_engine(generation, self.policy)
         self._updater = PolicyUpdater(
-            self.policy, config.update, config.mix, generation.temperature, _reference(config, ranks)
+            self.policy, config.update, config.mix, generation.temperature, load_reference(config, ranks)
         )
         self._trainer = own.updater(self.policy, self._updater) if own.updater else self._updater
         """What computes updates; `_updater` has the optimizer that checkpoints hold."""
@@ -225,16 +195,7 @@ class RankCoordinator:
         self._open.callback(engine.close)
         return engine
 
-    def follow(self) -> None:
-        """Execute rank 0's orders until the last."""
-        while (order := self._ranks.broadcast(_NOTHING)) is not None:
-            with contextlib.suppress(Interrupted, NonFiniteUpdates):  # rank 0 raises the same and decides
-                self._obey(order)
-
-    def _order(self, order: Order) -> None:
-        self._ranks.broadcast(order)
-
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: object) -> None:
         match order:
             case Generate(prompts, num_completions, sampling, seed):
                 self._engine.generate(prompts, num_completions, sampling, seed)
@@ -248,34 +209,3 @@ class RankCoordinator:
                 snapshot(self.policy, self._updater)
             case _:
                 raise AssertionError(f"{order} is not a valid order after the start")
-
-
-_NOTHING: Order = None
-
-
-@contextlib.contextmanager
-def leading(ranks: Ranks) -> Iterator[None]:
-    """Dismiss the other ranks at the end; after a crash torchrun ends them."""
-    try:
-        yield
-    except SwarmError:
-        with contextlib.suppress(RuntimeError):  # they may have failed for the same reason
-            ranks.broadcast(_NOTHING)
-        raise
-    ranks.broadcast(_NOTHING)
-
-
-def follow(ranks: Ranks) -> int:
-    """The main loop of every rank except 0. Returns the exit code."""
-    stop = StopRequest()  # generation ends at the next token, everything else by rank 0's order
-    order = ranks.broadcast(_NOTHING)
-    if isinstance(order, Begin):
-        RankCoordinator(order.config, order.checkpoint, ranks, stop).follow()
-    return exits.DONE
-
-
-def _reference(config: NodeConfig, ranks: Ranks) -> Policy | None:
-    """The initial policy; None when it is not needed, or when only adapters are trained."""
-    if config.update.reference_kl == 0 or config.policy.lora.rank > 0:
-        return None
-    return load_policy(config.policy, ranks=ranks.for_another())

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
-from nodes.roles.coordinator import follow, leading
 from nodes.roles.home import Home, claim_home
 from nodes.roles.progress import policy_progress
+from nodes.roles.ranks.led import follow, leading
 from nodes.roles.run import (
     PEERS_FILE,
     ask_bootstraps,

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct, json, structs
 
 from nodes.roles.launch import Role
+from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
 from nodes.roles.snapshots import open_publisher
@@ -17,8 +18,6 @@ from swarm.central.learner import Learner, StepReport
 from swarm.central.terms import differences
 from swarm.central.workforce import FAREWELL_S, Workforce
 from swarm.config import NodeConfig
-from swarm.engines.transformers.engine import TransformersEngine
-from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import serve_heartbeats
@@ -28,8 +27,7 @@ from swarm.protocols import SnapshotPublisher, Transport, Verifier
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
-from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, restore, sync
-from swarm.training.streamed import StreamedUpdater
+from swarm.training.checkpoint import CheckpointStore, TrainingState, sync
 
 PUBLISHED_FILE = "published.json"
 TELL_EVERY_S = 0.1
@@ -57,8 +55,6 @@ class LearnerNode:
         ranks: Ranks | None = None,
     ) -> None:
         """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`, `SnapshotError`."""
-        if ranks is not None and ranks.size > 1:
-            raise ConfigError(f"a learner runs in one process, got {ranks.size}: start it without torchrun")
         self._config = config
         self._identity = identity
         self._transport = transport
@@ -66,17 +62,8 @@ class LearnerNode:
         self._shell = Shell(config, identity, transport, verifier)
         self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
         found = self._store.newest()
-        self._policy = load_policy(config.policy, found / MODEL if found else None, progress)
-        self._engine = TransformersEngine(self._policy, config.generation, cancelled)
-        self._engine.check(config.generation.sampling())
-        self._updater = StreamedUpdater(
-            self._policy,
-            config.update,
-            config.mix,
-            config.generation.sampling(),
-            load_policy(config.policy) if config.update.reference_kl and not config.policy.lora.rank else None,
-            config.learner.precision,
-        )
+        self._ranks = LearnerRanks(config, found, ranks or Ranks(), cancelled, progress)
+        self._policy, self._updater = self._ranks.policy, self._ranks.updater
         self._terms = terms_of(config, self._policy)
         self._workforce = Workforce(config.learner, time.monotonic, self._terms)
         self._told: set[str] = set()
@@ -86,7 +73,8 @@ class LearnerNode:
         self._open = contextlib.ExitStack()
         self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
         self._learner = self._make_learner(cancelled)
-        self._resumed_from = self._resume(found, restore(found, self._updater)) if found else None
+        resumed = self._ranks.resumed
+        self._resumed_from = self._resume(found, resumed) if found and resumed else None
         self._rise()
         self._saved_round = self._resumed_from
         suites = self._shell.prepare_suites(self._policy, cancelled, self._learner.receive)
@@ -102,7 +90,7 @@ class LearnerNode:
         self._shell.begin(self._resumed_from)
         self._learner.publish()
         if self._learner.round == 0:
-            self._shell.evaluate_before(self._engine)
+            self._shell.evaluate_before(self._ranks)
         needed = self._config.learner.rollouts_per_step
         self.note(f"waiting for workers: a step needs {needed} of their rollouts, however long that takes")
         self._shell.start_clock()
@@ -114,7 +102,7 @@ class LearnerNode:
         report = self._learner.run_step()
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
         self._record(report)
-        self._shell.do_what_is_due(self._engine, report.round, self.save)
+        self._shell.do_what_is_due(self._ranks, report.round, self.save)
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""
@@ -136,7 +124,7 @@ class LearnerNode:
             sequences=self._shell.exchange.book.highest_sequences(),
             num_passed_over=self._updater.num_passed_over,
         )
-        path = self._store.save(self._policy, self._updater, state, self._config.model_dump_json(indent=1))
+        path = self._ranks.save(self._store, state, self._config.model_dump_json(indent=1))
         self._saved_round = self._learner.round
         self._shell.saved(state.round, path)
 
@@ -148,7 +136,7 @@ class LearnerNode:
         if reason == "done":
             self._dismiss()
         self.save()
-        self._shell.end(self._learner.round, reason, self._engine)
+        self._shell.end(self._learner.round, reason, self._ranks)
 
     def close(self) -> None:
         """Stop serving snapshots."""
@@ -274,10 +262,13 @@ def _train_s(report: StepReport) -> float:
 
 
 def _plan(config: NodeConfig) -> list[tuple[str, str]]:
-    learner = config.learner
+    learner, update = config.learner, config.update
     every = f"every {learner.period} steps" if learner.period > 1 else "after every step"
+    times = update.epochs * update.minibatches
+    several = f", in {times} optimizer steps" if times > 1 else ""
+    rollouts = f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"
     return [
-        ("per step", f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"),
+        ("per step", rollouts + several),
         ("a snapshot", every),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, field_validator
 
 from swarm.settings import Settings
 from swarm.types import Sampling
@@ -17,14 +17,21 @@ QUESTIONS = 8
 GPU_SEQUENCES = 256
 """Default number of completions per round on a GPU: it decodes them in hardly more time than a quarter of them."""
 
+SHARED_FRACTION = 0.45
+ALONE_FRACTION = 0.9
+
 
 class VllmSettings(Settings):
     """vLLM in a separate process, which starts with the node and restarts after a crash."""
 
     python: Path | None = None
     """A Python with vLLM, for example in a separate environment; default: the one that runs this node."""
-    gpu_memory_fraction: float = Field(0.45, gt=0, le=1)
-    """Fraction of the GPU's memory for vLLM's weights and KV cache; training needs the rest."""
+    gpus: tuple[NonNegativeInt, ...] = ()
+    """GPUs for vLLM alone, by number: `[1]` beside a policy on GPU 0. Several share every matrix (tensor parallelism).
+    Default: the policy's GPU."""
+    gpu_memory_fraction: float | None = Field(None, gt=0, le=1)
+    """Fraction of each GPU's memory for vLLM's weights and KV cache. Default: 0.45, because training needs the rest;
+    0.9 on `gpus`."""
     cpu_cache_bytes: int = Field(2**30, ge=2**20)
     """Memory for the KV cache without a GPU."""
     sleep: bool = False
@@ -33,6 +40,23 @@ class VllmSettings(Settings):
     """Maximum time to start."""
     silence_timeout_s: float = Field(300.0, gt=0)
     """Maximum silence while it has work; beyond it the process counts as dead and is restarted."""
+
+    @property
+    def memory_fraction(self) -> float:
+        """`gpu_memory_fraction` or its default."""
+        return self.gpu_memory_fraction or (ALONE_FRACTION if self.gpus else SHARED_FRACTION)
+
+    @property
+    def num_parts(self) -> int:
+        """GPUs that share every matrix."""
+        return max(1, len(self.gpus))
+
+    @field_validator("gpus")
+    @classmethod
+    def _each_once(cls, gpus: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(gpus)) < len(gpus):
+            raise ValueError(f"gpus must name each GPU once, got {list(gpus)}")
+        return gpus
 
 
 class GenerationSettings(Settings):

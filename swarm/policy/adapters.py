@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import LoraSettings, check_peft
+from swarm.policy.frozen.layers import ROUNDED, freeze, thaw
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -86,12 +87,13 @@ class Adapters:
 
     def merge(self) -> PreTrainedModel:
         """The model with the adapters merged into its weights; this object cannot be used afterwards."""
+        thaw(self._peft)
         merged: PreTrainedModel = self._peft.merge_and_unload()
         return merged
 
 
 def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
-    """Insert new adapters into `model`, and freeze the rest. Raises `ConfigError`, `PolicyError` as `Adapters`."""
+    """Insert new adapters into `model`, and freeze the rest, rounded as the settings say. Raises as `Adapters`."""
     check_peft(settings)
     from peft import LoraConfig, get_peft_model
 
@@ -101,6 +103,8 @@ def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
         target_modules=list(settings.targets) or "all-linear",
         task_type="CAUSAL_LM",
     )
+    if settings.frozen_dtype in ROUNDED:
+        freeze(model, settings.frozen_dtype)
     try:
         inserted: PeftModel = get_peft_model(model, config)
     except ValueError as error:

@@ -38,6 +38,7 @@ EXPORTED = "swarm.json"
 EXPORT_FORMAT = 1
 
 BatchingName = Literal["auto", "packed", "padded"]
+FrozenDtype = Literal["compute", "float32", "int8", "nf4"]
 
 
 class LoraSettings(Settings):
@@ -53,8 +54,11 @@ class LoraSettings(Settings):
     """An adapter's output is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
     """Suffixes of the names of adapted layers, such as `q_proj`; default: every linear layer except the output head."""
-    frozen_dtype: Literal["compute", "float32"] = "compute"
-    """Type of the frozen weights: `compute` follows `policy.dtype`, which halves memory with bfloat16."""
+    frozen_dtype: FrozenDtype = "compute"
+    """Type of the frozen weights: `compute` follows `policy.dtype`, which halves memory with bfloat16. `int8` and `nf4`
+    keep the matrices of linear layers, except the output head, in 8 and 4.5 bits a weight, and compute each anew in
+    every pass (QLoRA, arXiv:2305.14314). The policy is then the rounded model with its adapters, for generation too: a
+    learner and its workers need the same. Not with several processes (torchrun)."""
 
 
 class PolicySettings(Settings):

@@ -18,6 +18,7 @@ from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.frozen.layers import ROUNDED
 from swarm.policy.gate import WeightGate
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
@@ -255,6 +256,11 @@ def load_policy(
         )
     device = find_device(settings.device)
     ranks = ranks or Ranks()
+    if lora and ranks.size > 1 and settings.lora.frozen_dtype in ROUNDED:
+        raise PolicyError(
+            "policy.lora.frozen_dtype must be compute or float32 with several processes, got "
+            f"{settings.lora.frozen_dtype}"
+        )
     model, tokenizer, dtype = ranks.in_turn(
         lambda: _read(settings, None if lora else weights, progress, device, rounded=only_handed_over)
     )
@@ -313,7 +319,7 @@ def _read(
     dtype = find_dtype(
         settings.dtype, device, lambda: outline(source, revision, settings.trust_remote_code).num_parameters()
     )
-    frozen = settings.lora.rank > 0 and settings.lora.frozen_dtype == "compute"
+    frozen = settings.lora.rank > 0 and settings.lora.frozen_dtype != "float32"
     stored = dtype if frozen or rounded else torch.float32
     return (*read_model(source, revision, settings.trust_remote_code, stored), dtype)
 

@@ -29,7 +29,7 @@ def pack(weights: Mapping[str, Tensor], precision: Precision = "native") -> byte
         if not tensor.is_floating_point() or precision == "native":
             packed[name] = tensor.contiguous()
         elif precision == "int8" and tensor.ndim >= 2:
-            packed[name], packed[name + SCALE] = _quantise(tensor)
+            packed[name], packed[name + SCALE] = (part.contiguous() for part in quantise(tensor))
         else:
             packed[name] = tensor.to(torch.bfloat16).contiguous()
     content: bytes = save({name: tensor.clone() for name, tensor in packed.items()})  # tied weights are written out
@@ -54,9 +54,9 @@ def most_bytes(model: Module) -> int:
     return HEADER_BYTES + 4 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """int8 [R, ...] and float32 scale [R, 1, ...]: tensor = int8 x scale to within scale / 2."""
-    values = tensor.float()
+    values = tensor.detach().float()
     scale = values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True) / INT8_MAX
     rounded = (values / scale.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8)
-    return rounded.contiguous(), scale.contiguous()
+    return rounded, scale

@@ -20,10 +20,12 @@ import torch
 from msgspec import Struct, structs
 from pydantic import BaseModel
 
+from swarm import torchao
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm, choose, look_for_vllm
 from swarm.errors import ConfigError, PolicyError
 from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings
+from swarm.policy.frozen.layers import ROUNDED
 from swarm.policy.loading import find_device, find_dtype, find_source
 from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import read_config
@@ -32,7 +34,7 @@ from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
 
 Verdict = Literal["fits", "smaller", "too large"]
 """`smaller`: with shorter passes than configured, which a node finds by running out of memory."""
-Value = bool | int | float | str
+Value = bool | int | float | str | tuple[int, ...]
 Changes = tuple[tuple[str, Value], ...]
 """Settings by their dotted paths, and their new values."""
 
@@ -43,6 +45,7 @@ SHARE_STEP = 0.05
 """Fractions of the GPU for vLLM are multiples of it."""
 CACHE_BYTES = 2 * GIB
 """KV cache that a new fraction leaves to vLLM at least."""
+ROUNDED_BASE: tuple[str, Value] = ("policy.lora.frozen_dtype", "nf4")
 NUM_WAYS = 3
 """Most ways that a message names."""
 MOST_CHANGES = 3
@@ -58,6 +61,8 @@ class Memory(Struct, frozen=True):
     total: int
     swap: int = 0
     """What the CPU's processes could have beyond it, slowly."""
+    other_gpus: int = 0
+    """GPUs beside this one."""
 
 
 class Way(Struct, frozen=True):
@@ -68,7 +73,7 @@ class Way(Struct, frozen=True):
 
     def __str__(self) -> str:
         """As on the command line, with the memory needed then."""
-        options = " ".join(f"--{path} {str(value).lower()}" for path, value in self.changes)
+        options = " ".join(f"--{path} {_in_shell(value)}" for path, value in self.changes)
         return f"{options} ({in_gib(self.need.total)})"
 
 
@@ -153,7 +158,7 @@ def judge(
     found = Preflight(config.policy.model, memory, need, own.least, verdict, problem)
     if found.verdict == "fits":
         return found
-    options = [(path, value) for path, value in _options(own) if path not in leave and value not in leave]
+    options = [(path, value) for path, value in _options(own, memory) if path not in leave and value not in leave]
     return structs.replace(found, ways=_ways(node, options, memory))
 
 
@@ -193,10 +198,14 @@ def memory_of(device: torch.device) -> Memory:
     """The memory of a device of this machine."""
     free = free_bytes(device)
     if device.type == "cuda":
-        return Memory("cuda", free, torch.cuda.mem_get_info(device)[1])
+        return Memory("cuda", free, torch.cuda.mem_get_info(device)[1], other_gpus=torch.cuda.device_count() - 1)
     if device.type == "mps":
         return Memory("mps", free, torch.mps.recommended_max_memory())
     return Memory(device.type, free, int(psutil.virtual_memory().total), int(psutil.swap_memory().free))
+
+
+def _in_shell(value: Value) -> str:
+    return f"'{list(value)}'" if isinstance(value, tuple) else str(value).lower()
 
 
 def with_settings(config: NodeConfig, changes: Changes) -> NodeConfig:
@@ -214,7 +223,7 @@ def _with(settings: S, path: list[str], value: Value) -> S:
 def _vllm_problem(node: Node) -> str:
     if node.engine != "vllm" or node.device != "cuda" or node.vllm_share >= node.vllm_least:
         return ""
-    fraction = node.config.generation.vllm.gpu_memory_fraction
+    fraction = node.config.generation.vllm.memory_fraction
     return (
         f"vLLM needs at least {in_gib(node.vllm_least)} for weights and one completion, but "
         f"generation.vllm.gpu_memory_fraction {fraction:g} gives it {in_gib(node.vllm_share)}"
@@ -229,6 +238,8 @@ def _ways(node: Callable[[Changes], Node], options: Sequence[tuple[str, Value]],
         if any(set(way.changes) <= set(changes) for way in whole):
             continue
         changed = node(changes)
+        if ROUNDED_BASE in changes and not changed.config.policy.lora.rank:
+            continue  # only frozen weights can be rounded
         tokens = changed.longest_pass(memory.free)
         if tokens is None or _vllm_problem(changed):
             continue
@@ -240,7 +251,13 @@ def _ways(node: Callable[[Changes], Node], options: Sequence[tuple[str, Value]],
     return (*whole, *shorter)
 
 
-def _options(node: Node) -> Iterator[tuple[str, Value]]:
+def _another_gpu(device: str) -> int:
+    """One that `policy.device` does not name."""
+    own = 0 if device == "auto" else torch.device(device).index or 0
+    return 0 if own else 1
+
+
+def _options(node: Node, memory: Memory) -> Iterator[tuple[str, Value]]:
     """Settings that need less memory, without a change of what is learned first."""
     generation, update, policy = node.config.generation, node.config.update, node.config.policy
     if node.trains and not node.checkpointed:
@@ -249,14 +266,18 @@ def _options(node: Node) -> Iterator[tuple[str, Value]]:
         yield "update.optimizer", "adamw_offloaded"
     if node.engine == "vllm" and node.device == "cuda":
         share = math.ceil((node.vllm_least + CACHE_BYTES) / node.device_bytes / SHARE_STEP) * SHARE_STEP
-        if share < 1 and not math.isclose(share, generation.vllm.gpu_memory_fraction):
+        if share < 1 and not math.isclose(share, generation.vllm.memory_fraction):
             yield "generation.vllm.gpu_memory_fraction", round(share, 2)
-        if node.trains and not generation.vllm.sleep and not generation.max_staleness:
+        if node.trains and not (generation.vllm.sleep or generation.max_staleness or generation.vllm.gpus):
             yield "generation.vllm.sleep", True
-    if node.trains and update.optimizer == "adamw" and importlib.util.find_spec("torchao"):
+        if node.trains and memory.other_gpus and not generation.vllm.gpus:
+            yield "generation.vllm.gpus", (_another_gpu(policy.device),)
+    if node.trains and update.optimizer == "adamw" and torchao.is_installed():
         yield "update.optimizer", "adamw_8bit"
     if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
         yield "policy.lora.rank", LORA_RANK
+    if node.trains and policy.lora.frozen_dtype not in ROUNDED and node.num_processes == 1:
+        yield ROUNDED_BASE
     if node.trains and node.engine == "vllm":
         yield "generation.engine", "transformers"
     if generation.max_staleness and node.role == "peer":

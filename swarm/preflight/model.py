@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -33,6 +33,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
 from swarm.policy.config import LoraSettings
+from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
 from swarm.training.layers import TrainingLayers
 
@@ -84,6 +85,8 @@ class ModelSize(Struct, frozen=True):
     passes: PassSize | None
     problem: str = ""
     """Why the passes are unknown."""
+    computed_bytes: int = 0
+    """What it takes to compute the largest matrix that is stored in few bits; 0 without such ones."""
 
     @property
     def weight_bytes(self) -> int:
@@ -105,24 +108,42 @@ def measure(config: PreTrainedConfig, lora: LoraSettings, find_dtype: Callable[[
         whole = _build(config, lora, torch.float32)
     except Exception as error:  # a model's own code may raise anything
         raise PolicyError(f"the size of a {type(config).__name__} cannot be found: {_in_words(error)}") from error
-    parameters = sum(weight.numel() for name, weight in whole.named_parameters() if ".lora_" not in name)
+    plain = sum(weight.numel() for name, weight in whole.named_parameters() if ".lora_" not in name)
+    rounded = [layer for _, layer in frozen_layers(whole)]
+    parameters = plain + sum(layer.in_features * layer.out_features for layer in rounded)
     dtype = find_dtype(parameters)
-    stored = dtype if lora.rank and lora.frozen_dtype == "compute" else torch.float32
+    stored = dtype if lora.rank and lora.frozen_dtype != "float32" else torch.float32
     trained = sum(weight.numel() for weight in whole.parameters() if weight.requires_grad)
     head = whole.get_output_embeddings().weight
     size = ModelSize(
         parameters=parameters,
         trained=trained,
-        frozen_bytes=parameters * stored.itemsize if lora.rank else 0,
+        frozen_bytes=plain * stored.itemsize + sum(map(_bytes_of_codes, rounded)) if lora.rank else 0,
         vocabulary=head.shape[0],
         hidden=head.shape[1],
         dtype=dtype,
         passes=None,
+        computed_bytes=_most_computed_bytes(rounded, dtype),
     )
     try:
         return structs.replace(size, passes=_measure_passes(config, lora, dtype, stored))
     except Exception as error:  # as above; what depends on values, such as some routers of experts, cannot run
         return structs.replace(size, problem=_in_words(error))
+
+
+def _bytes_of_codes(layer: FrozenLinear) -> int:
+    return sum(buffer.nbytes for buffer in layer.buffers())
+
+
+def _most_computed_bytes(layers: Sequence[FrozenLinear], dtype: torch.dtype) -> int:
+    """Peak while the largest weight is computed; `layers` are on the device `meta`."""
+    if not layers:
+        return 0
+    largest = max(layers, key=lambda layer: layer.in_features * layer.out_features)
+    with torch.no_grad(), LiveBytes(largest.buffers()) as live:
+        largest.weight_as(dtype)
+    peak: int = live.peak
+    return peak
 
 
 def _in_words(error: Exception) -> str:

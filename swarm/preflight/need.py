@@ -126,15 +126,15 @@ class Node(Struct, frozen=True):
 
     @property
     def vllm_share(self) -> int:
-        """Bytes of the GPU that vLLM takes."""
-        return round(self.config.generation.vllm.gpu_memory_fraction * self.device_bytes)
+        """Bytes of each of its GPUs that vLLM takes; other GPUs are taken to be as large as the policy's."""
+        return round(self.config.generation.vllm.memory_fraction * self.device_bytes)
 
     @property
     def vllm_least(self) -> int:
-        """Bytes with which vLLM starts: weights and one sequence."""
+        """Bytes of each of its GPUs with which vLLM starts: weights and one sequence."""
         passes = self.size.passes
         one = passes.cached_per_token * self._row_tokens if passes else 0.0
-        return self.size.rounded_bytes + VLLM_BYTES + round(one)
+        return round((self.size.rounded_bytes + one) / self.config.generation.vllm.num_parts) + VLLM_BYTES
 
     @property
     def _row_tokens(self) -> int:
@@ -155,6 +155,7 @@ def _held(node: Node) -> Iterator[Part]:
     config, size, shards = node.config, node.size, node.num_processes
     if not (node.role == "worker" and node.engine == "vllm" and node.device == "cuda"):
         yield Part("weights", size.weight_bytes // shards)
+        yield Part("a matrix of few bits, computed", size.computed_bytes)
     if node.trains:
         yield Part("optimizer", _moment_bytes(node) * size.trained // shards)
     if node.trains and config.update.reference_kl and not config.policy.lora.rank:
@@ -193,6 +194,8 @@ def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
     """`tokens` in the KV cache, for `rows` sequences."""
     size, generation = node.size, node.config.generation
     if node.engine == "vllm":
+        if generation.vllm.gpus and node.trains:
+            return  # on other GPUs
         on_cpu = size.rounded_bytes + generation.vllm.cpu_cache_bytes + PROCESS_BYTES["cpu"]
         share = max(node.vllm_share, node.vllm_least) if node.device == "cuda" else on_cpu
         yield Part("vLLM", share, "generation" if generation.vllm.sleep else "always")
@@ -203,7 +206,7 @@ def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
         yield Part("copy for generation", size.weight_bytes + PROCESS_BYTES.get(node.device, 0))
     elif node.num_processes > 1:
         yield Part("whole weights", size.weight_bytes, when)
-    if size.dtype.itemsize < GRADIENT_BYTES and node.num_processes == 1:
+    if size.dtype.itemsize < GRADIENT_BYTES and node.num_processes == 1 and not size.computed_bytes:
         yield Part("rounded weights", size.rounded_bytes)
     if size.passes is not None:
         yield Part("KV cache", round(tokens * size.passes.cached_per_token), when)

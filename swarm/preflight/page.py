@@ -117,14 +117,23 @@ class Mode(Struct, frozen=True):
 
     title: str
     role: RoleName
-    lora_rank: int
+    lora: LoraSettings = LoraSettings()
 
 
+ADAPTERS = LoraSettings(rank=LORA_RANK)
+LEFT = ("policy.lora.rank", "nf4", "adamw_8bit")
+"""Adapters are modes of their own; 8-bit moments need a package."""
 MODES = (
-    Mode("A peer that trains all weights, with vLLM on the same GPU", "peer", 0),
-    Mode(f"A peer that trains adapters of rank {LORA_RANK}, with vLLM on the same GPU", "peer", LORA_RANK),
-    Mode("A learner of all weights, whose workers are elsewhere", "learner", 0),
-    Mode("A worker with vLLM", "worker", 0),
+    Mode("A peer that trains all weights, with vLLM on the same GPU", "peer"),
+    Mode(f"A peer that trains adapters of rank {LORA_RANK}, with vLLM on the same GPU", "peer", ADAPTERS),
+    Mode("A learner of all weights, whose workers are elsewhere", "learner"),
+    Mode(f"A learner of adapters of rank {LORA_RANK}, whose workers are elsewhere", "learner", ADAPTERS),
+    Mode(
+        f"A learner of adapters of rank {LORA_RANK} beside weights of 4 bits (`--policy.lora.frozen_dtype nf4`)",
+        "learner",
+        ADAPTERS.model_copy(update={"frozen_dtype": "nf4"}),
+    ),
+    Mode("A worker with vLLM", "worker"),
 )
 
 
@@ -143,11 +152,10 @@ def line(model: str, mode: Mode) -> str:
 
 
 def _cells(model: str, mode: Mode) -> Iterator[str]:
-    config = NodeConfig(policy=PolicySettings(model=model, dtype="bfloat16", lora=LoraSettings(rank=mode.lora_rank)))
+    config = NodeConfig(policy=PolicySettings(model=model, dtype="bfloat16", lora=mode.lora))
     for gib in GPUS.values():
         memory = Memory("cuda", free=round(gib * GIB), total=round(gib * GIB))
-        # Adapters are a mode of their own; 8-bit moments need a package.
-        yield _cell(judge(partial(_size, model), config, mode.role, memory, leave=("policy.lora.rank", "adamw_8bit")))
+        yield _cell(judge(partial(_size, model), config, mode.role, memory, leave=LEFT))
 
 
 @cache

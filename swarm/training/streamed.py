@@ -1,23 +1,30 @@
-"""An update whose groups arrive one after another: each adds to the gradient, the step waits for all of them."""
+"""An update whose groups arrive one after another: each adds to the gradient, the steps wait for all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 
 from swarm.errors import PolicyError
+from swarm.policy.batching import minibatches
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import Precision, pack
 from swarm.policy.weights import whole_weights
 from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
+from swarm.training.rows import Row
 from swarm.training.steps import summarise
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling, UpdateReport
 
 
 class StreamedUpdater(PolicyUpdater):
-    """Updates of one optimizer step on groups that workers sampled with this policy's snapshots."""
+    """Updates on groups that workers sampled with this policy's snapshots.
+
+    The gradient of the first minibatch grows while groups arrive. No step is taken before all groups are there: an
+    abandoned update leaves the policy as it was.
+    """
 
     def __init__(
         self,
@@ -33,11 +40,6 @@ class StreamedUpdater(PolicyUpdater):
         Raises `PolicyError`.
         """
         super().__init__(policy, settings, mix, sampling.temperature, reference)
-        if settings.epochs * settings.minibatches > 1:
-            raise PolicyError(
-                "a learner takes one optimizer step per update: set update.epochs and update.minibatches to 1, got "
-                f"{settings.epochs} and {settings.minibatches}"
-            )
         if settings.loss.per_token and settings.behaviour_kl > 0:
             raise PolicyError(
                 f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "
@@ -45,6 +47,8 @@ class StreamedUpdater(PolicyUpdater):
             )
         self._sampling = sampling
         self._precision = precision
+        self._groups: list[list[Row]] = []
+        """Of the open update, in the order of their arrival."""
 
     def refusal(self, group: GradedGroup) -> Reason | None:
         """Why this policy cannot have sampled the group as claimed. See `StreamingUpdater`."""
@@ -61,24 +65,34 @@ class StreamedUpdater(PolicyUpdater):
         return None if self.fits(group) else Reason.TOO_LONG
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Add the gradient of more groups."""
+        """Add more groups, to the gradient those of the first minibatch."""
         fresh = [rows for group in groups if (rows := self._reader.local(group, self.version, claimed=True))]
         if not fresh:
             return
         with self._passes.training():
-            self._gradient.add([row for rows in self._settled(fresh) for row in rows])
+            before = len(self._groups)
+            self._groups += self._settled(fresh)
+            first = range(0, len(self._groups), self._settings.minibatches)
+            added = [row for index in first if index >= before for row in self._groups[index]]
+            if added:
+                self._gradient.add(added)
 
     def apply(self) -> UpdateReport:
-        """Take the step with the accumulated gradient. Raises `NonFiniteUpdates`."""
-        if not self._gradient.rows:
+        """Take the steps of all groups, as `update` with the same groups would. Raises `NonFiniteUpdates`."""
+        if not self._groups:
             return UpdateReport(skipped=True)
+        parts = minibatches(self._groups, self._settings.minibatches)
         with self._passes.training():
-            report = summarise([self._take_step()])
+            steps = [self._take_step()]
+            steps += [self._step(rows) for rows in chain(parts[1:], *repeat(parts, self._settings.epochs - 1))]
+        self._groups = []
+        report = summarise(steps)
         self.version += not report.skipped
         return report
 
     def abandon(self) -> None:
         """Discard the open update."""
+        self._groups = []
         self._gradient.clear()
 
     def snapshot(self) -> bytes:

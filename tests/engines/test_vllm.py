@@ -253,6 +253,59 @@ def test_between_rounds_it_sleeps_and_wakes_weights_before_the_cache(
     assert len(_lines(script / "loads")) == (0 if lora else 1)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "fraction", "visible", "placed"),
+    [
+        ((), None, None, "0 in 1, 0.45"),
+        ((), None, "GPU-a,GPU-b", "GPU-a in 1, 0.45"),
+        ((1,), None, None, "1 in 1, 0.9"),
+        ((1, 3), None, "4,5,6,7", "5,7 in 2, 0.9"),
+        ((3,), 0.5, "4,5,6,7", "7 in 1, 0.5"),
+    ],
+)
+def test_vllm_has_the_gpus_that_it_is_given(
+    policy: Policy,
+    script: Path,
+    python: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[int, ...],
+    fraction: float | None,
+    visible: str | None,
+    placed: str,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    settings = GenerationSettings(vllm=VllmSettings(python=python, gpus=gpus, gpu_memory_fraction=fraction))
+    with contextlib.closing(VllmService(policy, settings, device=torch.device("cuda"))) as service:
+        assert VllmEngine(policy, settings, service).generate(PROMPTS[:1], 2, SAMPLING, 1)
+    assert (script / "placed").read_text() == placed
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "message"),
+    [
+        ((1,), "cpu", "needs CUDA, the policy is on cpu"),
+        ((0, 2), "cuda", r"must be below 2, the number of visible GPUs, got \[2\]"),
+        ((0, 1), "cuda:1", "must not have GPU 1, on which the policy is"),
+        ((0,), "cuda", "must not have GPU 0, on which the policy is"),
+    ],
+)
+def test_gpus_that_vllm_cannot_have_are_refused(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, gpus: tuple[int, ...], device: str, message: str
+) -> None:
+    monkeypatch.setattr(Policy, "device", torch.device(device))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(EngineError, match=message):
+        VllmService(policy, GenerationSettings(vllm=VllmSettings(gpus=gpus)))
+
+
+def test_a_gpu_is_named_once() -> None:
+    with pytest.raises(ValueError, match=r"gpus must name each GPU once, got \[1, 1\]"):
+        VllmSettings(gpus=(1, 1))
+
+
 def _lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 

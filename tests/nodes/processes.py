@@ -64,6 +64,7 @@ class Torchrun(subprocess.Popen[bytes]):
 
     def __init__(self, log: Path, arguments: Sequence[str], num_processes: int) -> None:
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+        torchrun.append(f"--shutdown-timeout={DEADLINE_S:.0f}")  # else it kills after 30 s what is only slow to end
         super().__init__(
             [sys.executable, "-m", *torchrun, "-m", "nodes.cli", *arguments],
             stdin=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from swarm import torchao
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy
@@ -65,7 +66,8 @@ def test_several_processes_are_refused(policy: Policy, monkeypatch: pytest.Monke
 @pytest.fixture
 def eagerly() -> Iterator[None]:
     """Compiling torchao's step for a CPU needs a C++ compiler."""
-    pytest.importorskip("torchao", reason="needs the extra torchao")
+    if not torchao.is_installed():
+        pytest.skip("needs the extra torchao")
     torch.compiler.set_stance("force_eager")
     yield
     torch.compiler.set_stance("default")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
@@ -25,11 +27,13 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.sharding import ShardedRanks
 from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.loading import Policy
+from swarm.policy.snapshot import unpack
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore, snapshot
 from swarm.training.config import UpdateSettings
+from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling
 from tests.example_groups import rollout_group
@@ -153,6 +157,33 @@ def _generate(base: Path, out: Path, ranks: Ranks) -> None:
         (out / "answers.json").write_text(json.dumps(ids))
 
 
+def _stream(base: Path, out: Path, ranks: Ranks) -> None:
+    """A learner's update: two minibatches from groups that come one by one, its snapshot, and an abandoned one."""
+    policy = _load(base, LoraSettings(), ranks)
+    settings = UpdateSettings(**{**STEPS, "reference_kl": 0.0})
+    updater = StreamedUpdater(policy, settings, MixSettings(), Sampling())
+    groups = [_sampled(policy, group) for group in _groups()[1]]
+    for group in groups:
+        updater.accumulate([group])
+    updater.apply()
+    updater.accumulate(groups[:1])
+    updater.abandon()
+    content = updater.snapshot()
+    if ranks.rank == 0:
+        (out / "snapshot").write_bytes(content)
+    else:
+        assert content == b""
+
+
+def _sampled(policy: Policy, group: GradedGroup) -> GradedGroup:
+    """With token ids and log-probabilities that a worker might have sent."""
+    completions = []
+    for index, completion in enumerate(group.group.completions):
+        (ids,) = policy.encode_completions([completion])
+        completions.append(replace(completion, token_ids=tuple(ids), logprobs=(-0.5 - 0.1 * index,) * len(ids)))
+    return replace(group, group=replace(group.group, completions=tuple(completions)))
+
+
 def _one_of_several(rank: int, port: int, base: Path, alone: Path, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(
@@ -168,6 +199,7 @@ def _one_of_several(rank: int, port: int, base: Path, alone: Path, out: Path) ->
         _train(base, out, ranks)
         _resume(base, alone, out, ranks)
         _generate(base, out, ranks)
+        _stream(base, out, ranks)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +220,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     assert [process.exitcode for process in ranks] == [0] * NUM_RANKS
     _resume(base, together, alone, Ranks())
     _generate(base, alone, Ranks())
+    _stream(base, alone, Ranks())
     return base, alone, together
 
 
@@ -244,6 +277,15 @@ def test_all_ranks_generate_and_can_train_afterwards(results: tuple[Path, Path, 
     assert [len(group) for group in answers] == [2] * 5
     assert all(len(ids) == len(logprobs) > 0 for group in answers for ids, logprobs in group)
     assert len({json.dumps(group) for group in answers}) == 5, "no two ranks sample alike"
+
+
+@pytest.mark.slow
+def test_a_learners_update_and_snapshot_are_those_of_one_process(results: tuple[Path, Path, Path]) -> None:
+    base, alone, together = results
+    ours, theirs = (unpack((folder / "snapshot").read_bytes()) for folder in (together, alone))
+    _assert_same(ours, theirs)
+    before = load_file(base / "model.safetensors")
+    assert any(not torch.equal(value, before[name]) for name, value in ours.items() if name in before)
 
 
 def test_rows_are_divided_evenly_and_without_loss() -> None:

@@ -79,16 +79,46 @@ def test_groups_that_come_one_by_one_make_the_update_of_all_at_once(policy: Poli
         torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
 
 
-def test_an_abandoned_update_leaves_no_trace(policy: Policy) -> None:
+@pytest.mark.parametrize("arrivals", [[1, 1, 1], [2, 1], [1, 2]])
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 2), (2, 1), (2, 2), (3, 5)])
+@pytest.mark.parametrize("importance", ["none", "token_truncate"])
+def test_several_steps_are_those_of_all_groups_at_once(
+    policy: Policy, arrivals: list[int], epochs: int, minibatches: int, importance: str
+) -> None:
+    policy = exact(policy)
+    groups = [_claiming(_sampled(policy, question), -0.2) for question in QUESTIONS]
+    whole, parts = copy.deepcopy(policy), copy.deepcopy(policy)
+    settings = _settings(epochs=epochs, minibatches=minibatches, importance=importance, micro_batch_tokens=64)
+    expected = PolicyUpdater(whole, settings, MixSettings(), 1.0).update(groups, [])
+    updater = StreamedUpdater(parts, settings, MixSettings(), Sampling())
+    for count in arrivals:
+        assert _same_weights(parts, policy), "no step before all groups are there"
+        updater.accumulate([groups.pop(0) for _ in range(count)])
+    report = updater.apply()
+    assert updater.version == 1, "an update of several steps is one version"
+    assert report.figures["train/num_sequences"] == epochs * len(QUESTIONS) * len(TEXTS)
+    assert report.figures == pytest.approx(expected.figures, rel=1e-6, abs=1e-9)
+    assert not _same_weights(parts, policy)
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
+
+
+def _same_weights(one: Policy, other: Policy) -> bool:
+    return all(map(torch.equal, one.model.parameters(), other.model.parameters()))
+
+
+@pytest.mark.parametrize("steps", [{}, {"minibatches": 2, "epochs": 2}])
+def test_an_abandoned_update_leaves_no_trace(policy: Policy, steps: dict[str, int]) -> None:
     once, twice = copy.deepcopy(policy), copy.deepcopy(policy)
     group = _sampled(policy, QUESTIONS[0])
-    updater = StreamedUpdater(twice, _settings(), MixSettings(), Sampling())
+    updater = StreamedUpdater(twice, _settings(**steps), MixSettings(), Sampling())
     updater.accumulate([_sampled(policy, QUESTIONS[2])])
+    updater.accumulate([_sampled(policy, QUESTIONS[1])])
     updater.abandon()
     assert updater.apply().skipped and updater.version == 0, "there is no update to make"
     updater.accumulate([group])
     updater.apply()
-    other = StreamedUpdater(once, _settings(), MixSettings(), Sampling())
+    other = StreamedUpdater(once, _settings(**steps), MixSettings(), Sampling())
     other.accumulate([group])
     other.apply()
     for one, two in zip(once.model.parameters(), twice.model.parameters(), strict=True):
@@ -165,9 +195,7 @@ def test_groups_that_this_policy_cannot_have_sampled_are_told_why(policy: Policy
     assert updater.refusal(cut) == "other_sampling"
 
 
-def test_several_steps_and_mixed_denominators_are_refused(policy: Policy) -> None:
-    with pytest.raises(PolicyError, match="one optimizer step"):
-        StreamedUpdater(policy, _settings(epochs=2), MixSettings(), Sampling())
+def test_mixed_denominators_are_refused(policy: Policy) -> None:
     with pytest.raises(PolicyError, match="behaviour_kl"):
         StreamedUpdater(policy, _settings(objective="dapo", behaviour_kl=0.1), MixSettings(), Sampling())
 

@@ -14,9 +14,9 @@ from swarm.errors import ConfigError
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
 from swarm.preflight import check, page
-from swarm.preflight.check import Memory, Preflight, check_nodes, check_start, judge, with_settings
+from swarm.preflight.check import ROUNDED_BASE, Memory, Preflight, check_nodes, check_start, judge, with_settings
 from swarm.preflight.model import ModelSize, measure
-from swarm.preflight.need import GIB, Need, Part, RoleName
+from swarm.preflight.need import GIB, VLLM_BYTES, Need, Node, Part, RoleName
 from tests.engines.models import make
 
 CONFIG = NodeConfig.model_validate(
@@ -114,6 +114,36 @@ def test_vllm_needs_its_weights_within_its_share() -> None:
     assert found.verdict == "too large" and "gpu_memory_fraction 0.45 gives it 0.9 GiB" in found.seen
     found = _judge(4.5 * GIB, _with(generation__engine="vllm", generation__vllm__gpu_memory_fraction=0.3), "worker")
     assert found.fix.startswith("what fits: --generation.vllm.gpu_memory_fraction 0.8")
+
+
+def test_vllm_on_another_gpu_takes_nothing_here() -> None:
+    config = _with(generation__engine="vllm", update__gradient_checkpointing=True)
+    memory = Memory("cuda", 3 * GIB, 3 * GIB, other_gpus=1)
+    here = judge(_size, config, "peer", memory)
+    assert here.verdict == "too large" and "generation.vllm.gpus '[1]'" in here.fix
+    on_gpu_1 = _with(policy__device="cuda:1", generation__engine="vllm", update__gradient_checkpointing=True)
+    assert "generation.vllm.gpus '[0]'" in judge(_size, on_gpu_1, "peer", memory).fix
+    moved = with_settings(config, (("generation.vllm.gpus", (1,)),))
+    found = judge(_size, moved, "peer", memory)
+    assert found.verdict == "fits" and "vLLM" not in {part.name for part in found.need.parts}
+    assert "gpus" not in judge(_size, config, "peer", structs.replace(memory, other_gpus=0)).fix
+
+
+def test_gpus_share_what_vllm_needs_of_each() -> None:
+    def least(*gpus: int) -> int:
+        settings = with_settings(CONFIG, (("generation.engine", "vllm"), ("generation.vllm.gpus", gpus)))
+        return Node(settings, _size(LoraSettings()), "worker", "vllm", "cuda", 10 * GIB).vllm_least
+
+    assert 2 * (least(0, 1) - VLLM_BYTES) == pytest.approx(least(0) - VLLM_BYTES, abs=1)
+
+
+def test_a_rounded_base_is_proposed_with_adapters_only() -> None:
+    config = _with(generation__engine="transformers", policy__lora__rank=4)
+    need = _judge(10 * GIB, config).need.total
+    proposed = [way.changes for way in _judge(need - 1, config).ways]
+    assert any(ROUNDED_BASE in changes for changes in proposed)
+    alone = [way.changes for way in _judge(_judge(10 * GIB).need.total - 1).ways if ROUNDED_BASE in way.changes]
+    assert all(("policy.lora.rank", 16) in changes for changes in alone)
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from swarm.errors import PolicyError
 from swarm.policy.adapters import Adapters
-from swarm.policy.config import LoraSettings
+from swarm.policy.config import FrozenDtype, LoraSettings
+from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.scoring.head import selected_logprobs
 from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
 from swarm.preflight.page import MODELS
@@ -105,6 +106,24 @@ def test_adapters_are_counted_exactly_and_their_passes_too() -> None:
     assert size.weight_bytes == sum(weight.nbytes for weight in model.parameters())
     assert size.passes is not None
     assert size.passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, torch.bfloat16), rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_rounded_weights_are_counted_exactly_and_the_matrix_in_use_too(kind: FrozenDtype) -> None:
+    pytest.importorskip("peft", reason="needs the extra lora")
+    model, lora = _deeper("qwen2"), LoraSettings(rank=4, frozen_dtype=kind)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    size = _size(model, torch.bfloat16, lora)
+    model = model.to(torch.bfloat16)
+    Adapters(model, lora)
+    layers = [layer for _, layer in frozen_layers(model)]
+    codes = sum(buffer.nbytes for layer in layers for buffer in layer.buffers())
+    assert size.parameters == parameters, "vLLM has them in full"
+    assert size.weight_bytes == sum(weight.nbytes for weight in model.parameters()) + codes
+    assert size.passes is not None
+    assert size.passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, torch.bfloat16), rel=0.1)
+    largest = max(layer.weight.nbytes for layer in layers)
+    assert largest <= size.computed_bytes <= 4 * largest
 
 
 def test_checkpointing_keeps_what_a_real_pass_keeps() -> None:

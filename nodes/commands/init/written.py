@@ -46,7 +46,7 @@ def fields_of(answers: Answers, changes: Changes) -> list[Field]:
     if answers.port:
         port = "The port that others connect to: let it through the firewall, and forward it in the router."
         network.append(Field("network.listen", [f"/ip4/0.0.0.0/tcp/{answers.port}"], port))
-    rest = [Field(path, value, TO_FIT) for path, value in changes]
+    rest = [Field(path, list(value) if isinstance(value, tuple) else value, TO_FIT) for path, value in changes]
     # Fields of one group stand together.
     return [*fields, *sorted([*network, *model, *rest], key=lambda field: field.path.split(".")[:-1])]
 

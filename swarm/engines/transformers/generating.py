@@ -2,7 +2,8 @@
 
 Autocast casts float32 matrices in every pass, so that a decode step moves four times the bytes that it needs. The copy
 casts them once after a change of the weights, with adapters merged. It shares everything else, such as norms and
-embeddings, with the trained model: without adapters it computes the very same numbers.
+embeddings, with the trained model: without adapters it computes the very same numbers. Matrices of few bits are shared
+too, with their adapters beside them: a copy would take the memory that they save.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarm.policy.adapters import base_layer, is_adapted, merged_weight
+from swarm.policy.frozen.layers import FrozenLinear
 from swarm.policy.loading import Policy
 from swarm.policy.routing import Routers
 
@@ -70,6 +72,8 @@ def _copied(policy: Policy) -> tuple[PreTrainedModel, list[_Cast]]:
     twin: PreTrainedModel = _sharing_tensors(policy.model)
     casts = []
     for name, trained in _linear_layers(policy.model):
+        if isinstance(base_layer(trained), FrozenLinear):
+            continue
         if is_adapted(trained):
             twin.set_submodule(name, _sharing_tensors(base_layer(trained)))
         elif trained.get_parameter("weight").dtype is policy.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from swarm.errors import EngineError
+from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.loading import Policy
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -41,7 +42,7 @@ def make_work_directory(policy: Policy) -> Path:
 
     Docker gives a container 64 MiB of shared memory. Raises `EngineError` when there is no room anywhere.
     """
-    needed = sum(weight.numel() for weight in _base(policy).values()) * policy.compute_dtype.itemsize
+    needed = sum(weight.numel() for _, weight in _base(policy)) * policy.compute_dtype.itemsize
     places = [place for place in (SHARED_MEMORY, Path(gettempdir())) if place.is_dir()]
     free = {place: shutil.disk_usage(place).free for place in places}
     for place in places:
@@ -89,25 +90,25 @@ def changed_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
             if policy.adapters:
                 policy.adapters.save(directory, policy.weights)
             else:
-                _write(policy, directory, policy.weights)
+                _write(policy, directory, policy.weights.items())
         yield directory, state
     finally:
         shutil.rmtree(directory)
 
 
-def _base(policy: Policy) -> dict[str, torch.Tensor]:
-    """The model's parameters by their names without adapters."""
-    return {
-        name.replace(".base_layer.", "."): parameter
-        for name, parameter in policy.model.named_parameters()
-        if ".lora_" not in name
-    }
+def _base(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's parameters by their names without adapters; matrices of few bits are computed one after the other."""
+    for name, parameter in policy.model.named_parameters():
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter
+    for name, layer in frozen_layers(policy.model):
+        yield f"{name.removesuffix('.base_layer')}.weight", layer.weight
 
 
-def _write(policy: Policy, directory: Path, weights: dict[str, torch.Tensor]) -> None:
+def _write(policy: Policy, directory: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Rounded to vLLM's type, as vLLM would do itself after reading twice as much."""
     dtype = policy.compute_dtype
-    rounded = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
+    rounded = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights}
     try:
         save_file(rounded, directory / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:

@@ -32,6 +32,8 @@ class Start(Struct, frozen=True, tag=True):
     cpu_cache_bytes: int
     lora_rank: int
     """Rank of the adapters to be loaded; 0 without adapters."""
+    num_parts: int
+    """GPUs that share every matrix."""
     sleep: bool
     """Whether `Sleep` will be used."""
     trust_remote_code: bool

@@ -4,8 +4,9 @@ requests ──▶ calls ──▶ vLLM, bounded sequences per call ──▶ a 
                  weights change here, between two steps ──▲
 
 One thread: messages are read between two steps, so that they never interrupt a step. vLLM's engine core runs in this
-process too, without asynchronous scheduling, so that every token is attributed to the weights that sampled it. The
-process ends when its socket closes.
+process too, without asynchronous scheduling, so that every token is attributed to the weights that sampled it. With
+several GPUs vLLM starts a process of its own for each, which end with this one. The process ends when its socket
+closes.
 """
 
 from __future__ import annotations
@@ -199,6 +200,7 @@ def open_engine(start: Start) -> LLMEngine:
         max_num_seqs=start.max_sequences,
         trust_remote_code=start.trust_remote_code,
         hf_overrides={"head_dtype": "float32"},  # logits as in training: `swarm/policy/scoring/head.py`
+        tensor_parallel_size=start.num_parts,
         enable_sleep_mode=start.sleep,
         enforce_eager=not on_gpu,  # compiling for a CPU needs a C++ compiler
         enable_chunked_prefill=on_gpu,  # partial prompts rewind seeds, which fails on CPUs

@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -41,13 +41,14 @@ class VllmService:
         trust_remote_code: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        """Nothing runs yet; vLLM will use `device`, by default the policy's.
+        """Nothing runs yet; vLLM will use the configured GPUs, or else `device`, by default the policy's.
 
         Raises `EngineError` for unsupported settings, and without room for the weights on their way.
         """
         self._device = device or policy.device
         if settings.vllm.sleep and self._device.type != "cuda":
             raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {self._device}: set it to false")
+        _check_gpus(settings.vllm.gpus, self._device, policy.device)
         if policy.ranks.size > 1:
             raise EngineError("generation.engine must be transformers when several processes share a policy")
         self._policy = policy
@@ -149,7 +150,7 @@ class VllmService:
             self._process = VllmProcess(
                 settings.python or Path(sys.executable),
                 self.work,
-                _environment(self._device),
+                _environment(self._device, settings.gpus),
                 lambda call: self._order(call, directory, state.version),
             )
             self._state = None if policy.adapters else state
@@ -167,9 +168,10 @@ class VllmService:
             # vLLM takes the positions of long sequences for all of them if any may be long.
             max_tokens=policy.original_positions or -1,
             max_sequences=settings.max_batch_sequences,
-            gpu_memory_fraction=settings.vllm.gpu_memory_fraction if self._device.type == "cuda" else None,
+            gpu_memory_fraction=settings.vllm.memory_fraction if self._device.type == "cuda" else None,
             cpu_cache_bytes=settings.vllm.cpu_cache_bytes,
             lora_rank=policy.adapters.rank if policy.adapters else 0,
+            num_parts=settings.vllm.num_parts,
             sleep=settings.vllm.sleep,
             trust_remote_code=self._trust_remote_code,
         )
@@ -202,10 +204,28 @@ def _pause(seconds: float, cancelled: Callable[[], bool]) -> None:
         time.sleep(POLL_S)
 
 
-def _environment(device: torch.device) -> dict[str, str]:
-    """Variables that place vLLM on the policy's device, with as many threads."""
+def _check_gpus(gpus: Sequence[int], device: torch.device, policy_device: torch.device) -> None:
+    """Raises `EngineError` for GPUs that vLLM cannot have for itself."""
+    if not gpus:
+        return
+    if device.type != "cuda":
+        raise EngineError(f"generation.vllm.gpus needs CUDA, the policy is on {device}: set it to []")
+    if missing := [gpu for gpu in gpus if gpu >= torch.cuda.device_count()]:
+        raise EngineError(
+            f"generation.vllm.gpus must be below {torch.cuda.device_count()}, the number of visible GPUs, got {missing}"
+        )
+    if policy_device.type == "cuda" and (own := policy_device.index or 0) in gpus:
+        raise EngineError(
+            f"generation.vllm.gpus must not have GPU {own}, on which the policy is: leave it out, or choose another "
+            "policy.device"
+        )
+
+
+def _environment(device: torch.device, gpus: Sequence[int]) -> dict[str, str]:
+    """Variables that place vLLM on these GPUs, or on the policy's device, with as many threads."""
     if device.type != "cuda":
         return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    index = device.index or 0
-    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[index] if visible else str(index)}
+    names = visible.split(",") if visible else None
+    chosen = gpus or [device.index or 0]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] if names else str(gpu) for gpu in chosen)}

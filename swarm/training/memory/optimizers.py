@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from swarm import torchao
 from swarm.errors import PolicyError
 from swarm.policy.loading import Policy
 from swarm.training.config import OptimizerName, UpdateSettings
@@ -43,6 +44,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _adamw_8bit(policy: Policy, common: dict[str, object]) -> torch.optim.Optimizer:
+    torchao.show()
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:

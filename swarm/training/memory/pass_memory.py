@@ -82,8 +82,9 @@ def _kept_bytes(policy: Policy, scorer: Scorer, num_tokens: int) -> int:
 
 @contextmanager
 def _counted(policy: Policy) -> Iterator[dict[int, int]]:
-    """Sizes of the memory that is kept for the gradient within the block, by address; parameters do not count."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+    """Sizes of the memory that is kept for the gradient within the block, by address; the model's own does not
+    count."""
+    own = {held.untyped_storage().data_ptr() for held in (*policy.model.parameters(), *policy.model.buffers())}
     sizes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

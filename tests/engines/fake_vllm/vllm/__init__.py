@@ -1,7 +1,8 @@
 """What `swarm/engines/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
 
 A file in the directory FAKE_VLLM makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
-`refuse-load`. `loads` there gets a line for every change of weights, `sleep` one for every part that wakes or sleeps.
+`refuse-load`. `loads` there gets a line for every change of weights, `sleep` one for every part that wakes or sleeps,
+`placed` the GPUs that it sees, into how many it cuts matrices, and its fraction of their memory.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class LLMEngine:
             raise ValueError("no kernel for this model")
         assert (Path(str(arguments["model"])) / "model.safetensors").stat().st_size > 0
         assert arguments["hf_overrides"] == {"head_dtype": "float32"}
+        gpus, parts = os.environ["CUDA_VISIBLE_DEVICES"], arguments["tensor_parallel_size"]
+        (SCRIPT / "placed").write_text(f"{gpus} in {parts}, {arguments.get('gpu_memory_utilization')}")
         cache = SimpleNamespace(num_gpu_blocks=10, block_size=16)
         self.vllm_config = SimpleNamespace(
             cache_config=cache, model_config=SimpleNamespace(max_model_len=MAX_POSITIONS)

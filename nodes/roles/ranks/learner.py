@@ -1,0 +1,147 @@
+"""A learner's policy on all ranks: rank 0 is the learner, see `led.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from nodes.roles.ranks.led import Generate, Led, Snapshot, load_reference
+from swarm.config import NodeConfig
+from swarm.engines.shared import SharedEngine
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.loading import Policy, load_policy
+from swarm.protocols import Turns
+from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, restore, snapshot
+from swarm.training.streamed import StreamedUpdater
+from swarm.types import Answers, Context, GradedGroup, Sampling, UpdateReport
+
+
+class Accumulate(Struct, frozen=True):
+    """Train on a share of these groups, in the open update."""
+
+    groups: Sequence[GradedGroup]
+
+
+class Apply(Struct, frozen=True):
+    """Take the steps of the open update."""
+
+
+class Abandon(Struct, frozen=True):
+    """Discard the open update."""
+
+
+class Pack(Struct, frozen=True):
+    """Send this rank's shard of the weights."""
+
+
+class Rise(Struct, frozen=True):
+    """Give the policy a higher version."""
+
+    version: int
+
+
+Order = Generate | Accumulate | Apply | Abandon | Pack | Rise | Snapshot
+
+
+class LearnerRanks(Led):
+    """A learner's policy with its updater; on rank 0 also the `RolloutEngine` of its evaluations."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        checkpoint: Path | None,
+        ranks: Ranks,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Load from a checkpoint or start anew. Raises `PolicyError`, `CheckpointError`, `SamplingError`."""
+        super().__init__(config, checkpoint, ranks)
+        self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
+        engine = TransformersEngine(self.policy, config.generation, cancelled)
+        engine.check(config.generation.sampling())
+        self._engine = SharedEngine(engine, self.policy)
+        self.updater = _LedUpdater(self._tell, self.policy, config, load_reference(config, ranks))
+        self.resumed: TrainingState | None = restore(checkpoint, self.updater) if checkpoint else None
+        """The checkpoint's state."""
+
+    def generate(
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+    ) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or a `Rejection`. See `RolloutEngine`."""
+        self._tell(Generate(prompts, num_completions, sampling, seed))
+        return self._engine.generate(prompts, num_completions, sampling, seed)
+
+    def stream(
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
+    ) -> Generator[tuple[int, Answers]]:
+        """The same, group by group."""
+        self._tell(Generate(prompts, num_completions, sampling, seed))
+        return self._engine.stream(prompts, num_completions, sampling, seed, turns)
+
+    def save(self, store: CheckpointStore, state: TrainingState, config: str) -> Path:
+        """Write a checkpoint."""
+        self._tell(Snapshot())
+        return store.save(self.policy, self.updater, state, config)
+
+    def _tell(self, order: Order) -> None:
+        if self._ranks.rank == 0:
+            self._order(order)
+
+    def _obey(self, order: object) -> None:
+        match order:
+            case Generate(prompts, num_completions, sampling, seed):
+                self.generate(prompts, num_completions, sampling, seed)
+            case Accumulate(groups):
+                self.updater.accumulate(groups)
+            case Apply():
+                self.updater.apply()
+            case Abandon():
+                self.updater.abandon()
+            case Pack():
+                self.updater.snapshot()
+            case Rise(version):
+                self.updater.rise_to(version)
+            case Snapshot():
+                snapshot(self.policy, self.updater)
+            case _:
+                raise AssertionError(f"{order} is not a valid order after the start")
+
+
+class _LedUpdater(StreamedUpdater):
+    """A `StreamingUpdater` that tells the other ranks what it does before it does it."""
+
+    def __init__(
+        self, tell: Callable[[Order], None], policy: Policy, config: NodeConfig, reference: Policy | None
+    ) -> None:
+        super().__init__(
+            policy, config.update, config.mix, config.generation.sampling(), reference, config.learner.precision
+        )
+        self._tell = tell
+
+    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
+        self._tell(Accumulate(groups))
+        super().accumulate(groups)
+
+    def apply(self) -> UpdateReport:
+        self._tell(Apply())
+        return super().apply()
+
+    def abandon(self) -> None:
+        self._tell(Abandon())
+        super().abandon()
+
+    def snapshot(self) -> bytes:
+        self._tell(Pack())
+        return super().snapshot()
+
+    def rise_to(self, version: int) -> None:
+        self._tell(Rise(version))
+        super().rise_to(version)

@@ -1,0 +1,100 @@
+"""The ranks of one node: rank 0 is the node and sends orders, the others do their share of the work.
+
+    rank 0    a node: network, questions, verification, metrics ──▶ its `Led` object ──┐ order
+    others    follow: wait for an order, then do what rank 0 does  ◀───────────────────┘
+
+torchrun starts several ranks; a single process works the same way without sending orders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from nodes import exits
+from nodes.stop import StopRequest
+from swarm.config import NodeConfig
+from swarm.errors import Interrupted, NonFiniteUpdates, SwarmError
+from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.loading import Policy, load_policy
+from swarm.types import Context, Sampling
+
+
+class Begin(Struct, frozen=True):
+    """Make the same object with the same policy, and obey its orders."""
+
+    make: Callable[[NodeConfig, Path | None, Ranks, Callable[[], bool]], Led]
+    config: NodeConfig
+    checkpoint: Path | None
+
+
+class Generate(Struct, frozen=True):
+    """Answer a share of these questions."""
+
+    prompts: Sequence[Context]
+    num_completions: int
+    sampling: Sampling
+    seed: int
+
+
+class Snapshot(Struct, frozen=True):
+    """Send this rank's shard of weights and optimizer."""
+
+
+class Led(ABC):
+    """What every rank of a node has. Rank 0 uses it; it tells the others what it does, and they do the same."""
+
+    def __init__(self, config: NodeConfig, checkpoint: Path | None, ranks: Ranks) -> None:
+        """Rank 0 orders the others to make the same."""
+        self._ranks = ranks
+        if ranks.rank == 0:
+            self._order(Begin(type(self), config, checkpoint))
+
+    def follow(self) -> None:
+        """Execute rank 0's orders until the last."""
+        while (order := self._ranks.broadcast(END)) is not None:
+            with contextlib.suppress(Interrupted, NonFiniteUpdates):  # rank 0 raises the same and decides
+                self._obey(order)
+
+    def _order(self, order: object) -> None:
+        self._ranks.broadcast(order)
+
+    @abstractmethod
+    def _obey(self, order: object) -> None:
+        """Do what rank 0 does after this order."""
+
+
+END: object = None
+"""The last order."""
+
+
+@contextlib.contextmanager
+def leading(ranks: Ranks) -> Iterator[None]:
+    """Dismiss the other ranks at the end; after a crash torchrun ends them."""
+    try:
+        yield
+    except SwarmError:
+        with contextlib.suppress(RuntimeError):  # they may have failed for the same reason
+            ranks.broadcast(END)
+        raise
+    ranks.broadcast(END)
+
+
+def follow(ranks: Ranks) -> int:
+    """The main loop of every rank except 0. Returns the exit code."""
+    stop = StopRequest()  # generation ends at the next token, everything else by rank 0's order
+    order = ranks.broadcast(END)
+    if isinstance(order, Begin):
+        order.make(order.config, order.checkpoint, ranks, stop).follow()
+    return exits.DONE
+
+
+def load_reference(config: NodeConfig, ranks: Ranks) -> Policy | None:
+    """The initial policy; None when it is not needed, or when only adapters are trained."""
+    if config.update.reference_kl == 0 or config.policy.lora.rank > 0:
+        return None
+    return load_policy(config.policy, ranks=ranks.for_another())

@@ -1,0 +1,124 @@
+"""Frozen matrices of 8 or 4 bits, beside which adapters learn: QLoRA.
+
+A pass computes each matrix anew in its own type, forward and backward, and forgets it: memory holds one at a time.
+Adapters learn what the rounding of the matrices lost as well. Source: arXiv:2305.14314, sections 2 and 3, without the
+double quantization of scales: 4.5 bits a weight instead of 4.13. 8 bits: arXiv:2208.07339 without outliers, so with one
+scale for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from transformers import PreTrainedModel
+
+from swarm.errors import PolicyError
+from swarm.policy.config import FrozenDtype
+from swarm.policy.frozen.codes import computed, in_blocks, pairs_of_weights
+from swarm.policy.snapshot import quantise
+
+ROUNDED: tuple[FrozenDtype, ...] = ("int8", "nf4")
+"""Types of frozen weights whose matrices are stored in fewer bits than they are computed in."""
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer whose `weight` [out, in] is computed when it is asked for, without a gradient."""
+
+    def __init__(self, layer: nn.Linear, kind: FrozenDtype) -> None:
+        """Store the weight of `layer` as `kind`; its bias is taken over."""
+        nn.Module.__init__(self)  # that of `nn.Linear` would make a weight
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.register_parameter("bias", layer.bias)
+        self._dtype = layer.weight.dtype
+        codes, scales = in_blocks(layer.weight) if kind == "nf4" else quantise(layer.weight)
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+        self.register_buffer("pairs", pairs_of_weights(codes.device) if kind == "nf4" else None, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The rounded weight in the type of the one that was given; each time computed anew."""
+        return self.weight_as(self._dtype)
+
+    def weight_as(self, dtype: torch.dtype) -> Tensor:
+        """The rounded weight, as a pass in this type computes it."""
+        return computed(*self._stored, self._shape, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer's output [..., out] of `input` [..., in], in the type of the forward pass."""
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        product: Tensor = _Product.apply(input.to(dtype), *self._stored, self._shape)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias.to(dtype)
+
+    def plain(self) -> nn.Linear:
+        """The same layer with its weight in full."""
+        layer = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        layer.weight = nn.Parameter(self.weight, requires_grad=False)
+        layer.bias = self.bias
+        return layer
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    @property
+    def _stored(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return cast(Tensor, self.codes), cast(Tensor, self.scales), cast(Tensor | None, self.pairs)
+
+
+def freeze(model: PreTrainedModel, kind: FrozenDtype) -> None:
+    """Store the matrices of all linear layers but the output head as `kind`. Raises `PolicyError` without any."""
+    head = model.get_output_embeddings()
+    found = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not head]
+    if not found:
+        raise PolicyError(
+            f"policy.lora.frozen_dtype must be compute or float32 for a {type(model).__name__}, which has no linear "
+            f"layers, got {kind}"
+        )
+    for name, layer in found:
+        model.set_submodule(name, FrozenLinear(layer, kind))
+
+
+def thaw(model: nn.Module) -> None:
+    """Undo `freeze`, except for what the rounding lost."""
+    for name, layer in list(frozen_layers(model)):
+        model.set_submodule(name, layer.plain())
+
+
+def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLinear]]:
+    """The layers that `freeze` made, by name."""
+    return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, FrozenLinear))
+
+
+class _Context(FunctionCtx):
+    """State of `_Product` between forward and backward."""
+
+    saved_tensors: tuple[Tensor, Tensor, Tensor | None]
+    shape: tuple[int, int]
+
+
+class _Product(torch.autograd.Function):
+    """input weight^T; the backward pass computes the weight again instead of keeping it."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        input: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        pairs: Tensor | None,
+        shape: tuple[int, int],
+    ) -> Tensor:
+        ctx.shape = shape
+        ctx.save_for_backward(codes, scales, pairs)  # type: ignore[arg-type]  # None may be saved
+        return input @ computed(codes, scales, pairs, shape, input.dtype).T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad @ computed(*ctx.saved_tensors, ctx.shape, grad.dtype), None, None, None, None

@@ -1,0 +1,40 @@
+"""What the tests that need a GPU share, and the report of what they measured. See docs/gpu.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.common.report import Report
+from swarm.policy.out_of_memory import release_unused
+
+FILE = Path("gpu-report.json")
+FIGURES = Report("gpu", peer="expected")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The first GPU, with its memory free as far as this process can free it."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU and a torch with CUDA")
+    release_unused()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.device("cuda")
+
+
+@pytest.fixture
+def figures() -> Report:
+    """Takes rows for the report."""
+    return FIGURES
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not FIGURES.rows:
+        return
+    FIGURES.versions |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda or ""}
+    FILE.write_text(json.dumps({**json.loads(FIGURES.as_json()), "command": "make test-gpu"}, indent=1) + "\n")
+    terminalreporter.write_sep("-", f"figures, also in {FILE}")
+    terminalreporter.write_line(FIGURES.markdown())
