@@ -48,7 +48,7 @@ check: $(VENV)/.installed-dev
 
 # The site of docs/, in build/site; a link that leads nowhere is an error.
 docs: $(VENV)/.installed-docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .ci/mkdocs.yml
 	@echo "build/site is built; look at it with: python3 -m http.server --directory build/site"
 
 install: $(VENV)/.installed
