@@ -114,7 +114,7 @@ def _clock(node: NodeReader, now: float) -> Iterator[Alert]:
     early = groups["dropped"].get(Reason.CLOCK, 0)
     if early >= CLOCK_GROUPS and early >= groups["received"] / 10:
         yield Alert(
-            "clock",
+            "wrong-clock",
             "error",
             f"{early:,} of {groups['received']:,} received groups are from the future: this clock is probably slow.",
             "Set the clock by network time (NTP); `swarm doctor ADDRESS` measures how far it is off.",

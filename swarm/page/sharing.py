@@ -15,7 +15,7 @@ MAX_MEMBERS = 256
 """Drawn at most, the most useful; all others are only counted."""
 TAIL_CHARS = 8
 """Of a peer id: all start alike."""
-Standing = Literal["here", "connected", "away", "quarantined"]
+Standing = Literal["here", "connected", "away", "isolated"]
 
 
 class Member(Struct):
@@ -115,7 +115,7 @@ def _of_row(row: PeerRow) -> Member:
 def standing(row: PeerRow) -> Standing:
     """How a peer stands with the node whose row this is."""
     if row.quarantined_until is not None:
-        return "quarantined"
+        return "isolated"
     return "connected" if row.connected else "away"
 
 

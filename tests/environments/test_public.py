@@ -15,7 +15,7 @@ import pytest
 from .hub import PRIVATE, serving
 
 READ = """
-import json, sys
+import json, os, sys
 from swarm.errors import SwarmError
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.specs import from_specs
@@ -26,7 +26,8 @@ for path in sys.argv[1:]:
         said = DatasetSource(config).question(1, 1).prompt
     except SwarmError as error:
         said = f"{type(error).__name__}: {error}"
-    print(json.dumps(said))
+    print(json.dumps(said), flush=True)
+os._exit(0)  # threads of the library that still read abort a process that ends otherwise
 """
 ROWS = "".join(json.dumps({"question": f"public {n}", "answer": str(n)}) + "\n" for n in range(20)).encode()
 SECRET = ROWS.replace(b"public", b"SECRET")

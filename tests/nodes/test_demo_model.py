@@ -52,7 +52,16 @@ def test_a_real_model_gets_its_tasks_and_its_share_of_the_cores(
 
 def test_the_embedded_policys_demo_is_what_it_was(tmp_path: Path) -> None:
     options = _options(tmp_path)
-    assert set(_values(options)) == {"run_name", "rounds", "policy", "mix", "checkpoint", "evaluation", "network"}
+    assert set(_values(options)) == {
+        "run_name",
+        "rounds",
+        "policy",
+        "mix",
+        "checkpoint",
+        "evaluation",
+        "network",
+        "telemetry",
+    }
     assert demo_model.num_rounds(None) == demo_model.num_rounds("tiny") == 200
 
 

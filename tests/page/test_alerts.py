@@ -63,7 +63,7 @@ def _late(**fields: object) -> Callable[[RoundEvent], RoundEvent]:
 CAUSES: dict[str, Callable[[RoundEvent], RoundEvent]] = {
     "entropy": _figure("entropy", 0.01),
     "skipped": _figure("train/num_skipped_steps", 1.0),
-    "clock": _dropped("clock", 0.2),
+    "wrong-clock": _dropped("clock", 0.2),
     "refused": _dropped("unknown_task", 0.7),
     "slow": _late(tokens_per_s=500.0),
     "reward": lambda event: structs.replace(event, reward=0.5 if event.round < 60 else 0.2),

@@ -171,7 +171,7 @@ def test_two_hundred_peers(chromium: Chrome, tmp_path: Path) -> None:
     with looking(chromium, crowd(tmp_path, time.time())):
         assert chromium.execute_script("return document.querySelectorAll('#sharing circle').length") == 201
         assert chromium.execute_script("return document.querySelectorAll('#peers tbody tr').length") == 200
-        assert "quarantined" in _text(chromium, "legend")
+        assert "in quarantine" in _text(chromium, "legend")
         _picture(chromium, "crowd")
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from swarm.reasons import Reason, sentence
 from swarm.telemetry import plots
-from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.history import PeerHistory, reward_window
 from swarm.telemetry.intervals import bootstrap_mean, wilson_interval
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.live import plain_line
@@ -165,7 +165,9 @@ def test_figures_have_intervals(tmp_path: Path) -> None:
     correct = sum(each.tasks[task][0] for each in after if each for task in each.tasks)
     low, high = wilson_interval(correct, 3 * 3 * 40)
     assert f", then {low:.1%} to {high:.1%}" in parsed.text
-    last = np.mean([[event.reward for event in history.series()[-6:]] for history in histories], axis=0)
+    last = np.mean(
+        [[event.reward for event in history.series()[-reward_window(60) :]] for history in histories], axis=0
+    )
     bounds = bootstrap_mean(last)
     assert bounds is not None and f", then {bounds[0]:.3f} to {bounds[1]:.3f}" in parsed.text
     peers = next(table for table in parsed.tables if "accuracy before" in table[0])

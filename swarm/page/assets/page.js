@@ -167,7 +167,7 @@ function peers(rows) {
   return table([
     ["peer", (row) => row.peer],
     ["name", (row) => row.name],
-    ["is", (row) => el("span", { class: row.standing === "quarantined" ? "bad" : null }, row.standing)],
+    ["is", (row) => el("span", { class: row.standing === "isolated" ? "bad" : null }, row.standing)],
     ["used", (row) => count(row.used), "number"],
     ["received", (row) => count(row.received), "number"],
     ["dropped", (row) => count(row.dropped), "number"],

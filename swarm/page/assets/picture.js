@@ -5,7 +5,7 @@ import { count, el, svg, table } from "./dom.js";
 const CENTRE = 230;
 const MAX_LABELS = 24;
 const MAX_ROWS = 40;
-const MARKS = { here: "on this machine", connected: "connected", away: "away", quarantined: "quarantined" };
+const MARKS = { here: "on this machine", connected: "connected", away: "away", isolated: "in quarantine" };
 
 export function picture(state) {
   if (state.members.length === 0) return el("p", { class: "note" }, "No node has started yet.");
