@@ -5,6 +5,10 @@
   packages    as pip is configured on this machine; folders of files are served to the builder over loopback
   swarm       a bootstrap and 4 peers: every peer uses groups of others; a node that crashes, a container that is killed
               and a bootstrap that is killed come back with the peer ids they had
+  limits      what .env says of memory, processor, restarts and logs is what the engine applies
+  mixes       four peers in one swarm, each with its own mix
+  learner     a learner that trains on what its workers sample
+  gpu         its services, without a start: they leave out the peers without a GPU
 
 Exits 0 when all of it was seen, or with one line "skipped: ..." where no container can be run, 1 otherwise.
 """
@@ -38,9 +42,12 @@ IMAGE = "swarm-compose-test"
 LOCAL_BASE = "swarm-compose-test-base"
 LIMIT_S = int(os.environ.get("COMPOSE_TEST_LIMIT_S", "1500"))
 PEERS = 4
+WORKERS = 2
+MIXES = {"mix-8-0": (8, 0), "mix-6-2": (6, 2), "mix-4-4": (4, 4), "mix-2-6": (2, 6)}
+MEMORY_MB, CPUS = 3_000, 1.5
 PACKAGES = ("docker.io", "docker-compose")
 
-# Run in the bootstrap's container: every peer's directory, and what its metrics say.
+# Run in one node's container: every peer's directory, and what its metrics say.
 LOOK = """
 import json, pathlib
 found = {}
@@ -49,6 +56,8 @@ for file in sorted(pathlib.Path('runs').glob('*/metrics.jsonl')):
     starts = [line for line in lines if line['event'] == 'start']
     rounds = [line for line in lines if line['event'] == 'round']
     found[file.parent.name] = {
+        'name': starts[-1]['name'], 'mix': starts[-1]['config']['mix'],
+        'following': bool(rounds and rounds[-1].get('following')),
         'peer_id': starts[-1]['peer_id'], 'starts': len(starts), 'resumed_from': starts[-1].get('resumed_from'),
         'since_start': len(lines) - lines.index(starts[-1]) - 1,
         'round': rounds[-1]['round'] if rounds else 0,
@@ -353,9 +362,9 @@ class Swarm:
         self._compose = [*compose, "--project-name", PROJECT, "--project-directory", str(ROOT)]
         os.environ.update(settings)
 
-    def compose(self, *arguments: str, timeout_s: float = 900) -> str:
+    def compose(self, *arguments: str, profile: str = "swarm", timeout_s: float = 900) -> str:
         """One command of compose."""
-        return run(*self._compose, *arguments, timeout_s=timeout_s)
+        return run(*self._compose, "--profile", profile, *arguments, timeout_s=timeout_s)
 
     def containers(self, service: str) -> list[str]:
         """Ids of those that run. Asked of the engine: compose takes a second of a core to say the same."""
@@ -363,11 +372,11 @@ class Swarm:
         filters = ("--filter", f"{label}.project={PROJECT}", "--filter", f"{label}.service={service}")
         return run("docker", "ps", "--quiet", *filters).split()
 
-    def look(self) -> dict[str, dict[str, int]]:
-        """What the peers' metrics say, by directory."""
+    def look(self, service: str = "bootstrap") -> dict[str, dict[str, int]]:
+        """What the nodes' metrics say, by directory, read in a container of this service."""
         try:
             found: dict[str, dict[str, int]] = json.loads(
-                run("docker", "exec", *self.containers("bootstrap")[:1], "python3", "-c", LOOK, quiet=True)
+                run("docker", "exec", *self.containers(service)[:1], "python3", "-c", LOOK, quiet=True)
             )
         except (Failed, json.JSONDecodeError):  # the bootstrap is being restarted
             return {}
@@ -421,6 +430,63 @@ def exercise(swarm: Swarm) -> None:
         raise Failed(f"the peers were {ids}, and are now {after}")
 
 
+def limits(swarm: Swarm) -> None:
+    """What the engine applies to a peer."""
+    with step("limits, restarts and logs are as .env says"):
+        (container, *_) = swarm.containers("peer")
+        host = json.loads(run("docker", "inspect", "-f", "{{json .HostConfig}}", container))
+        found = (host["Memory"], host["NanoCpus"], host["RestartPolicy"]["Name"], host["LogConfig"]["Config"])
+        expected = (MEMORY_MB * 2**20, int(CPUS * 1e9), "unless-stopped", {"max-file": "3", "max-size": "10m"})
+        if found != expected:
+            raise Failed(f"limits must be {expected}, got {found}")
+
+
+def compare_mixes(swarm: Swarm) -> None:
+    """Four peers with a mix each, learning from each other."""
+    with step("up with the profile mixes"):
+        swarm.compose("up", "--detach", profile="mixes")
+
+    def trained() -> dict[str, tuple[int, int]]:
+        return {
+            peer["name"]: (peer["mix"]["local"], peer["mix"]["external"])
+            for peer in swarm.look().values()
+            if peer["name"] in MIXES and peer["round"] > 3 and (peer["used_external"] or not peer["mix"]["external"])
+        }
+
+    with step("each trains with its own mix"):
+        wait_until(f"mixes {MIXES}", lambda: trained() == MIXES, 300)
+
+
+def learn(swarm: Swarm) -> None:
+    """A learner that takes steps, and workers that sample for it."""
+    with step("up with the profile learner"):
+        swarm.compose("up", "--detach", profile="learner")
+    with step("the learner trains on what its workers sample"):
+        wait_until(
+            f"steps of the learner, and {WORKERS} workers with its snapshots",
+            lambda: (
+                (found := swarm.look("learner"))
+                and found.get("learner", {}).get("round", 0) > 2
+                and sum(node["following"] for node in found.values()) == WORKERS
+            ),
+            300,
+        )
+
+
+def profiles(swarm: Swarm) -> None:
+    """What each profile starts, by compose's own account."""
+    with step("profiles"):
+        expected = {
+            "swarm": {"bootstrap", "peer"},
+            "mixes": {"bootstrap", *MIXES},
+            "learner": {"learner", "worker"},
+            "gpu": {"bootstrap", "peer-gpu"},
+        }
+        found = {name: set(swarm.compose("config", "--services", profile=name).split()) for name in expected}
+        if found != expected:
+            raise Failed(f"profiles must have the services {expected}, got {found}")
+
+
 def crash(container: str) -> None:
     """Kill the node in a container. The container may end, and this command with it, before the command does."""
     run("docker", "exec", container, "python3", "-c", CRASH, successes=(0, 128 + signal.SIGKILL))
@@ -469,7 +535,7 @@ def test() -> None:
         compose = stack.enter_context(engine())
         base = base_image()
         sources = stack.enter_context(package_sources())
-        port = str(free_port())
+        port, learner_port = str(free_port()), str(free_port())
         settings = {
             **sources,
             "BASE_IMAGE": base,
@@ -478,6 +544,12 @@ def test() -> None:
             "PEERS": str(PEERS),
             "PORT": port,
             "ANNOUNCE": f"[/dns4/bootstrap/tcp/{port}]",
+            "WORKERS": str(WORKERS),
+            "LEARNER_PORT": learner_port,
+            "LEARNER_ANNOUNCE": f"[/dns4/learner/tcp/{learner_port}]",
+            "LEARNER_OPTIONS": "--evaluation.num_questions 0 --learner.rollouts_per_step 32",
+            "MEMORY_LIMIT": f"{MEMORY_MB}m",
+            "CPU_LIMIT": str(CPUS),
             "SWARM_ROUNDS": "2000",
             "PEER_OPTIONS": "--checkpoint.every_rounds 5 --evaluation.num_questions 64",
         }
@@ -486,13 +558,24 @@ def test() -> None:
             swarm.compose("build")
         size = int(run("docker", "image", "inspect", "-f", "{{.Size}}", IMAGE))
         print(f"  {size / 1e6:.0f} MB, on a base of {base_size(base) / 1e6:.0f} MB")
-        stack.callback(take_down, swarm)
-        try:
-            exercise(swarm)
-        except (Failed, subprocess.TimeoutExpired):
-            with contextlib.suppress(Failed):
-                print(swarm.compose("logs", "--tail", "20"), file=sys.stderr)
-            raise
+        profiles(swarm)
+        for profile, parts in (("swarm", (exercise, limits)), ("mixes", (compare_mixes,)), ("learner", (learn,))):
+            with taken_down(swarm, profile):
+                for part in parts:
+                    part(swarm)
+
+
+@contextlib.contextmanager
+def taken_down(swarm: Swarm, profile: str) -> Iterator[None]:
+    """Take a profile down in the end, and show its logs if something failed."""
+    try:
+        yield
+    except (Failed, subprocess.TimeoutExpired):
+        with contextlib.suppress(Failed):
+            print(swarm.compose("logs", "--tail", "20", profile=profile), file=sys.stderr)
+        raise
+    finally:
+        take_down(swarm, profile)
 
 
 def base_size(base: str) -> int:
@@ -500,12 +583,14 @@ def base_size(base: str) -> int:
     return int(run("docker", "image", "inspect", "-f", "{{.Size}}", base))
 
 
-def take_down(swarm: Swarm) -> None:
+def take_down(swarm: Swarm, profile: str) -> None:
     """Containers, network and volumes; the images stay, for the next time."""
-    signal.alarm(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
+    left_s = signal.alarm(0)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
     with step("down"):
-        swarm.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
+        swarm.compose("down", "--volumes", "--remove-orphans", "--timeout", "10", profile=profile)
+    signal.signal(signal.SIGINT, handler)
+    signal.alarm(left_s)
 
 
 def main() -> int:

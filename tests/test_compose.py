@@ -20,19 +20,48 @@ def _settings() -> dict[str, str]:
 
 
 def test_every_setting_is_used_and_every_one_used_is_there() -> None:
-    assert set(re.findall(r"\$\{(\w+)\}", COMPOSE)) == set(_settings())
+    for_compose_itself = {"COMPOSE_PROFILES"}
+    assert set(re.findall(r"\$\{(\w+)\}", COMPOSE)) == set(_settings()) - for_compose_itself
 
 
-@pytest.mark.parametrize("service", ["bootstrap", "peer", "peer-gpu"])
-def test_a_service_gives_its_node_a_valid_configuration(service: str) -> None:
+def _services() -> dict[str, dict]:
     filled = re.sub(r"\$\{(\w+)\}", lambda match: _settings()[match[1]], COMPOSE)
-    environment = yaml.safe_load(filled)["services"][service]["environment"]
+    services: dict[str, dict] = yaml.safe_load(filled)["services"]
+    return services
+
+
+@pytest.mark.parametrize("service", _services())
+def test_a_service_gives_its_node_a_valid_configuration(service: str) -> None:
+    environment = _services()[service]["environment"]
     config = load_config(environment={name: str(value) for name, value in environment.items()}).config
-    assert (config.mix.local, config.mix.external) == (4, 4)
+    mix = re.fullmatch(r"mix-(\d+)-(\d+)", service)
+    assert (config.mix.local, config.mix.external) == ((int(mix[1]), int(mix[2])) if mix else (4, 4))
+    assert config.name == (service if mix else "peer")
     assert config.rounds is None
     if service == "bootstrap":
         assert config.network.listen == ("/ip4/0.0.0.0/tcp/31337",)
         assert config.network.announce == ("/dns4/bootstrap/tcp/31337",)
+
+
+def test_a_profile_starts_what_belongs_to_it() -> None:
+    found: dict[str, set[str]] = {}
+    for name, service in _services().items():
+        for profile in service["profiles"]:
+            found.setdefault(profile, set()).add(name)
+    assert found == {
+        "swarm": {"bootstrap", "peer"},
+        "mixes": {"bootstrap", "mix-8-0", "mix-6-2", "mix-4-4", "mix-2-6"},
+        "learner": {"learner", "worker"},
+        "gpu": {"bootstrap", "peer-gpu"},
+    }
+    assert _settings()["COMPOSE_PROFILES"] == "swarm"
+
+
+def test_every_container_has_limits_a_small_log_and_outlives_a_reboot() -> None:
+    for name, service in _services().items():
+        assert service["restart"] == "unless-stopped", name
+        assert service["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "3"}}, name
+        assert (service["mem_limit"], service["cpus"]) == (0, 0), name
 
 
 def test_the_image_is_built_from_arguments_it_knows() -> None:
@@ -62,5 +91,4 @@ def test_the_image_for_gpus_keeps_a_compiler(torch: str) -> None:
 
 
 def test_a_gpus_peer_has_shared_memory_for_weights() -> None:
-    filled = re.sub(r"\$\{(\w+)\}", lambda match: _settings()[match[1]], COMPOSE)
-    assert re.fullmatch(r"\d+gb", yaml.safe_load(filled)["services"]["peer-gpu"]["shm_size"])
+    assert re.fullmatch(r"\d+gb", _services()["peer-gpu"]["shm_size"])
