@@ -44,7 +44,7 @@ from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings
 from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
-from swarm.yaml_file import YamlFile
+from swarm.yaml_file import UNREADABLE, YamlFile
 
 ENVIRONMENT_PREFIX = "SWARM_"
 
@@ -300,7 +300,7 @@ def _parse(text: str, path: str, origin: str) -> JsonValue:
     if text in ("null", "none", "~") or text.startswith(("[", "{")):
         try:
             return None if text == "none" else yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"{path} (from {origin}): not valid YAML: {text}") from error
     return text
 

@@ -10,6 +10,9 @@ from pydantic import JsonValue
 
 from swarm.errors import ConfigError
 
+UNREADABLE = (yaml.YAMLError, ValueError, LookupError, RecursionError)
+"""What reading YAML raises. Errors of Python come through the library: for February 31, `!!int x`, deep nesting."""
+
 
 class YamlFile:
     """The values of a file and where they are."""
@@ -22,8 +25,7 @@ class YamlFile:
             values = yaml.safe_load(text)
         except OSError as error:
             raise ConfigError(f"cannot read configuration {file}: {error.strerror}") from error
-        # The library lets errors of Python through: for February 31, `!!int x`, deep nesting.
-        except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ConfigError(f"configuration {file} is not valid YAML: {_in_words(error)}") from error
         if not isinstance(values, dict | None):
             raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")

@@ -188,3 +188,9 @@ def test_the_examples_are_valid() -> None:
 def test_a_gpu_samples_256_completions_a_round_by_default(values: dict[str, str], on_cpu: int, on_gpu: int) -> None:
     config = load_config(command_line=list(values.items())).config
     assert (config.num_questions("cpu"), config.num_questions("cuda")) == (on_cpu, on_gpu)
+
+
+@pytest.mark.parametrize("text", ["[2001-99-99]", "[!!int x]", "[" * 3_000, "{a: !!bool maybe}"], ids=range(4))
+def test_yaml_that_fails_in_python_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(command_line=[("tasks", text)])
