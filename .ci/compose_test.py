@@ -8,7 +8,6 @@
   limits      what .env says of memory, processor, restarts and logs is what the engine applies
   mixes       four peers in one swarm, each with its own mix
   learner     a learner that trains on what its workers sample
-  gpu         its services, without a start: they leave out the peers without a GPU
 
 Exits 0 when all of it was seen, or with one line "skipped: ..." where no container can be run, 1 otherwise.
 """
@@ -473,20 +472,6 @@ def learn(swarm: Swarm) -> None:
         )
 
 
-def profiles(swarm: Swarm) -> None:
-    """What each profile starts, by compose's own account."""
-    with step("profiles"):
-        expected = {
-            "swarm": {"bootstrap", "peer"},
-            "mixes": {"bootstrap", *MIXES},
-            "learner": {"learner", "worker"},
-            "gpu": {"bootstrap", "peer-gpu"},
-        }
-        found = {name: set(swarm.compose("config", "--services", profile=name).split()) for name in expected}
-        if found != expected:
-            raise Failed(f"profiles must have the services {expected}, got {found}")
-
-
 def crash(container: str) -> None:
     """Kill the node in a container. The container may end, and this command with it, before the command does."""
     run("docker", "exec", container, "python3", "-c", CRASH, successes=(0, 128 + signal.SIGKILL))
@@ -558,7 +543,6 @@ def test() -> None:
             swarm.compose("build")
         size = int(run("docker", "image", "inspect", "-f", "{{.Size}}", IMAGE))
         print(f"  {size / 1e6:.0f} MB, on a base of {base_size(base) / 1e6:.0f} MB")
-        profiles(swarm)
         for profile, parts in (("swarm", (exercise, limits)), ("mixes", (compare_mixes,)), ("learner", (learn,))):
             with taken_down(swarm, profile):
                 for part in parts:
