@@ -27,6 +27,8 @@ ONE_THREAD = {
         "RAYON_NUM_THREADS",
     )
 }
+ROOT = Path(__file__).parents[2]
+"""Of the repository: what children import from."""
 Json = dict[str, object]
 
 

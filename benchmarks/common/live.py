@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.common.children import Child, ChildFailed, ChildProcesses, until
+from benchmarks.common.children import ROOT, Child, ChildFailed, ChildProcesses, until
 from benchmarks.common.service_attacks import LEARNER_ATTACKS, ServiceAttacks
 from benchmarks.common.stranger import Stranger
-from benchmarks.network.fleet import ROOT
 from nodes.simulation.shares import CpuShares
 from swarm.errors import SwarmError
 from swarm.telemetry.history import PeerHistory
@@ -65,10 +64,13 @@ class Nodes:
 
     def temporary(self, index: int) -> Path:
         """Where a node has its temporary files."""
-        return self._processes.folder / f"{self.children[index].name}.tmp"
+        return self._temporary(self.children[index].name)
+
+    def _temporary(self, name: str) -> Path:
+        return self._processes.folder / f"{name}.tmp"
 
     def _started(self, index: int, name: str) -> Child:
-        temporary = self._processes.folder / f"{name}.tmp"
+        temporary = self._temporary(name)
         temporary.mkdir(exist_ok=True)
         environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
         child = self._processes.start(name, self._commands[index], environment)

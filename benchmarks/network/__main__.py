@@ -21,14 +21,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.common.children import ChildFailed, ChildProcesses, until
+from benchmarks.common.children import ROOT, ChildFailed, ChildProcesses, until
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.network import delivery
 from benchmarks.network.attacks import KINDS
 from benchmarks.network.baseline.install import PACKAGE, PeerNotInstalled, genrl_python, genrl_versions
 from benchmarks.network.delivery import Delivery, NodeLog, deliveries, fraction, latency_ms
-from benchmarks.network.fleet import ROOT, SETTLED_S, Fleet, Kind, Setting
+from benchmarks.network.fleet import SETTLED_S, Fleet, Kind, Setting
 from benchmarks.network.flood import Outcome, flood
 
 KIB, MIB = 2**10, 2**20

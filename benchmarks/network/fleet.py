@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.common.children import Child, ChildProcesses, until
+from benchmarks.common.children import ROOT, Child, ChildProcesses, until
 from benchmarks.network.delivery import Life, NodeLog
 from benchmarks.network.node import Spec
 
@@ -17,7 +17,6 @@ Kind = Literal["ours", "learner", "peer", "peer-barrier"]
 """`ours` ends at the exchange, `learner` goes on to the mix; `peer` is the public peer in its default mode; with the
 barrier each round waits for all."""
 MODULES = {"ours": "benchmarks.network.node", "learner": "benchmarks.network.learning_node"}
-ROOT = Path(__file__).parents[2]
 PUBLIC_PEER = Path(__file__).parent / "baseline" / "genrl_node.py"
 STARTED_AT_ONCE = 8
 """Processes that import concurrently: on few cores, many at once would time out."""

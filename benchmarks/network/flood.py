@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.children import Child, ChildProcesses, Json, until
+from benchmarks.common.children import ROOT, Child, ChildProcesses, Json, until
 from benchmarks.network.attacks import KINDS, LYING
 from benchmarks.network.delivery import Delivery, NodeLog, deliveries, fraction, latency_ms
-from benchmarks.network.fleet import ROOT, Fleet
+from benchmarks.network.fleet import Fleet
 from benchmarks.network.learning_node import GROUPS_PER_S, PATIENT_ROUND_S
 
 SIZE_BYTES = 4 * 2**10

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.common.children import ChildProcesses, until
+from benchmarks.common.children import ChildProcesses
 from benchmarks.common.live import LOOK_EVERY_S, Attackers, Bombs, Nodes, find_run_id, service_attacker
 from benchmarks.common.report import Report
 from benchmarks.common.running import conclude, option_parser, scratch, wide_console
@@ -105,7 +105,7 @@ def watch(nodes: Nodes, courses: Sequence[Course], seconds: float, folder: Path,
         said = f"{elapsed / 60:.0f} of {seconds / 60:.0f} min: {rounds} rounds and steps, {restarts} restarts"
         console.print(f"{said}, largest node {worst:.0f} MiB", highlight=False)
         keep(courses, folder)
-        until(lambda: time.monotonic() - began >= min(seconds, elapsed + every), every + 1)
+        time.sleep(max(0.0, began + min(seconds, elapsed + every) - time.monotonic()))
 
 
 if __name__ == "__main__":
