@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodes.roles.ranks.led import Generate, Led, Snapshot, load_reference
+from nodes.roles.ranks.led import Led, Snapshot, load_reference
 from swarm.config import NodeConfig
 from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process.engine import ProcessEngine
@@ -39,9 +39,6 @@ class GoBack(Struct, frozen=True):
     """Load weights and optimizer from this checkpoint."""
 
     checkpoint: Path
-
-
-Order = Generate | Score | Update | GoBack | Snapshot
 
 
 class OwnParts(Struct, frozen=True):
@@ -111,13 +108,6 @@ class RankCoordinator(Led):
         """Sketches the gradients of an update's groups."""
         return self._updater.sketcher
 
-    def generate(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or a `Rejection`; from the newest policy."""
-        self._order(Generate(prompts, num_completions, sampling, seed))
-        return self._engine.generate(prompts, num_completions, sampling, seed)
-
     def stream(
         self,
         prompts: Sequence[Context],
@@ -129,8 +119,7 @@ class RankCoordinator(Led):
         """The same for training, group by group; any thread may call it if updates run concurrently."""
         if self._beside:
             return self._beside.stream(prompts, num_completions, sampling, seed, turns)
-        self._order(Generate(prompts, num_completions, sampling, seed))
-        return self._engine.stream(prompts, num_completions, sampling, seed, turns)
+        return super().stream(prompts, num_completions, sampling, seed, turns)
 
     @property
     def max_chars(self) -> int:
@@ -197,8 +186,6 @@ class RankCoordinator(Led):
 
     def _obey(self, order: object) -> None:
         match order:
-            case Generate(prompts, num_completions, sampling, seed):
-                self._engine.generate(prompts, num_completions, sampling, seed)
             case Update(local, external):
                 self._updater.update(local, external)
             case Score(groups):
@@ -208,4 +195,4 @@ class RankCoordinator(Led):
             case Snapshot():
                 snapshot(self.policy, self._updater)
             case _:
-                raise AssertionError(f"{order} is not a valid order after the start")
+                super()._obey(order)

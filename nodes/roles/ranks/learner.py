@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from nodes.roles.ranks.led import Generate, Led, Snapshot, load_reference
+from nodes.roles.ranks.led import Led, Snapshot, load_reference
 from swarm.config import NodeConfig
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.protocols import Turns
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, restore, snapshot
 from swarm.training.streamed import StreamedUpdater
-from swarm.types import Answers, Context, GradedGroup, Sampling, UpdateReport
+from swarm.types import GradedGroup, UpdateReport
 
 
 class Accumulate(Struct, frozen=True):
@@ -43,7 +42,7 @@ class Rise(Struct, frozen=True):
     version: int
 
 
-Order = Generate | Accumulate | Apply | Abandon | Pack | Rise | Snapshot
+Order = Accumulate | Apply | Abandon | Pack | Rise
 
 
 class LearnerRanks(Led):
@@ -67,28 +66,9 @@ class LearnerRanks(Led):
         self.resumed: TrainingState | None = restore(checkpoint, self.updater) if checkpoint else None
         """The checkpoint's state."""
 
-    def generate(
-        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
-    ) -> list[Answers]:
-        """G completions for each of P prompts, [P][G], or a `Rejection`. See `RolloutEngine`."""
-        self._tell(Generate(prompts, num_completions, sampling, seed))
-        return self._engine.generate(prompts, num_completions, sampling, seed)
-
-    def stream(
-        self,
-        prompts: Sequence[Context],
-        num_completions: int,
-        sampling: Sampling,
-        seed: int,
-        turns: Turns | None = None,
-    ) -> Generator[tuple[int, Answers]]:
-        """The same, group by group."""
-        self._tell(Generate(prompts, num_completions, sampling, seed))
-        return self._engine.stream(prompts, num_completions, sampling, seed, turns)
-
     def save(self, store: CheckpointStore, state: TrainingState, config: str) -> Path:
         """Write a checkpoint."""
-        self._tell(Snapshot())
+        self._order(Snapshot())
         return store.save(self.policy, self.updater, state, config)
 
     def _tell(self, order: Order) -> None:
@@ -97,8 +77,6 @@ class LearnerRanks(Led):
 
     def _obey(self, order: object) -> None:
         match order:
-            case Generate(prompts, num_completions, sampling, seed):
-                self.generate(prompts, num_completions, sampling, seed)
             case Accumulate(groups):
                 self.updater.accumulate(groups)
             case Apply():
@@ -112,7 +90,7 @@ class LearnerRanks(Led):
             case Snapshot():
                 snapshot(self.policy, self.updater)
             case _:
-                raise AssertionError(f"{order} is not a valid order after the start")
+                super()._obey(order)
 
 
 class _LedUpdater(StreamedUpdater):

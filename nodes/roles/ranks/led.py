@@ -9,8 +9,7 @@ torchrun starts several ranks; a single process works the same way without sendi
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,7 +20,8 @@ from swarm.config import NodeConfig
 from swarm.errors import Interrupted, NonFiniteUpdates, SwarmError
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.types import Context, Sampling
+from swarm.protocols import RolloutEngine, Turns
+from swarm.types import Answers, Context, Sampling
 
 
 class Begin(Struct, frozen=True):
@@ -45,8 +45,13 @@ class Snapshot(Struct, frozen=True):
     """Send this rank's shard of weights and optimizer."""
 
 
-class Led(ABC):
-    """What every rank of a node has. Rank 0 uses it; it tells the others what it does, and they do the same."""
+class Led:
+    """What every rank of a node has.
+
+    Rank 0 uses it, also as its `RolloutEngine`; it tells the others what it does, and they do the same.
+    """
+
+    _engine: RolloutEngine
 
     def __init__(self, config: NodeConfig, checkpoint: Path | None, ranks: Ranks) -> None:
         """Rank 0 orders the others to make the same."""
@@ -60,12 +65,35 @@ class Led(ABC):
             with contextlib.suppress(Interrupted, NonFiniteUpdates):  # rank 0 raises the same and decides
                 self._obey(order)
 
+    def generate(
+        self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
+    ) -> list[Answers]:
+        """G completions for each of P prompts, [P][G], or a `Rejection`; from the newest policy."""
+        self._order(Generate(prompts, num_completions, sampling, seed))
+        return self._engine.generate(prompts, num_completions, sampling, seed)
+
+    def stream(
+        self,
+        prompts: Sequence[Context],
+        num_completions: int,
+        sampling: Sampling,
+        seed: int,
+        turns: Turns | None = None,
+    ) -> Generator[tuple[int, Answers]]:
+        """The same, group by group."""
+        self._order(Generate(prompts, num_completions, sampling, seed))
+        return self._engine.stream(prompts, num_completions, sampling, seed, turns)
+
     def _order(self, order: object) -> None:
         self._ranks.broadcast(order)
 
-    @abstractmethod
     def _obey(self, order: object) -> None:
         """Do what rank 0 does after this order."""
+        match order:
+            case Generate(prompts, num_completions, sampling, seed):
+                self._engine.generate(prompts, num_completions, sampling, seed)
+            case _:
+                raise AssertionError(f"{order} is not a valid order after the start")
 
 
 END: object = None

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from swarm.environments.code import code_digest, load
 from swarm.environments.config import PythonTask
-from swarm.environments.digests import check_options, digest, question_hash, with_code
+from swarm.environments.digests import check_options, digest, with_code
 from swarm.environments.scoring.finding import finder
-from swarm.environments.sources.again import made_again
+from swarm.environments.sources.again import made_again, referenced
 from swarm.environments.sources.held_out import held_apart, is_held_out
 from swarm.environments.sources.lru import LruCache
 from swarm.environments.task import RewardFunction, Task
@@ -111,15 +111,7 @@ class PythonSource:
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whichever kind its text is of."""
         prompt = self._config.asked(self._made(seed, index)[0])
-        ref = ProceduralRef(
-            task=self.name,
-            library=LIBRARY,
-            options_digest=self._options_digest,
-            seed=seed,
-            index=index,
-            question_hash=question_hash(prompt),
-        )
-        return Question(ref, prompt)
+        return referenced(self.name, LIBRARY, self._options_digest, seed, index, prompt)
 
     def _made(self, seed: int, index: int) -> tuple[str, str]:
         """A question and its reference. Raises `TaskError`."""

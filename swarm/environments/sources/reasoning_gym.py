@@ -19,11 +19,11 @@ from pydantic import JsonValue
 from reasoning_gym.factory import DATASETS
 
 from swarm.environments.config import ReasoningGymTask
-from swarm.environments.digests import check_options, digest, draw, question_hash
+from swarm.environments.digests import check_options, digest, draw
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
-from swarm.environments.sources.again import made_again
+from swarm.environments.sources.again import made_again, referenced
 from swarm.environments.sources.held_out import held_apart, is_held_out
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
@@ -154,15 +154,7 @@ class ReasoningGymSource:
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whichever kind its text is of."""
         prompt = self._prompt(seed, index)
-        ref = ProceduralRef(
-            task=self.name,
-            library=LIBRARY,
-            options_digest=self._options_digest,
-            seed=seed,
-            index=index,
-            question_hash=question_hash(prompt),
-        )
-        return Question(ref, prompt)
+        return referenced(self.name, LIBRARY, self._options_digest, seed, index, prompt)
 
     def _prompt(self, seed: int, index: int) -> str:
         return self._config.asked(str(self._entry(seed, index)["question"]))
