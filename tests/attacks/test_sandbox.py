@@ -296,11 +296,12 @@ def test_a_worker_under_a_strangers_control_ends_with_its_node(tmp_path: Path) -
     node = f"""
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
-import swarm.environments.verification.pool as pools
+import swarm.environments.verification.process as processes
 from swarm.environments.config import VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
-pools.WORKER = "altered_worker"
-pool = pools.VerificationPool(TINY_TASKS[:1], VerificationSettings(time_limit_s=600))
+from swarm.environments.verification.pool import VerificationPool
+processes.WORKER = "altered_worker"
+pool = VerificationPool(TINY_TASKS[:1], VerificationSettings(time_limit_s=600))
 ref = pool.draw(1, 0, 1)[0].ref
 pool.submit("x", ref, ["import signal, time; signal.setitimer(signal.ITIMER_REAL, 0)\\nwhile True: time.sleep(1)"])
 print(*pool.worker_pids(), flush=True)
