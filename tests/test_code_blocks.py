@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from nodes.cli import app
-from nodes.command_line import rewrite
+from nodes.cli.arguments import rewrite
 from swarm.config import load_config
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import app
-from nodes.command_line import rewrite
+from nodes.cli.arguments import rewrite
 from nodes.commands.running import service
 from nodes.commands.running.service import Service
 from swarm.errors import ConfigError

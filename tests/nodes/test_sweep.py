@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from nodes.command_line import repeat_option
+from nodes.cli.arguments import repeat_option
 from nodes.commands import sweep as command
 from nodes.commands.sweep import SweepOptions, sweep, sweep_cells
 from nodes.real_models.settings import real_model

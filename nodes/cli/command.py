@@ -1,0 +1,78 @@
+"""The whole command: its parts, the version, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from nodes import exits
+from nodes.cli import measuring, reference, running, watching
+from nodes.cli.arguments import rewrite
+from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
+from swarm.foreign import CleanFormatter, clean_lines
+from swarm.types import SCHEMA_VERSION
+
+app = typer.Typer(
+    name="swarm",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for title, part in {
+    "Run nodes": running.app,
+    "Look at nodes": watching.app,
+    "Check and measure": measuring.app,
+    "Choose and configure": reference.app,
+}.items():
+    for command in part.registered_commands:
+        command.rich_help_panel = title
+    for group in part.registered_groups:
+        group.rich_help_panel = title
+    app.add_typer(part)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"swarm {version('swarm')}, schema {SCHEMA_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def swarm(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Collaborative RL post-training without a centre: train a policy, share rollouts, learn from others'."""
+
+
+def main() -> None:
+    """Entry point: turns typed errors into one message and an exit code."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(CleanFormatter())
+    try:
+        arguments, fields = rewrite(sys.argv[1:])
+        app(args=arguments, obj=fields)
+    except (ConfigError, TaskError, IdentityError) as error:
+        _fail(error, exits.USAGE)
+    except TransportError as error:
+        _fail(error, exits.NETWORK)
+    except SwarmError as error:
+        _fail(error, exits.FAILED)
+    except OSError as error:
+        from nodes.refusals import disk_problem
+
+        if (problem := disk_problem(error)) is None:
+            raise
+        _fail(problem, exits.FAILED)
+
+
+def _fail(error: SwarmError | str, code: int) -> None:
+    text = f"error: {clean_lines(str(error))}"
+    Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)

@@ -1,0 +1,131 @@
+"""Subcommands that check a machine, measure a policy or the software, and compute what is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from nodes.cli.options import (
+    BootstrapOption,
+    EngineOption,
+    ModelOption,
+    OutOption,
+    TargetArgument,
+    check_config,
+    extra_fields,
+    find_target,
+    given_fields,
+    make_console,
+)
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.preflight.need import RoleName
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    role: Annotated[str, typer.Option(help="What memory must suffice for: peer, learner or worker.")] = "peer",
+    out: OutOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine and its network for problems, and suggest fixes. Exits with 1 if a check fails."""
+    if role not in ("peer", "learner", "worker"):
+        raise ConfigError(f"--role must be peer, learner or worker, got {role!r}")
+    file, pairs = find_target(target, bootstrap)
+    pairs += [*given_fields({"policy.model": model, "out": out}), *extra_fields(context)]
+    check_config(file, pairs)
+    from nodes.commands.doctor import doctor as run
+
+    raise typer.Exit(run(file, pairs, cast("RoleName", role), as_json, make_console()))
+
+
+@app.command()
+def evaluate(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_RUN", help="A checkpoint, a node's directory, a model directory, tiny, or a hub id."
+        ),
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration with tasks, suites and sampling; default: its own.")
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Suite of evaluation.suites, or all: avg@k and pass@k. Takes several. Default: accuracy on the tasks."
+        ),
+    ] = None,
+    questions: Annotated[
+        int | None, typer.Option(min=1, help="Held-out questions, or at most of each task of a suite. Default: 900.")
+    ] = None,
+    engine: EngineOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure accuracy, or suites' avg@k and pass@k, on held-out questions, per task, with 95% intervals."""
+    from nodes.commands.evaluate import Asked
+    from nodes.commands.evaluate import evaluate as run
+
+    pairs = [*given_fields({"generation.engine": engine}), *extra_fields(context)]
+    raise typer.Exit(run(Asked(model, config, pairs, tuple(suite or ()), questions), as_json, make_console()))
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a peer's directory with checkpoints.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
+) -> None:
+    """Write a checkpoint's policy as a directory that from_pretrained loads."""
+    from nodes.commands.checkpoints import export_checkpoint
+
+    export_checkpoint(checkpoint, directory, make_console())
+
+
+@app.command()
+def plan(
+    rollouts: Annotated[int, typer.Option(min=1, help="R: rollouts per learner step.")],
+    train_s: Annotated[float, typer.Option(help="Seconds per learner step.")],
+    broadcast_s: Annotated[float, typer.Option(help="Seconds until the workers have installed a snapshot.")],
+    worker: Annotated[
+        list[str],
+        typer.Option(
+            help="Workers, as in 8x1.5@0.40*0.95: eight, each 1.5 rollouts/s, 0.40 an hour, present 95% of the time. "
+            "Only the rate is needed; repeatable."
+        ),
+    ],
+    publish_every: Annotated[int | None, typer.Option(min=1, help="kappa: learner steps between snapshots.")] = None,
+    max_staleness: Annotated[int | None, typer.Option(min=0, help="S: kappa becomes max(1, S - 1).")] = None,
+    headroom: Annotated[float, typer.Option(min=1.0, help="Multiple of the least rate to aim for.")] = 1.1,
+    learner_price: Annotated[float, typer.Option(min=0.0, help="The learner's price per hour.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compute the rollout rate that a learner needs, the cheapest workers for it, idle time, cost and staleness.
+
+    Exits with 1 when they cannot keep the learner busy.
+    """
+    from nodes.commands.plan import CapacityPlan, demand_of, parse_workers, show_plan
+
+    demand = demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
+    chosen = CapacityPlan(demand, headroom, learner_price, parse_workers(worker))
+    raise typer.Exit(show_plan(chosen, as_json, make_console()))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Name, such as network; default: list them.")] = None,
+) -> None:
+    """Run a benchmark from a source checkout, e.g. `swarm bench network --quick`."""
+    from nodes.commands.bench import bench as run
+
+    raise typer.Exit(run(name, context.args))

@@ -1,0 +1,76 @@
+"""Options that several subcommands have, and what they make of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from nodes.cli.arguments import Fields
+
+if TYPE_CHECKING:
+    from swarm.config import LoadedConfig
+
+MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
+DEFAULT_HOME = Path("runs/peer")
+
+ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
+SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
+EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers or vllm.")]
+TargetArgument = Annotated[
+    str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
+]
+BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")]
+ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
+RunNameOption = Annotated[str | None, typer.Option(help="Name of the run to found when none is joined.")]
+LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
+UiOption = Annotated[
+    bool | None, typer.Option("--ui/--no-ui", help="Serve a page about this node for browsers on this machine.")
+]
+ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
+OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
+
+
+def make_console() -> Console:
+    """For standard output; lines are not wrapped without a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def check_config(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:
+    """Validate before any slow import, download or start."""
+    from swarm.config import load_config
+
+    return load_config(file, None, os.environ, pairs)
+
+
+def check_node(file: Path | None, pairs: Sequence[tuple[str, str]]) -> None:
+    """The same for a node, with what else can be refused at once."""
+    from nodes.refusals import check_start
+
+    check_start(check_config(file, pairs))
+
+
+def find_target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[Path | None, Fields]:
+    """The configuration file and bootstraps in a command's arguments. Raises `ConfigError` for a wrong address."""
+    from swarm.net.addresses.bootstrap import Bootstraps  # light: a wrong address is refused before anything is read
+
+    is_address = target is not None and target.startswith(MULTIADDR_STARTS)
+    addresses = [*(bootstraps or ()), *([target] if target is not None and is_address else [])]
+    Bootstraps(addresses)
+    return None if target is None or is_address else Path(target), [("network.bootstrap", each) for each in addresses]
+
+
+def given_fields(values: dict[str, object]) -> Fields:
+    """Fields for those options that were given."""
+    return [(path, str(value)) for path, value in values.items() if value is not None]
+
+
+def extra_fields(context: typer.Context) -> Fields:
+    """Fields given as options such as `--mix.local 3`."""
+    fields: Fields = context.find_root().obj
+    return fields

@@ -1,0 +1,341 @@
+"""Subcommands that run nodes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nodes.cli.identity import identity_app
+from nodes.cli.options import (
+    BootstrapOption,
+    ConfigArgument,
+    EngineOption,
+    LiveOption,
+    ModelOption,
+    OutOption,
+    ReportOption,
+    RunNameOption,
+    SupervisedOption,
+    TargetArgument,
+    UiOption,
+    check_config,
+    check_node,
+    extra_fields,
+    find_target,
+    given_fields,
+    make_console,
+)
+from swarm.errors import ConfigError
+
+DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
+"""Those of SAPO's paper, and the policy that combines the others."""
+
+app = typer.Typer()
+service_app = typer.Typer(help="Have the machine run a node.", no_args_is_help=True)
+app.add_typer(service_app, name="service")
+app.add_typer(identity_app, name="identity")
+
+
+@app.command()
+def demo(
+    mode: Annotated[
+        str, typer.Option(help="swarm: peers that learn from each other; learner: one learner with workers.")
+    ] = "swarm",
+    peers: Annotated[int, typer.Option(min=1, max=64, help="Number of peers; each is a process.")] = 4,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rounds of each peer, or steps of the learner. Default: 200, with a real model 24."),
+    ] = None,
+    local: Annotated[int | None, typer.Option(min=0, help="I: local groups per update. Default: 4.")] = None,
+    external: Annotated[int | None, typer.Option(min=0, help="J: external groups per update. Default: 4.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every peer's questions and samples.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Directory for results; default: a new one under runs/.")] = None,
+    live: LiveOption = True,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="smollm2, a local directory or a hub id: a real language model. Default: the embedded policy."
+        ),
+    ] = None,
+    engine: EngineOption = None,
+    transport: Annotated[
+        str, typer.Option(help="hivemind: real processes and network; memory: one process, repeatable.")
+    ] = "hivemind",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="sparse: a policy that is hardly ever right at first; dense: one that often is. "
+            "Default: sparse, with --mode learner dense."
+        ),
+    ] = None,
+    control: Annotated[
+        bool, typer.Option(help="Run one more node, which learns alone: what the others gain over it is the answer.")
+    ] = True,
+    ui: Annotated[bool, typer.Option(help="Serve a page about all nodes for browsers on this machine.")] = True,
+) -> None:
+    """Run a swarm on this machine, and one node alone: is it better to learn arithmetic together?"""
+    if transport not in ("hivemind", "memory"):
+        raise ConfigError(f"--transport must be hivemind or memory, got {transport!r}")
+    if mode not in ("swarm", "learner"):
+        raise ConfigError(f"--mode must be swarm or learner, got {mode!r}")
+    if mode == "learner" and (transport == "memory" or peers < 2):
+        raise ConfigError("--mode learner needs --peers of at least 2 and --transport hivemind")
+    if start not in (None, "sparse", "dense"):
+        raise ConfigError(f"--start must be sparse or dense, got {start!r}")
+    if start is not None and model is not None:
+        raise ConfigError(f"--start chooses between two embedded policies: leave it out with --model, got {model!r}")
+    # Fields of the environment stand for options that are not given.
+    loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
+    config, chosen = loaded.config, loaded.origins
+    policy = config.policy.model if "policy.model" in chosen else None
+    from nodes.commands.demo import DemoOptions
+    from nodes.commands.demo import demo as run
+    from nodes.real_models.settings import num_rounds
+
+    options = DemoOptions(
+        peers=peers,
+        rounds=config.rounds or num_rounds(policy),
+        local=config.mix.local if local is None else local,
+        external=config.mix.external if external is None else external,
+        seed=seed,
+        out=out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"),
+        live=live,
+        transport="memory" if transport == "memory" else "hivemind",
+        mode="learner" if mode == "learner" else "swarm",
+        engine=config.generation.engine if "generation.engine" in chosen else None,
+        start="dense" if start == "dense" or (start is None and mode == "learner") else "sparse",
+        policy=policy,
+        control=control,
+        ui=ui,
+        ui_port=config.telemetry.ui_port,
+    )
+    raise typer.Exit(run(options, make_console()))
+
+
+@app.command()
+def join(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    engine: EngineOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of this peer in views and reports.")] = None,
+    run_name: RunNameOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
+    follow: Annotated[
+        str | None, typer.Option(help="Peer id of a learner; its snapshots are adopted when they answer better.")
+    ] = None,
+    out: OutOption = None,
+    live: LiveOption = True,
+    ui: UiOption = None,
+    report: ReportOption = True,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Train as one peer of a swarm. Set any configuration field with --path.to.field VALUE.
+
+    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
+    """
+    file, pairs = find_target(target, bootstrap)
+    pairs += given_fields(
+        {
+            "policy.model": model,
+            "generation.engine": engine,
+            "name": name,
+            "run_name": run_name,
+            "rounds": rounds,
+            "seed": seed,
+            "out": out,
+        }
+    )
+    pairs += given_fields({"follow.learner": follow, "telemetry.ui": ui})
+    pairs += extra_fields(context)
+    check_node(file, pairs)
+    from nodes.roles.join import PEER
+    from nodes.roles.launch import launch
+
+    raise typer.Exit(launch(PEER, file, pairs, make_console(), live, report, supervised))
+
+
+@app.command()
+def learn(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of this learner in views and reports.")] = None,
+    run_name: RunNameOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
+    out: OutOption = None,
+    live: LiveOption = True,
+    ui: UiOption = None,
+    report: ReportOption = True,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Train one policy on its workers' rollouts. Set any configuration field with --path.to.field VALUE.
+
+    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
+    """
+    file, pairs = find_target(target, bootstrap)
+    pairs += given_fields({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
+    pairs += given_fields({"telemetry.ui": ui})
+    pairs += extra_fields(context)
+    check_node(file, pairs)
+    from nodes.roles.launch import launch
+    from nodes.roles.learner import LEARNER
+
+    raise typer.Exit(launch(LEARNER, file, pairs, make_console(), live, report, supervised))
+
+
+@app.command()
+def work(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    model: ModelOption = None,
+    engine: EngineOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of this worker in views and reports.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many batches of questions.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
+    out: OutOption = None,
+    live: LiveOption = True,
+    ui: UiOption = None,
+    report: ReportOption = True,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Sample rollouts for a learner with its snapshots. Set any configuration field with --path.to.field VALUE.
+
+    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
+    """
+    file, pairs = find_target(target, bootstrap)
+    pairs += given_fields(
+        {
+            "policy.model": model,
+            "generation.engine": engine,
+            "name": name,
+            "rounds": rounds,
+            "seed": seed,
+            "out": out,
+            "telemetry.ui": ui,
+        }
+    )
+    pairs += extra_fields(context)
+    check_node(file, pairs)
+    from nodes.roles.launch import launch
+    from nodes.roles.worker import WORKER
+
+    raise typer.Exit(launch(WORKER, file, pairs, make_console(), live, report, supervised))
+
+
+@app.command()
+def bootstrap(
+    context: typer.Context,
+    config: ConfigArgument = None,
+    run_name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    relay: Annotated[bool, typer.Option("--relay", help="Also relay connections of peers behind NAT.")] = False,
+    out: OutOption = None,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Start a run and print the command that others join it with. Trains nothing."""
+    pairs = [("out", "runs/bootstrap"), *given_fields({"out": out, "run_name": run_name})]
+    pairs += [*([("network.serve_relay", "true")] if relay else []), *extra_fields(context)]
+    check_node(config, pairs)
+    from nodes.roles.bootstrap import bootstrap as run
+
+    raise typer.Exit(run(config, pairs, make_console(), supervised))
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="File to write; must not exist yet.")] = Path("swarm.yaml"),
+    bootstrap: BootstrapOption = None,
+    run_name: Annotated[str | None, typer.Option(help="Start a run of this name instead of joining one.")] = None,
+    model: ModelOption = None,
+    name: Annotated[str | None, typer.Option(help="Name that the run's members see.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port for others to connect to; 0: any free one.")] = None,
+) -> None:
+    """Write a configuration that fits this machine, and say what it will cost. Asks four questions, or takes flags."""
+    from nodes.commands.init.answers import Given
+    from nodes.commands.init.command import init as run
+
+    given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
+    run(file, given, make_console())
+
+
+@app.command()
+def sweep(
+    context: typer.Context,
+    config: ConfigArgument = None,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="I/J: own and others' groups per update; or a mix.policy. The first is the baseline. Takes several."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each mix.")] = 5,
+    peers: Annotated[int, typer.Option(min=1, max=64, help="Peers of each swarm.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer.")] = 100,
+    out: Annotated[Path, typer.Option(help="Directory for results; a sweep that was stopped there goes on.")] = Path(
+        "runs/sweep"
+    ),
+    transport: Annotated[
+        str, typer.Option(help="memory: a swarm is one process, repeatable; hivemind: real processes and network.")
+    ] = "memory",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Swarms at a time; default: one per core, with hivemind one.")
+    ] = None,
+) -> None:
+    """Compare mixes of own and others' groups, a swarm for each and seed. Set any field with --path.to.field VALUE."""
+    if transport not in ("memory", "hivemind"):
+        raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
+    from nodes.commands.sweep import SweepOptions
+    from nodes.commands.sweep import sweep as run
+    from swarm.machine import num_cores
+
+    options = SweepOptions(
+        file=config,
+        fields=extra_fields(context),
+        mixes=tuple(dict.fromkeys(mix or DEFAULT_MIXES)),
+        num_seeds=seeds,
+        peers=peers,
+        rounds=rounds,
+        out=out,
+        transport="hivemind" if transport == "hivemind" else "memory",
+        jobs=jobs or (num_cores() if transport == "memory" else 1),
+    )
+    raise typer.Exit(run(options, make_console()))
+
+
+@app.command("simulate-in-memory", hidden=True)
+def simulate_in_memory(
+    config: Path,
+    out: Path,
+    peers: int,
+    first_seed: int,
+    control: Annotated[Path | None, typer.Option()] = None,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Run all nodes of a demo in this process."""
+    from nodes.simulation.demo_in_memory import simulate_in_memory as run
+
+    raise typer.Exit(run(config, out, peers, first_seed, control, supervised))
+
+
+@service_app.command("install", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def service_install(
+    command: Annotated[
+        list[str], typer.Argument(help="The command to run with its options: join, learn, work or bootstrap.")
+    ],
+    name: Annotated[str, typer.Option(help="Of the service: swarm-NAME.")] = "node",
+    show: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
+) -> None:
+    """Write a systemd unit, or on macOS a launchd list, that runs a node for this user and restarts it when it fails.
+
+    Options of the service come first: swarm service install --name home join /ip4/... --out runs/peer
+    """
+    from nodes.commands.running.service import install_service
+
+    install_service(command, name, show, make_console())
