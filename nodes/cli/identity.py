@@ -23,7 +23,7 @@ def identity_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show peer id, key file, its mode and age, and whether a node is using it."""
-    from nodes.commands.identity import show_identity
+    from nodes.commands.running.identity import show_identity
 
     show_identity(where, as_json, make_console())
 
@@ -35,7 +35,7 @@ def identity_export(
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Back up a node's key; the node may be running."""
-    from nodes.commands.identity import export_identity
+    from nodes.commands.running.identity import export_identity
 
     export_identity(backup, where, passphrase_file, make_console())
 
@@ -48,6 +48,6 @@ def identity_import(
     force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept.")] = False,
 ) -> None:
     """Restore a key, which gives the directory's node that peer id."""
-    from nodes.commands.identity import import_identity
+    from nodes.commands.running.identity import import_identity
 
     import_identity(backup, where, passphrase_file, force, make_console())

@@ -27,7 +27,7 @@ app.add_typer(tasks_app, name="tasks")
 @app.command()
 def losses() -> None:
     """List the objectives with equation and paper."""
-    from nodes.commands.losses import list_losses
+    from nodes.commands.reference.losses import list_losses
 
     list_losses(make_console())
 
@@ -43,7 +43,7 @@ def reasons() -> None:
 @app.command()
 def families() -> None:
     """Print which model families can generate and train here, in Markdown; takes a minute or two."""
-    from nodes.commands.families import reference
+    from nodes.commands.reference.families import reference
 
     print(reference(lambda family: typer.echo(family, err=True)), end="")
 

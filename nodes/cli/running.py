@@ -91,8 +91,8 @@ def demo(
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
     policy = config.policy.model if "policy.model" in chosen else None
-    from nodes.commands.demo import DemoOptions
-    from nodes.commands.demo import demo as run
+    from nodes.commands.running.demo import DemoOptions
+    from nodes.commands.running.demo import demo as run
     from nodes.real_models.settings import num_rounds
 
     options = DemoOptions(
@@ -291,8 +291,8 @@ def sweep(
     """Compare mixes of own and others' groups, a swarm for each and seed. Set any field with --path.to.field VALUE."""
     if transport not in ("memory", "hivemind"):
         raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
-    from nodes.commands.sweep import SweepOptions
-    from nodes.commands.sweep import sweep as run
+    from nodes.commands.running.sweep import SweepOptions
+    from nodes.commands.running.sweep import sweep as run
     from swarm.machine import num_cores
 
     options = SweepOptions(

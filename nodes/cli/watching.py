@@ -27,7 +27,7 @@ def peers(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh in a terminal until Ctrl-C.")] = False,
 ) -> None:
     """Show the peers of a run, what they send, and how useful it was to this node."""
-    from nodes.commands.peers import show_peers
+    from nodes.commands.watching.peers import show_peers
 
     show_peers(target, target.startswith(MULTIADDR_STARTS), as_json, watch, make_console())
 
@@ -62,7 +62,7 @@ def top(
     """Show nodes live in a terminal, with what is wrong and what to do. Of a run's member: whom it knows."""
     addresses = [target for target in targets or () if target.startswith(MULTIADDR_STARTS)]
     if addresses:
-        from nodes.commands.peers import show_peers
+        from nodes.commands.watching.peers import show_peers
 
         if len(targets or ()) > 1:
             raise ConfigError("name one address, or directories")
@@ -106,7 +106,7 @@ def samples(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show questions and answers of a node and its peers, with rewards and what became of them."""
-    from nodes.commands.samples import SampleFilter, show_samples
+    from nodes.commands.watching.samples import SampleFilter, show_samples
 
     show_samples(run, SampleFilter(task, sender, outcome, last), as_json, make_console())
 
@@ -120,6 +120,6 @@ def health(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that nodes make progress: exits with 0 if so, 1 if one does not or none runs. For health checks."""
-    from nodes.commands.health import report_health
+    from nodes.commands.watching.health import report_health
 
     raise typer.Exit(report_health(out, within, as_json, make_console()))

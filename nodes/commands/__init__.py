@@ -1,4 +1,4 @@
-"""One module per subcommand that is not a role: doctor, peers, demo, evaluate, ...
+"""The subcommands that are not a role, in folders as `nodes/cli/` has them.
 
 Commands may start roles; roles do not import commands.
 """

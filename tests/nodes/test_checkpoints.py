@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from nodes.commands.checkpoints import export_checkpoint
+from nodes.commands.measuring.checkpoints import export_checkpoint
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.policy.config import SYSTEM_PROMPT, LoraSettings, PolicySettings

@@ -11,8 +11,8 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands import demo as demo_module
-from nodes.commands.demo import DemoOptions, _checked, _values, _write_config
+from nodes.commands.running import demo as demo_module
+from nodes.commands.running.demo import DemoOptions, _checked, _values, _write_config
 from nodes.real_models import settings as demo_model
 from nodes.simulation.children import without_fields
 from swarm.errors import ConfigError
@@ -72,7 +72,7 @@ def test_fields_of_the_environment_count_below_options_and_not_again_in_the_proc
     monkeypatch.setenv("SWARM_MIX__EXTERNAL", "2")
     monkeypatch.setenv("SWARM_UPDATE__LEARNING_RATE", "0.5")
     started: list[DemoOptions] = []
-    monkeypatch.setattr("nodes.commands.demo.demo", lambda options, _: started.append(options) or 0)
+    monkeypatch.setattr("nodes.commands.running.demo.demo", lambda options, _: started.append(options) or 0)
     for arguments in ([], ["--local", "3"]):
         CliRunner().invoke(app, ["demo", *arguments])
     assert [(options.local, options.external) for options in started] == [(6, 2), (3, 2)]

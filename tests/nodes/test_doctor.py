@@ -13,17 +13,11 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands import doctor, probes
-from nodes.commands.doctor import (
-    Finding,
-    check_clock,
-    check_gpu,
-    check_nat,
-    check_reachable,
-    check_run,
-    dial_back_ports,
-)
-from nodes.commands.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
+from nodes.commands.doctor import command, machine, outside, probes
+from nodes.commands.doctor.findings import Finding
+from nodes.commands.doctor.machine import check_gpu
+from nodes.commands.doctor.outside import check_clock, check_nat, check_reachable, check_run, dial_back_ports
+from nodes.commands.doctor.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
@@ -51,7 +45,7 @@ def reply(observed: str, reached: bool) -> DialBackReply:
 
 
 def engine(device: str, found: Vllm, model: str = "some/model", **settings: object) -> Finding:
-    return doctor.check_engine(GenerationSettings(**settings), model, device, found, "==0.32.0")
+    return machine.check_engine(GenerationSettings(**settings), model, device, found, "==0.32.0")
 
 
 def preflight(verdict: Verdict, free_gib: int) -> Preflight:
@@ -69,15 +63,15 @@ REFUSED = DialBackReply("refused", "busy with others; ask again later")
 MANIFEST = make_manifest(Identity.generate())
 
 OUTCOMES = {
-    "python": (doctor.check_python("3.12.1", ">=3.11"), "ok", "3.12.1"),
-    "old python": (doctor.check_python("3.9.2", ">=3.11"), "fail", "3.9.2, but >=3.11"),
-    "packages": (doctor.check_packages([Package("numpy>=2", "2.1", True)]), "ok", "all 1"),
+    "python": (machine.check_python("3.12.1", ">=3.11"), "ok", "3.12.1"),
+    "old python": (machine.check_python("3.9.2", ">=3.11"), "fail", "3.9.2, but >=3.11"),
+    "packages": (machine.check_packages([Package("numpy>=2", "2.1", True)]), "ok", "all 1"),
     "missing package": (
-        doctor.check_packages([Package("numpy>=2", None, False), Package("rich>=14", "9", False)]),
+        machine.check_packages([Package("numpy>=2", None, False), Package("rich>=14", "9", False)]),
         "fail",
         "numpy>=2 is missing; out of range: rich>=14 (installed: 9)",
     ),
-    "other package": (doctor.check_packages([Package("rich>=14", "9", False)]), "warn", "out of range"),
+    "other package": (machine.check_packages([Package("rich>=14", "9", False)]), "warn", "out of range"),
     "no gpu": (check_gpu(CPU_BUILD, None, "auto"), "ok", "the CPU is used"),
     "gpu": (check_gpu(Torch("2.13.0", "13.0", (H200,)), "580", "auto"), "ok", "NVIDIA H200 (100 of 139 GiB free)"),
     "full gpu": (check_gpu(Torch("2.13.0", "13.0", (Gpu("G", GIB, 8 * GIB),)), "580", "auto"), "warn", "1 of 8 GiB"),
@@ -106,32 +100,32 @@ OUTCOMES = {
     "python without vllm": (engine("cpu", NO_VLLM, vllm=NAMED), "warn", "vLLM needs a GPU; /vllm/bin/python has no"),
     "other vllm": (engine("cuda", Vllm(PYTHON, "0.31.2")), "warn", "/vllm/bin/python has vLLM 0.31.2"),
     "unnamed vllm": (engine("cuda", Vllm(PYTHON)), "ok", "has vLLM of unknown version"),
-    "memory": (doctor.check_memory(preflight("fits", 10)), "ok", "m needs about 4.0 GiB, and 10.0 GiB of cuda memory"),
-    "little memory": (doctor.check_memory(preflight("smaller", 3)), "warn", "at least 3.0 GiB"),
-    "no memory": (doctor.check_memory(preflight("too large", 1)), "fail", "weights 3.0 GiB; in turn activations 1.0"),
-    "sandbox": (doctor.check_sandbox(Sandbox()), "ok", "only Python's own files, no network"),
-    "sandbox with a hole": (doctor.check_sandbox(Sandbox({"files": "Landlock: none"})), "warn", "not kept from files"),
-    "no worker": (doctor.check_sandbox(Sandbox(problem="workers do not start")), "fail", "do not start"),
-    "disk": (doctor.check_disk(Disk("directory", "runs", 10 * GIB)), "ok", "10.0 GiB free"),
-    "little disk": (doctor.check_disk(Disk("cache", "c", 2 * GIB)), "warn", "2.0 GiB"),
-    "no disk": (doctor.check_disk(Disk("cache", "c", 1_000)), "fail", "0.0 GiB"),
-    "read-only disk": (doctor.check_disk(Disk("directory", "r", 0, "denied")), "fail", "cannot be written: denied"),
-    "no identity": (doctor.check_identity(KeyFile("k")), "ok", "will be created"),
-    "identity": (doctor.check_identity(KeyFile("k", "12D3", in_use=True)), "ok", "in use by a running node"),
-    "open identity": (doctor.check_identity(KeyFile("k", "12D3", 0o644)), "warn", "mode 0644"),
-    "damaged identity": (doctor.check_identity(KeyFile("k", problem="k is damaged")), "fail", "damaged"),
-    "port": (doctor.check_port(Port("/ip4/0.0.0.0/tcp/0")), "ok", "can be listened on"),
-    "port of a node": (doctor.check_port(Port("a", "it is taken", True, "p2pd (pid 7)")), "warn", "a node is running"),
-    "taken port": (doctor.check_port(Port("a", "it is taken", True, "nginx (pid 7)")), "fail", "nginx (pid 7)"),
-    "port taken by someone": (doctor.check_port(Port("a", "it is taken", True)), "fail", "another process"),
-    "forbidden port": (doctor.check_port(Port("a", "permission denied")), "fail", "permission denied"),
-    "daemon": (doctor.check_daemon(DaemonTrial("p", start_s=0.21)), "ok", "answered in 0.2 s"),
-    "no daemon": (doctor.check_daemon(DaemonTrial("", problem="none found")), "fail", "none found"),
-    "daemon not executable": (doctor.check_daemon(DaemonTrial("p", executable=False)), "fail", "may not be executed"),
-    "broken daemon": (doctor.check_daemon(DaemonTrial("p", problem="it exited")), "fail", "it exited"),
-    "bootstraps": (doctor.check_bootstraps(["a", "b"], {}), "ok", "all 2 answer"),
-    "half the bootstraps": (doctor.check_bootstraps(["a", "b"], {"b": "refused"}), "warn", "b: refused"),
-    "no bootstraps": (doctor.check_bootstraps(["b"], {"b": "refused"}), "fail", "b: refused"),
+    "memory": (machine.check_memory(preflight("fits", 10)), "ok", "m needs about 4.0 GiB, and 10.0 GiB of cuda memory"),
+    "little memory": (machine.check_memory(preflight("smaller", 3)), "warn", "at least 3.0 GiB"),
+    "no memory": (machine.check_memory(preflight("too large", 1)), "fail", "weights 3.0 GiB; in turn activations 1.0"),
+    "sandbox": (machine.check_sandbox(Sandbox()), "ok", "only Python's own files, no network"),
+    "sandbox with a hole": (machine.check_sandbox(Sandbox({"files": "Landlock: none"})), "warn", "not kept from files"),
+    "no worker": (machine.check_sandbox(Sandbox(problem="workers do not start")), "fail", "do not start"),
+    "disk": (machine.check_disk(Disk("directory", "runs", 10 * GIB)), "ok", "10.0 GiB free"),
+    "little disk": (machine.check_disk(Disk("cache", "c", 2 * GIB)), "warn", "2.0 GiB"),
+    "no disk": (machine.check_disk(Disk("cache", "c", 1_000)), "fail", "0.0 GiB"),
+    "read-only disk": (machine.check_disk(Disk("directory", "r", 0, "denied")), "fail", "cannot be written: denied"),
+    "no identity": (machine.check_identity(KeyFile("k")), "ok", "will be created"),
+    "identity": (machine.check_identity(KeyFile("k", "12D3", in_use=True)), "ok", "in use by a running node"),
+    "open identity": (machine.check_identity(KeyFile("k", "12D3", 0o644)), "warn", "mode 0644"),
+    "damaged identity": (machine.check_identity(KeyFile("k", problem="k is damaged")), "fail", "damaged"),
+    "port": (machine.check_port(Port("/ip4/0.0.0.0/tcp/0")), "ok", "can be listened on"),
+    "port of a node": (machine.check_port(Port("a", "it is taken", True, "p2pd (pid 7)")), "warn", "a node is running"),
+    "taken port": (machine.check_port(Port("a", "it is taken", True, "nginx (pid 7)")), "fail", "nginx (pid 7)"),
+    "port taken by someone": (machine.check_port(Port("a", "it is taken", True)), "fail", "another process"),
+    "forbidden port": (machine.check_port(Port("a", "permission denied")), "fail", "permission denied"),
+    "daemon": (machine.check_daemon(DaemonTrial("p", start_s=0.21)), "ok", "answered in 0.2 s"),
+    "no daemon": (machine.check_daemon(DaemonTrial("", problem="none found")), "fail", "none found"),
+    "daemon not executable": (machine.check_daemon(DaemonTrial("p", executable=False)), "fail", "may not be executed"),
+    "broken daemon": (machine.check_daemon(DaemonTrial("p", problem="it exited")), "fail", "it exited"),
+    "bootstraps": (outside.check_bootstraps(["a", "b"], {}), "ok", "all 2 answer"),
+    "half the bootstraps": (outside.check_bootstraps(["a", "b"], {"b": "refused"}), "warn", "b: refused"),
+    "no bootstraps": (outside.check_bootstraps(["b"], {"b": "refused"}), "fail", "b: refused"),
     "clock": (check_clock(ClockReading(-0.3, 0.1)), "ok", "0.30 s ahead of"),
     "drifting clock": (check_clock(ClockReading(2.0, 0.1)), "warn", "2.00 s behind"),
     "wrong clock": (check_clock(ClockReading(-3.5, 0.1)), "fail", "refuses more than 3 s"),
@@ -260,7 +254,7 @@ def test_the_engine_is_looked_for_as_a_node_would(tmp_path: Path, monkeypatch: p
     def found(**policy: str) -> Finding:
         generation = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python_with_vllm(tmp_path)))
         config = NodeConfig(generation=generation, policy=PolicySettings(**policy))
-        return next(finding for finding in doctor.diagnose(config) if finding.check == "engine")
+        return next(finding for finding in command.diagnose(config) if finding.check == "engine")
 
     monkeypatch.setattr(probes, "torch", lambda: CPU_BUILD)
     monkeypatch.setattr(probes, "nvidia_driver", lambda: None)
@@ -279,7 +273,7 @@ def test_memory_is_judged_for_the_model_and_the_role(
 
     def found(model: Path, role: RoleName) -> Finding:
         config = NodeConfig(policy=PolicySettings(model=str(model), device="cpu"))
-        return next(finding for finding in doctor.diagnose(config, role) if finding.check == "memory")
+        return next(finding for finding in command.diagnose(config, role) if finding.check == "memory")
 
     assert "optimizer" in found(tmp_path / "model", "peer").seen
     assert "optimizer" not in found(tmp_path / "model", "worker").seen
@@ -310,7 +304,7 @@ def test_without_a_bootstrap_it_says_what_it_could_not_check(quick: str, tmp_pat
     code, found = diagnosed(quick)
     assert code == 0, found
     assert found["daemon"].level == "ok"
-    for check in doctor.NETWORK_CHECKS:
+    for check in outside.NETWORK_CHECKS:
         assert (found[check].level, found[check].seen) == ("warn", "not checked: no bootstrap was given")
     assert not (tmp_path / "out").exists()
 
@@ -343,7 +337,7 @@ def test_a_bootstrap_tells_time_run_and_reachability(
         assert "on this machine" in found["nat"].seen
         assert bootstrap.peers() == (), "nobody was announced"
         # Once more, from a machine that listens where a node does already, with a clock that is wrong.
-        monkeypatch.setattr(doctor, "read_clock", lambda *arguments: ClockReading(7.0, 0.1))
+        monkeypatch.setattr(outside, "read_clock", lambda *arguments: ClockReading(7.0, 0.1))
         with open(quick, "a") as file:
             file.write(f"out: {tmp_path / 'other'}\n")
         monkeypatch.setenv("SWARM_NETWORK__LISTEN", address.partition("/p2p/")[0])
@@ -359,7 +353,7 @@ def test_a_bootstrap_tells_time_run_and_reachability(
 
 def test_a_person_reads_lines_that_fit_and_a_count(quick: str, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [OUTCOMES[name][0] for name in ("python", "taken port", "behind nat")]
-    monkeypatch.setattr(doctor, "diagnose", lambda config, role: iter(findings))
+    monkeypatch.setattr(command, "diagnose", lambda config, role: iter(findings))
     result = CliRunner().invoke(app, ["doctor", quick], obj=[])
     assert result.exit_code == 1
     assert "to do: end that process" in result.output

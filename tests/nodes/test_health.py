@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import main
-from nodes.commands.health import LOCK_FILE, TAIL_BYTES, check, report_health, running_nodes
+from nodes.commands.watching.health import LOCK_FILE, TAIL_BYTES, check, report_health, running_nodes
 from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
@@ -147,7 +147,7 @@ def test_wrong_use_of_the_command_is_exit_code_2(tmp_path: Path, monkeypatch: py
 
 def test_the_check_is_light() -> None:
     heavy = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matplotlib")
-    probe = f"import nodes.commands.health, sys; print([m for m in {heavy} if m in sys.modules])"
+    probe = f"import nodes.commands.watching.health, sys; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True).stdout.strip() == "[]"
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from nodes.commands.checkpoints import export_checkpoint
+from nodes.commands.measuring.checkpoints import export_checkpoint
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, gone, summary, swarm, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]

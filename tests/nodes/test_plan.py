@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nodes.commands.plan import CapacityPlan, demand_of, parse_workers
+from nodes.commands.measuring.plan import CapacityPlan, demand_of, parse_workers
 from swarm.central.capacity import Worker
 from swarm.errors import ConfigError
 

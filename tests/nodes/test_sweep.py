@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from nodes.cli.arguments import repeat_option
-from nodes.commands import sweep as command
-from nodes.commands.sweep import SweepOptions, sweep, sweep_cells
+from nodes.commands.running import sweep as command
+from nodes.commands.running.sweep import SweepOptions, sweep, sweep_cells
 from nodes.real_models.settings import real_model
 from nodes.simulation import schedule
 from nodes.simulation.cell import run_cell

@@ -1,1 +1,1 @@
-"""Subcommands about a node's process: run it as a service of the machine."""
+"""Subcommands that run nodes beside the roles: the demo and sweeps, a node as a service, and its key."""

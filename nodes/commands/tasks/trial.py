@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from rich.console import Console
 from rich.text import Text
 
-from nodes.commands.samples import in_words
+from nodes.commands.watching.samples import in_words
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.tools.own import with_own_tools

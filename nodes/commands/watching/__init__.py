@@ -1,1 +1,1 @@
-"""Subcommands that look at nodes while they run: the page, and the same in a terminal."""
+"""Subcommands that look at nodes: the page, the same in a terminal, their peers, samples and health."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from nodes.commands.demo import CONTROL, CONTROL_FILE
-from nodes.commands.health import running_nodes
+from nodes.commands.running.demo import CONTROL, CONTROL_FILE
+from nodes.commands.watching.health import running_nodes
 from swarm.errors import ConfigError
 from swarm.page.site import Found
 from swarm.telemetry.records import METRICS_FILE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swarm.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "benchmarks"
 BENCHMARKS = (
     "broadcast",

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nodes.commands.visit import visiting
+from nodes.commands.watching.visit import visiting
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.foreign import clean
 from swarm.net.addresses.bootstrap import Bootstraps

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from nodes import exits
-from nodes.commands.checkpoints import find_checkpoint
+from nodes.commands.measuring.checkpoints import find_checkpoint
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
