@@ -1,1 +1,5 @@
 """Measurements that people can repeat: `swarm bench NAME` or `python -m benchmarks.NAME`."""
+
+from swarm import torchao
+
+torchao.hide()  # before transformers is imported, which would import it

@@ -522,6 +522,8 @@ class Terms(Struct, frozen=True):
     """Empty while no model is loaded, as in a manifest."""
     template: Name = ""
     """Digest of the chat template; likewise."""
+    rounded: Name = ""
+    """To what frozen weights beside adapters are rounded, `int8` or `nf4`; empty for neither."""
 
 
 class RunManifest(Struct, frozen=True, omit_defaults=True):

@@ -10,18 +10,20 @@ import pytest
 from swarm import torchao
 
 LOADED = """
-import sys
-import swarm.config
-import swarm.policy.loading, swarm.policy.adapters
 from transformers import AutoModelForCausalLM, PreTrainedModel
-import peft
+import peft, sys
 print(sum(name.split(".")[0] == "torchao" and module is not None for name, module in sys.modules.items()))
 """
 
 
 @pytest.mark.skipif(not torchao.is_installed(), reason="needs the extra torchao")
-def test_a_process_that_does_not_need_torchao_does_not_load_it() -> None:
-    asked = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    "modules",
+    ["swarm.policy.loading, swarm.policy.adapters", "nodes.commands.families", "benchmarks.staleness.__main__"],
+)
+def test_a_process_that_does_not_need_torchao_does_not_load_it(modules: str) -> None:
+    code = f"import {modules}\n{LOADED}"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert asked.stdout.split() == ["0"]
 
 

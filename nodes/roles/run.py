@@ -102,6 +102,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         config.policy.system_prompt,
         policy.tokenizer_hash if policy is not None else "",
         policy.tokenizer.chat_template if policy is not None else None,
+        config.policy.lora.rounded,
     )
 
 

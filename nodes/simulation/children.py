@@ -25,7 +25,7 @@ LOG_TAIL_LINES = 5
 STDIN, STDOUT, STDERR = 0, 1, 2
 Started = Callable[[int], None]
 """Called with the id of a process, at its start and at every restart."""
-IMPORTED_ONCE = ["nodes.roles.join", "nodes.roles.bootstrap", "nodes.roles.learner", "nodes.roles.worker"]
+IMPORTED_ONCE = ["nodes.simulation.warm"]
 THREADS = {"OMP_NUM_THREADS": "1"}
 """Of each child: they share the cores."""
 

@@ -18,11 +18,18 @@ SAMPLED = ("temperature", "top_p", "top_k", "min_p")
 """What changes the distribution of a token."""
 LOCAL = "local:"
 """Begins the public name of a model in a directory, which may be the same as one of the hub."""
+UNROUNDED = "compute"
+"""The default of the setting, and like `float32` the model's own weights."""
 MAX_SHOWN_CHARS = 100
 
 
 def make_terms(
-    model: str, sampling: Sampling, system_prompt: str | None, tokenizer_hash: str, chat_template: object
+    model: str,
+    sampling: Sampling,
+    system_prompt: str | None,
+    tokenizer_hash: str,
+    chat_template: object,
+    rounded: str = "",
 ) -> Terms:
     """A node's terms. `model` is its public name; without a loaded model, `tokenizer_hash` is empty."""
     return Terms(
@@ -34,6 +41,7 @@ def make_terms(
         system_prompt=_digest(system_prompt),
         tokenizer_hash=tokenizer_hash,
         template=_digest(None if chat_template is None else str(chat_template)) if tokenizer_hash else "",
+        rounded=rounded,
     )
 
 
@@ -49,6 +57,9 @@ def differences(worker: Terms, learner: Terms) -> Iterator[str]:
     for field in SAMPLED:
         if (own := ours[field]) != (wanted := theirs[field]):
             yield f"the learner samples with {field} {wanted}, not {own}: set --generation.{field} {wanted}"
+    if worker.rounded != learner.rounded:
+        own, wanted = (clean(each, MAX_SHOWN_CHARS) or UNROUNDED for each in (worker.rounded, learner.rounded))
+        yield f"the learner's frozen weights are {wanted}, not {own}: set --policy.lora.frozen_dtype {wanted}"
     if worker.system_prompt != learner.system_prompt:
         yield "the learner's system prompt is another: set the same policy.system_prompt"
     if worker.template and learner.template and worker.template != learner.template:

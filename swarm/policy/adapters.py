@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import LoraSettings, check_peft
-from swarm.policy.frozen.layers import ROUNDED, freeze, thaw
+from swarm.policy.frozen.layers import freeze, thaw
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -103,7 +103,7 @@ def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
         target_modules=list(settings.targets) or "all-linear",
         task_type="CAUSAL_LM",
     )
-    if settings.frozen_dtype in ROUNDED:
+    if settings.rounded:
         freeze(model, settings.frozen_dtype)
     try:
         inserted: PeftModel = get_peft_model(model, config)

@@ -39,6 +39,8 @@ EXPORT_FORMAT = 1
 
 BatchingName = Literal["auto", "packed", "padded"]
 FrozenDtype = Literal["compute", "float32", "int8", "nf4"]
+ROUNDED: tuple[FrozenDtype, ...] = ("int8", "nf4")
+"""Those of fewer bits than the weights are computed in."""
 
 
 class LoraSettings(Settings):
@@ -59,6 +61,11 @@ class LoraSettings(Settings):
     keep the matrices of linear layers, except the output head, in 8 and 4.5 bits a weight, and compute each anew in
     every pass (QLoRA, arXiv:2305.14314). The policy is then the rounded model with its adapters, for generation too: a
     learner and its workers need the same. Not with several processes (torchrun)."""
+
+    @property
+    def rounded(self) -> str:
+        """The type that the frozen weights are rounded to; empty if there are none, or if they are not rounded."""
+        return self.frozen_dtype if self.rank and self.frozen_dtype in ROUNDED else ""
 
 
 class PolicySettings(Settings):

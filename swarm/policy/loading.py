@@ -18,7 +18,6 @@ from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.frozen.layers import ROUNDED
 from swarm.policy.gate import WeightGate
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
@@ -256,7 +255,7 @@ def load_policy(
         )
     device = find_device(settings.device)
     ranks = ranks or Ranks()
-    if lora and ranks.size > 1 and settings.lora.frozen_dtype in ROUNDED:
+    if lora and ranks.size > 1 and settings.lora.rounded:
         raise PolicyError(
             "policy.lora.frozen_dtype must be compute or float32 with several processes, got "
             f"{settings.lora.frozen_dtype}"

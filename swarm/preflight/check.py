@@ -25,7 +25,6 @@ from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm, choose, look_for_vllm
 from swarm.errors import ConfigError, PolicyError
 from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings
-from swarm.policy.frozen.layers import ROUNDED
 from swarm.policy.loading import find_device, find_dtype, find_source
 from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import read_config
@@ -276,7 +275,7 @@ def _options(node: Node, memory: Memory) -> Iterator[tuple[str, Value]]:
         yield "update.optimizer", "adamw_8bit"
     if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
         yield "policy.lora.rank", LORA_RANK
-    if node.trains and policy.lora.frozen_dtype not in ROUNDED and node.num_processes == 1:
+    if node.trains and not policy.lora.rounded and node.num_processes == 1:
         yield ROUNDED_BASE
     if node.trains and node.engine == "vllm":
         yield "generation.engine", "transformers"

@@ -23,6 +23,7 @@ def worker(model: str = LEARNER.model, prompt: str | None = "Be brief.", templat
         (replace(worker(), top_p=0.9), "top_p 1.0, not 0.9: set --generation.top_p 1.0"),
         (replace(worker(), top_k=5), "top_k 0, not 5: set --generation.top_k 0"),
         (replace(worker(), min_p=0.1), "min_p 0.0, not 0.1: set --generation.min_p 0.0"),
+        (replace(worker(), rounded="nf4"), "weights are compute, not nf4: set --policy.lora.frozen_dtype compute"),
         (worker(prompt="Be long."), "set the same policy.system_prompt"),
         (worker(prompt=None), "set the same policy.system_prompt"),
         (worker(prompt=""), "set the same policy.system_prompt"),
@@ -34,6 +35,11 @@ def worker(model: str = LEARNER.model, prompt: str | None = "Be brief.", templat
 def test_each_difference_is_a_line_that_says_what_to_do(terms: Terms, line: str) -> None:
     (said,) = differences(terms, LEARNER)
     assert line in said
+
+
+def test_a_worker_whose_frozen_weights_are_not_rounded_as_the_learners_is_told_to() -> None:
+    (said,) = differences(worker(), replace(LEARNER, rounded="nf4"))
+    assert said.endswith("weights are nf4, not compute: set --policy.lora.frozen_dtype nf4")
 
 
 def test_equal_terms_and_what_is_not_known_yet_are_no_difference() -> None:

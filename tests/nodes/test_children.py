@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.net.records import until
 
 PARENT = """
@@ -23,6 +25,19 @@ pathlib.Path("importing").touch()
 while not pathlib.Path("go on").exists():
     time.sleep(0.01)
 """
+
+WARM = """
+from nodes.simulation import children
+modules = "'torch', 'hivemind.proto', 'libp2p'"
+said = f"import gc, sys; print([module in sys.modules for module in ({modules})], gc.get_freeze_count() > 0)"
+children.start_function(exec, said).join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no forks")
+def test_a_child_has_what_nodes_need_in_frozen_memory_and_still_chooses_its_network() -> None:
+    said = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=True).stdout
+    assert said.split("] ") == ["[True, False, False", "True\n"]
 
 
 def test_ctrl_c_during_the_first_imports_reaches_the_parent_alone(tmp_path: Path) -> None:

@@ -298,17 +298,19 @@ def test_a_worker_takes_the_learner_s_sampling_from_the_manifest(tmp_path: Path)
         ("generation.temperature", "0.7", "set --generation.temperature 1.0"),
         ("generation.top_p", "0.9", "set --generation.top_p 1.0"),
         ("policy.system_prompt", "Be brief.", "set the same policy.system_prompt"),
+        ("policy.lora.frozen_dtype", "nf4", "set --policy.lora.frozen_dtype compute"),
     ],
 )
 def test_a_worker_that_differs_does_not_start_and_says_what_to_do(
     tmp_path: Path, option: str, value: str, advice: str
 ) -> None:
     manifest = _learner_s_run(_config(tmp_path))
-    worker = _config(tmp_path, (option, value))
+    adapters = ("policy.lora.rank", "4")
+    worker = _config(tmp_path, adapters, (option, value))
     with pytest.raises(ConfigError, match=f"cannot use this worker: .*{advice}"):
         check_terms(worker, manifest)
     check_terms(worker, open_manifest(found_run(_config(tmp_path), Identity.generate())))
-    elsewhere = _config(tmp_path, (option, value), ("follow.learner", "another"))
+    elsewhere = _config(tmp_path, adapters, (option, value), ("follow.learner", "another"))
     check_terms(elsewhere, manifest)
 
 

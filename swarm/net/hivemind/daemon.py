@@ -1,6 +1,6 @@
 """The go daemon: its process, its control protocol, and all uses of hivemind's private interfaces.
 
-Importing this imports hivemind, which takes seconds and loads torch: import it only to start a network.
+Importing this imports parts of hivemind: import it only to start a network.
 
 The daemon runs in its own session, so Ctrl-C in a terminal reaches only the node, which then stops the daemon. The
 daemon watches the connection made by `P2P.replicate` and exits when it closes, so a node killed with -9 leaves none
@@ -24,19 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
-from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import (
-    P2PDaemonError,
-    read_pbmsg_safe,
-    read_unsigned_varint,
-    write_pbmsg,
-)
-from hivemind.proto import p2pd_pb2
-from hivemind.utils.logging import use_hivemind_log_handler
-from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import probe
+from swarm.net.hivemind import light_import
 from swarm.net.hivemind.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
 from swarm.net.hivemind.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.records.framing import (
@@ -53,6 +44,18 @@ from swarm.net.records.framing import (
 )
 from swarm.net.services.stream_admission import Stream, StreamAdmission
 from swarm.protocols import StreamHandler
+
+with light_import.without_the_rest():
+    from hivemind.p2p import P2P, PeerID
+    from hivemind.p2p.p2p_daemon_bindings.utils import (
+        P2PDaemonError,
+        read_pbmsg_safe,
+        read_unsigned_varint,
+        write_pbmsg,
+    )
+    from hivemind.proto import p2pd_pb2
+    from hivemind.utils.logging import use_hivemind_log_handler
+    from hivemind.utils.multiaddr import Multiaddr
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 
-from hivemind.dht.node import DHTNode
-from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, PeerID
-
 from swarm.errors import Refusal
+from swarm.net.hivemind import light_import
 from swarm.net.hivemind.dht_entries import PARTS, Entries, EntryChecker, part_of
 from swarm.net.hivemind.dht_protocol import (
     PARALLEL_RPC,
@@ -28,6 +25,11 @@ from swarm.net.hivemind.dht_protocol import (
 )
 from swarm.net.records.wire import open_peer_record
 from swarm.types import PeerRecord
+
+with light_import.without_the_rest():
+    from hivemind.dht.node import DHTNode
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import P2P, PeerID
 
 BEAM = 8
 """Nodes asked for a part. Its entries are on the five nodes nearest to its key, if all nodes know each other."""

@@ -17,18 +17,21 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 
 from google.protobuf.message import Message
-from hivemind.dht.crypto import DHTRecord
-from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.dht.validation import RecordValidatorBase
-from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.proto import dht_pb2
-from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.errors import Refusal
+from swarm.net.hivemind import light_import
 from swarm.net.hivemind.dht_entries import MAX_ENTRIES, PARTS, Entries, Entry, EntryChecker
+
+with light_import.without_the_rest():
+    from hivemind.dht.crypto import DHTRecord
+    from hivemind.dht.node import DHTNode
+    from hivemind.dht.protocol import DHTProtocol
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.storage import DictionaryDHTValue
+    from hivemind.dht.validation import RecordValidatorBase
+    from hivemind.p2p import P2P, P2PContext, PeerID
+    from hivemind.proto import dht_pb2
+    from hivemind.utils.timed_storage import ValueWithExpiration
 
 MAX_MESSAGE_BYTES = 2**18
 """Limit of a request or an answer."""

@@ -16,15 +16,9 @@ import socket
 import sys
 
 from swarm.net.hivemind import light_import
-
-light_import.install()
-
-from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
-from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
-
-from swarm.net.hivemind.dht import PeerDirectory  # noqa: E402
-from swarm.net.hivemind.dht_protocol import BoundedP2P  # noqa: E402
-from swarm.net.hivemind.directory_messages import (  # noqa: E402
+from swarm.net.hivemind.dht import PeerDirectory
+from swarm.net.hivemind.dht_protocol import BoundedP2P
+from swarm.net.hivemind.directory_messages import (
     MAX_RECORDS,
     AddPeers,
     Announce,
@@ -41,6 +35,10 @@ from swarm.net.hivemind.directory_messages import (  # noqa: E402
     receive,
     send,
 )
+
+with light_import.without_the_rest():
+    from hivemind.utils.logging import use_hivemind_log_handler
+    from hivemind.utils.multiaddr import Multiaddr
 
 MEMORY_LIMIT_BYTES = 256 * 2**20
 """Limit of the data segment; normal use is a tenth of it, a flood of requests takes two tenths."""

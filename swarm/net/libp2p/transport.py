@@ -230,7 +230,7 @@ class Libp2pTransport(MemberTransport):
 
 def _require_libp2p() -> None:
     """Import the session's modules on the caller's thread: a racing import can fail on half-initialised modules."""
-    if "hivemind" in sys.modules:
+    if "hivemind.proto" in sys.modules:
         raise TransportError(
             "this process has imported hivemind, beside which libp2p cannot run: use one transport per process"
         )

@@ -21,9 +21,6 @@ from swarm.policy.config import FrozenDtype
 from swarm.policy.frozen.codes import computed, in_blocks, pairs_of_weights
 from swarm.policy.snapshot import quantise
 
-ROUNDED: tuple[FrozenDtype, ...] = ("int8", "nf4")
-"""Types of frozen weights whose matrices are stored in fewer bits than they are computed in."""
-
 
 class FrozenLinear(nn.Linear):
     """A linear layer whose `weight` [out, in] is computed when it is asked for, without a gradient."""
