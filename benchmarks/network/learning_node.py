@@ -69,6 +69,10 @@ class Witness:
         """Send each to everybody: what is timed is the delivery of groups."""
         return [self.share(group) for group in groups]
 
+    def lacking(self, num_groups: int) -> None:
+        """Pass it on."""
+        self._exchange.lacking(num_groups)
+
     def offers(self) -> list[OfferedGroup]:
         """Pass it on."""
         return self._exchange.offers()

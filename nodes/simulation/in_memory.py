@@ -88,7 +88,14 @@ class MemoryRun:
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
         self._sealed = self._sealed or found_run(config, identity)
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
-        transport = MemoryTransport(self.hub, identity.peer_id, self._sealed, limits=limits, clock=self._clock)
+        transport = MemoryTransport(
+            self.hub,
+            identity.peer_id,
+            self._sealed,
+            limits=limits,
+            offers_per_s=config.network.offers_per_s,
+            clock=self._clock,
+        )
         transport.start()
         return PeerNode(config, identity, transport, self._verifier(config), self._stop, clock=self._clock)
 

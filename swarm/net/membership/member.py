@@ -80,4 +80,5 @@ class Member:
             self.detail,
             self.versions.describe(),
             len(self.peers.in_run & self.peers.pulling()),
+            self.records.offer_rate.per_s(),
         )
