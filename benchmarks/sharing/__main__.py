@@ -55,7 +55,7 @@ DEFAULT = Size(
     each_defence=False,
     real=REAL,
     timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
-    sampled=Scale(nodes=64, rounds=48, seeds=3, evaluation=0),
+    sampled=Scale(nodes=32, rounds=24, seeds=2, evaluation=0),
 )
 FULL = replace(
     DEFAULT,

@@ -9,7 +9,7 @@ from benchmarks.common.report import Row
 from benchmarks.sharing.swarms import ALONE, Comparison, Size, peers, swarm_cells
 from benchmarks.sharing.table import Outcomes, target_row
 from nodes.simulation.cells import Cell
-from swarm.policy.config import TINY_SPARSE
+from swarm.policy.config import TINY
 from swarm.telemetry.comparison.table import ratio
 
 ALL = "all groups"
@@ -22,7 +22,7 @@ LONE_NODES = 8
 """Nodes alone do not depend on each other: so many are enough."""
 UNHARMED = 0.95
 NOTE = (
-    "Sparse start, 4/4, every node trains. The sample is what the common rate of offers lets all nodes together make, "
+    "Dense start, 4/4, every node trains. The sample is what the common rate of offers lets all nodes together make, "
     "so that all see the same few groups; in `all groups` that rate is no limit. novelty draws the groups that would "
     "surprise the node most, of three times J, so that it can gain from choice."
 )
@@ -36,7 +36,7 @@ def of_samples(size: Size) -> list[Comparison]:
             {
                 ALL: _cells(policy, ALL, size, 1e6),
                 SAMPLE: _cells(policy, SAMPLE, size, 2 * NUM_EXTERNAL),
-                ALONE: swarm_cells(ALONE, size.sampled, peers(min(LONE_NODES, size.sampled.nodes)), TINY_SPARSE, ALONE),
+                ALONE: swarm_cells(ALONE, size.sampled, peers(min(LONE_NODES, size.sampled.nodes)), TINY, ALONE),
             },
         )
         for policy in POLICIES
@@ -57,4 +57,4 @@ def _cells(policy: str, row: str, size: Size, offers_per_s: float) -> list[Cell]
         ("generation.questions_per_round", str(NUM_LOCAL + NUM_EXTERNAL)),
     ]
     seating = peers(size.sampled.nodes)
-    return swarm_cells(f"{policy}, {row}", size.sampled, seating, TINY_SPARSE, policy, changes)
+    return swarm_cells(f"{policy}, {row}", size.sampled, seating, TINY, policy, changes)

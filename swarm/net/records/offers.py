@@ -45,7 +45,7 @@ KNOWING = 0.9
 """Fraction of the members that must know offers before a node makes any: the others learn of the groups by repair."""
 
 
-class Offers(Struct, frozen=True):
+class Offers(Struct, frozen=True, omit_defaults=True):
     """A signed list of offers."""
 
     run_id: str

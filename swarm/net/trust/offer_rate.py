@@ -56,6 +56,10 @@ class OfferRate:
 
     def per_s(self) -> float:
         """Offers per second that each member may make."""
+        return self._most / max(1.0, self.num_members())
+
+    def num_members(self) -> float:
+        """Members of the run that share groups, as many as typical authors would be; 0 while none is heard."""
         with self._lock:
             now = self._clock()
             while self._heard and now - self._heard[0].at > WINDOW_S:
@@ -63,11 +67,10 @@ class OfferRate:
             heard = list(self._heard)
         # A full memory covers less than the window.
         began = heard[0].at if len(heard) == MAX_HEARD else max(self._since, now - WINDOW_S)
-        return self._most / max(1.0, _num_members(heard, max(MIN_SPAN_S, now - began)))
+        return _num_typical(heard, max(MIN_SPAN_S, now - began))
 
 
-def _num_members(heard: Collection[_Heard], span_s: float) -> float:
-    """Members who offer as much as a typical author."""
+def _num_typical(heard: Collection[_Heard], span_s: float) -> float:
     counts: Counter[str] = Counter()
     for each in heard:
         counts[each.author] += each.num
