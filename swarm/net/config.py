@@ -61,7 +61,7 @@ class NetworkSettings(Settings):
     replaced."""
     offers_per_s: float = Field(OFFERS_PER_S, gt=0)
     """Largest rate of offers of all members together: the more members there are, the fewer of its groups each offers.
-    32 with one group each take about 1.4 Mbit/s up and down."""
+    32 take about 1.9 Mbit/s up and down."""
     max_completion_chars: int = Field(65_536, ge=16)
     inbox_records: int = Field(1_024, ge=1)
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)

@@ -22,7 +22,7 @@ from swarm.reasons import Reason
 from swarm.types import OfferedGroups
 
 from .records import make_group, sealed_manifest
-from .test_offers import ALICE, RUN, group_of, offer_of, read
+from .test_offers import ALICE, RUN, Pair, group_of, offer_of, read
 
 ROUND_S = 30.0
 
@@ -200,6 +200,16 @@ def test_a_group_that_cannot_be_offered_is_told_of_once(caplog: pytest.LogCaptur
             assert shared is not None
     assert len(author.published) == 2 and len(author.published[0]) > 2**18, "sent"
     assert caplog.text.count("only groups of up to 256 KiB can be offered") == 1
+
+
+def test_fetching_much_changes_no_rate() -> None:
+    pair = Pair()
+    pair.offer(5)
+    before = pair.author.status().offers_per_s
+    for offered in pair.told() * 10:
+        pair.receiver.pull(offered, 5.0)
+    assert pair.author.status().offers_per_s == before == OFFERS_PER_S
+    assert pair.sender._appetite.factor == 1.0
 
 
 def test_offers_of_strangers_have_a_budget_of_their_own() -> None:
