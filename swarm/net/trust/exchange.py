@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,26 +12,17 @@ from msgspec.structs import replace
 
 from swarm.errors import Refusal
 from swarm.net.records.envelope import read_record
-from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.offers import (
-    KNOWING,
-    MAX_COPIES,
-    MAX_OFFERS,
-    describe,
-    pulling_is_cheaper,
-    seal_offers,
-)
+from swarm.net.records.offers import MAX_OFFERS, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.net.trust.demand import Demand
-from swarm.net.trust.offer_rate import Appetite
+from swarm.net.trust.sharing import Sharing
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Arrival,
     NetworkStatus,
-    Offer,
     OfferedGroup,
     OfferedGroups,
     RefusedRecord,
@@ -45,8 +35,6 @@ logger = logging.getLogger(__name__)
 SEEN_GROUPS = 8_192
 JUDGE_EVERY_S = 1.0
 WARN_OF_CLOCKS_EVERY_S = 600.0
-MIN_ROUND_S = 1.0
-"""Shorter ones count as this long."""
 
 
 class Exchange:
@@ -81,18 +69,14 @@ class Exchange:
         self._clock = clock
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._demand = Demand()
-        self._appetite = Appetite()
-        self._random = random.Random(identity.peer_id)
-        self._shared_at = clock()
+        self._sharing = Sharing(self._demand, offer_life_s, identity.peer_id, clock)
         self._pulled: OrderedDict[str, str] = OrderedDict()
         """Author by content id of groups that are being fetched: they were heard of when they were offered."""
         self._offers: list[OfferedGroup] = []
-        self._offer_life_s = offer_life_s
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
         self._judged_at = -math.inf
         self._warned_of_clocks_at = -math.inf
-        self._warned_of_size = False
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Stamp, sign and publish a group. Returns the group as published, or None if it could not be.
@@ -109,66 +93,29 @@ class Exchange:
     def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
         """Share several groups: each is sent to everybody, or all are offered if that costs members less.
 
-        Of more than the common rate allows (`swarm/net/trust/offer_rate.py`), some are chosen at random.
+        Of more than the common rate allows, some are chosen at random (`swarm/net/trust/sharing.py`).
         """
         status = self._transport.status()
         run_id = status.run_id
-        part, per_s = self._allowance(len(groups), status.offers_per_s)
+        chosen, per_s = self._sharing.choose(len(groups), status.offers_per_s)
         sealed = [
-            self._seal(group, run_id) if run_id is not None and self._random.random() < part else None
-            for group in groups
+            self._seal(group, run_id) if run_id is not None and shares else None
+            for group, shares in zip(groups, chosen, strict=True)
         ]
         shared = [each for each in sealed if each is not None]
         if run_id is not None and shared:
-            offers = self._described(shared, status)
+            offers = self._sharing.offers(shared, status)
             for each in shared:
-                if offers[each.content_id] is None:
-                    self._transport.publish(each.record)
-                else:
-                    self._transport.hold(each.record)
-            made = [offer for offer in offers.values() if offer is not None]
+                (self._transport.hold if each.content_id in offers else self._transport.publish)(each.record)
+            made = list(offers.values())
             for start in range(0, len(made), MAX_OFFERS):
                 some = made[start : start + MAX_OFFERS]
                 self._transport.publish(seal_offers(self._identity, run_id, some, per_s))
         return [each.group if each is not None else None for each in sealed]
 
-    def _allowance(self, num_groups: int, common_per_s: float) -> tuple[float, float]:
-        """The fraction of the groups to share, and how many are shared each second.
-
-        Chance decides: nodes whose rounds are short and those that make one group in an hour keep to the same rate.
-        """
-        now = self._clock()
-        elapsed_s, self._shared_at = max(MIN_ROUND_S, now - self._shared_at), now
-        made_per_s = num_groups / elapsed_s
-        allowed_per_s = self._appetite.factor * common_per_s
-        return (1.0, made_per_s) if made_per_s <= allowed_per_s else (allowed_per_s / made_per_s, allowed_per_s)
-
     def lacking(self, num_groups: int) -> None:
         """The last update had this many of others' groups less than it asked for."""
-        self._appetite.update(num_groups)
-
-    def _described(self, shared: Sequence[VerifiedGroup], status: NetworkStatus) -> dict[str, Offer | None]:
-        """By content id: the offers of groups that members should pull; None for those to send to everybody."""
-        wanted, num_members = self._demand.fraction, len(status.connected)
-        if wanted is None and num_members >= MAX_COPIES:
-            wanted = 1.0  # at worst: a node that enters a large swarm sends nothing to everybody
-        if wanted is None or not status.num_pulling >= KNOWING * num_members > 0:
-            return {each.content_id: None for each in shared}
-        pull = [each for each in shared if pulling_is_cheaper(len(each.record), num_members, wanted)]
-        self._warn_of_size(max((len(each.record) for each in pull), default=0))
-        offers: dict[str, Offer | None] = {each.content_id: None for each in shared}
-        return offers | {each.content_id: describe(each, self._offer_life_s) for each in pull}
-
-    def _warn_of_size(self, num_bytes: int) -> None:
-        """Once, of a group that cannot be offered."""
-        if num_bytes > MAX_CHUNK_BYTES and not self._warned_of_size:
-            self._warned_of_size = True
-            logger.warning(
-                "a group of %d KiB is sent to every member, wanted or not: only groups of up to %d KiB can be offered; "
-                "smaller generation.max_new_tokens or generation.group_size, or share.max_groups, would save traffic",
-                num_bytes // 1024,
-                MAX_CHUNK_BYTES // 1024,
-            )
+        self._sharing.appetite.update(num_groups)
 
     def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:
         """A group as published; None for one that others would refuse."""
