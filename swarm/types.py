@@ -607,6 +607,8 @@ class NetworkStatus(Struct, frozen=True):
     """One line: which other protocol version most peers speak, and what to do; empty otherwise."""
     num_pulling: int = 0
     """How many of the connected members fetch groups that are offered to them."""
+    num_described: int = 0
+    """Of how many of them that is known."""
     offers_per_s: float = inf
     """How many groups each member may offer per second, so that links carry what all offer together."""
 

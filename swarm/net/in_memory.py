@@ -259,6 +259,7 @@ class MemoryTransport:
             self._alone_since,
             "in one process",
             num_pulling=len(connected),
+            num_described=len(connected),
             offers_per_s=self._offer_rate.per_s(),
         )
 

@@ -13,6 +13,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
+from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import open_offers, seal_offers
 from swarm.net.trust.accounts import SafetySettings
@@ -187,6 +188,22 @@ def test_who_enters_a_large_swarm_offers_from_the_start() -> None:
     assert [type(open_offers(read(record), author.exchange.status().run_id or "")) for record in author.published] == [
         OfferedGroups
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_pulling", "num_described", "offers"), [(6, 6, True), (5, 7, True), (4, 7, False), (0, 0, False)]
+)
+def test_most_of_the_members_that_are_known_must_know_offers(
+    num_pulling: int, num_described: int, offers: bool
+) -> None:
+    author = Author(per_s=5.0, others=20)
+    status = author.transport.status
+    author.transport.status = lambda: replace(  # type: ignore[method-assign]
+        status(), num_pulling=num_pulling, num_described=num_described
+    )
+    author.share(rounds=1, made=1)
+    (record,) = author.published
+    assert (read_record(record, 10_000).body.kind == "offers") is offers
 
 
 def test_a_group_that_cannot_be_offered_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

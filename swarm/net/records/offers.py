@@ -41,7 +41,7 @@ REQUEST_BYTES = 600
 """A request for one record and the frames of its answer."""
 MAX_COPIES = 8
 """Copies of a gossip message that a node receives in a large swarm; in a small one, one from each other member."""
-KNOWING = 0.9
+KNOWING = 2 / 3
 """Fraction of the members that must know offers before a node makes any: the others learn of the groups by repair."""
 
 

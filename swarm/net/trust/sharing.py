@@ -53,7 +53,8 @@ class Sharing:
         wanted, num_members = self._demand.fraction, len(status.connected)
         if wanted is None and num_members >= MAX_COPIES:
             wanted = 1.0  # at worst: a node that enters a large swarm sends nothing to everybody
-        if wanted is None or not status.num_pulling >= KNOWING * num_members > 0:
+        # In a large swarm most connected members are ones that dialled: nothing is known of these.
+        if wanted is None or not status.num_pulling >= KNOWING * status.num_described > 0:
             return {}
         pull = [each for each in groups if pulling_is_cheaper(len(each.record), num_members, wanted)]
         self._warn_of_size(max((len(each.record) for each in pull), default=0))
