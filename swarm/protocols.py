@@ -469,7 +469,7 @@ class GroupExchange(Protocol):
         ...
 
     def lacking(self, num_groups: int) -> None:
-        """The last update had this many of others' groups less than it asked for: share more."""
+        """The last update had this many of others' groups less than half of those it asked for: share more, if any."""
         ...
 
     def offers(self) -> list[OfferedGroup]:

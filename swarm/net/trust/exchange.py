@@ -114,7 +114,7 @@ class Exchange:
         return [each.group if each is not None else None for each in sealed]
 
     def lacking(self, num_groups: int) -> None:
-        """The last update had this many of others' groups less than it asked for."""
+        """The last update had this many of others' groups less than half of those it asked for."""
         self._sharing.appetite.update(num_groups)
 
     def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:

@@ -84,12 +84,12 @@ def _num_typical(heard: Collection[_Heard], span_s: float) -> float:
 
 
 class Appetite:
-    """How many times the common rate a node offers: more while its updates lack others' groups."""
+    """How many times the common rate a node offers: more while its updates go short."""
 
     def __init__(self) -> None:
         """The common rate."""
         self.factor = 1.0
 
     def update(self, missing: int) -> None:
-        """An update had this many of others' groups less than it asked for."""
+        """An update had this many of others' groups less than half of those it asked for."""
         self.factor = min(MAX_APPETITE, 2 * self.factor) if missing else max(1.0, SATED * self.factor)
