@@ -1,6 +1,6 @@
 """The table of samples: nodes that choose from all groups of a large swarm, and nodes that see 2 J of them a round.
 
-In one process a turn takes a second of the nodes' clock, so that offers per second are offers per round.
+The sample is what the common rate of offers lets all nodes together make.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from benchmarks.common.report import Row
 from benchmarks.sharing.swarms import ALONE, Comparison, Size, peers, swarm_cells
 from benchmarks.sharing.table import Outcomes, target_row
 from nodes.simulation.cells import Cell
+from nodes.simulation.in_memory import ROUND_S
 from swarm.policy.config import TINY
 from swarm.telemetry.comparison.table import ratio
 
@@ -35,7 +36,7 @@ def of_samples(size: Size) -> list[Comparison]:
             policy,
             {
                 ALL: _cells(policy, ALL, size, 1e6),
-                SAMPLE: _cells(policy, SAMPLE, size, 2 * NUM_EXTERNAL),
+                SAMPLE: _cells(policy, SAMPLE, size, 2 * NUM_EXTERNAL / ROUND_S),
                 ALONE: swarm_cells(ALONE, size.sampled, peers(min(LONE_NODES, size.sampled.nodes)), TINY, ALONE),
             },
         )

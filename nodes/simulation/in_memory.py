@@ -24,6 +24,8 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
 Clock = Callable[[], float]
+ROUND_S = 30.0
+"""A turn takes a second of the nodes' clock, but as many groups may be offered in it as in a real round of this."""
 Guest = Callable[[], None]
 """Someone in the run who is no node, such as an attacker: called once a turn, before the nodes."""
 
@@ -93,7 +95,7 @@ class MemoryRun:
             identity.peer_id,
             self._sealed,
             limits=limits,
-            offers_per_s=config.network.offers_per_s,
+            offers_per_s=ROUND_S * config.network.offers_per_s,
             clock=self._clock,
         )
         transport.start()
