@@ -464,8 +464,12 @@ class GroupExchange(Protocol):
     def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
         """Share several groups: each is sent to everybody, or all are offered if that costs members less.
 
-        Returns each as `share` does.
+        Returns each as `share` does, and None for those beyond what the swarm can carry.
         """
+        ...
+
+    def lacking(self, num_groups: int) -> None:
+        """The last update had this many of others' groups less than half of those it asked for: share more, if any."""
         ...
 
     def offers(self) -> list[OfferedGroup]:

@@ -8,6 +8,7 @@ question travels *by reference*; a receiver regenerates what it needs to grade i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from sys import getsizeof
 from typing import Annotated, Final, Literal
 
@@ -420,6 +421,8 @@ class OfferedGroups(Struct, frozen=True):
 
     peer_id: str
     offers: tuple[Offer, ...]
+    per_s: float = 0.0
+    """Offers that the author makes each second at present, as it says; 0 if it does not say."""
 
 
 class RefusedRecord(Struct, frozen=True):
@@ -606,6 +609,10 @@ class NetworkStatus(Struct, frozen=True):
     """One line: which other protocol version most peers speak, and what to do; empty otherwise."""
     num_pulling: int = 0
     """How many of the connected members fetch groups that are offered to them."""
+    num_described: int = 0
+    """Of how many of them that is known."""
+    offers_per_s: float = inf
+    """How many groups each member may offer per second, so that links carry what all offer together."""
 
 
 class UpdateReport(Struct, frozen=True):

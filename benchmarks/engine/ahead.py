@@ -122,6 +122,9 @@ class Nobody:
         """Share with no one."""
         return [None] * len(groups)
 
+    def lacking(self, num_groups: int) -> None:
+        """There is nobody to know."""
+
     def offers(self) -> list[OfferedGroup]:
         """None."""
         return []

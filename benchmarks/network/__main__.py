@@ -30,6 +30,7 @@ from benchmarks.network.baseline.install import PACKAGE, PeerNotInstalled, genrl
 from benchmarks.network.delivery import Delivery, NodeLog, deliveries, fraction, latency_ms
 from benchmarks.network.fleet import SETTLED_S, Fleet, Kind, Setting
 from benchmarks.network.flood import Outcome, flood
+from benchmarks.network.offered import WANTED, Sharing, share_for
 
 KIB, MIB = 2**10, 2**20
 CLEAN_FOR_THE_PEER = (
@@ -70,10 +71,18 @@ class Plan:
 
     @contextmanager
     def fleet(
-        self, kind: Kind, count: int, *, loss: float = 0, delay_s: float = 0, poll_s: float = 0.0, num_patient: int = 0
+        self,
+        kind: Kind,
+        count: int,
+        *,
+        loss: float = 0,
+        delay_s: float = 0,
+        poll_s: float = 0.0,
+        num_patient: int = 0,
+        wants: float = 0.0,
     ) -> Iterator[Fleet]:
         """Nodes that end with the block."""
-        setting = Setting(kind, count, loss, delay_s, poll_s, self.peer_python, num_patient)
+        setting = Setting(kind, count, loss, delay_s, poll_s, self.peer_python, num_patient, wants)
         with self.processes() as processes:
             yield Fleet(processes, setting, kind)
 
@@ -430,6 +439,43 @@ def loud(plan: Plan) -> Result:
     ], []
 
 
+def offered(plan: Plan) -> Result:
+    """Groups that are offered and fetched by those who want them; the baseline are the same groups, sent."""
+    # With eight others a node offers from the start.
+    count = int(plan.scaled(16, 9))
+    found: dict[float, list[Sharing]] = {WANTED: [], 0.0: []}
+    for _ in range(plan.repeats):
+        for wants, runs in found.items():
+            with plan.fleet("ours", count, wants=wants) as fleet:
+                fleet.start()
+                fleet.settle()
+                runs.append(share_for(fleet, 16 * KIB, 1.0, plan.scaled(20, 5)))
+    pulled, sent = found[WANTED], found[0.0]
+    what = f"N = {count}, 16 KB, 1/s a node, offered, {WANTED:.0%} wanted"
+    latencies = [statistics.median(each.latencies_s) if each.latencies_s else None for each in pulled]
+    return [
+        row(
+            f"{what}: fraction of the wanted groups that arrived",
+            [_ratio(float(len(each.latencies_s)), each.wanted) for each in pulled],
+            "",
+            target=0.99,
+        ),
+        row(f"{what}: shared to verified, median", latencies, "s", target=2.0, better="lower"),
+        row(
+            f"{what}: groups received a second (baseline: sent)",
+            [each.received for each in pulled],
+            "1/s",
+            baseline=[each.received for each in sent],
+        ),
+        row(
+            f"{what}: bytes that a daemon reads a second (baseline: sent)",
+            [each.read_bytes for each in pulled],
+            "bytes/s",
+            baseline=[each.read_bytes for each in sent],
+        ),
+    ], ["In the rows 'baseline: sent' the column of the public peer has the same nodes, which send each group to all."]
+
+
 def hostile(plan: Plan) -> Result:
     """Forged, replayed, oversize, malformed and wrong-answer records, raw on the topic, against nodes that learn."""
     count = int(plan.scaled(4, 2))
@@ -518,6 +564,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
     "resources": resources,
     "crowd": crowd,
     "loud": loud,
+    "offered": offered,
     "hostile": hostile,
     "join": join,
 }

@@ -37,6 +37,8 @@ class Setting:
     peer_python: Path | None = None
     num_patient: int = 0
     """Number of learners with long rounds."""
+    wants: float = 0.0
+    """Fraction of the groups on offer that a node fetches; 0: nodes send theirs to everybody."""
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Fleet:
                     delay_s=setting.delay_s,
                     poll_s=setting.poll_s,
                     patient=index >= setting.count - setting.num_patient,
+                    wants=setting.wants,
                 )
             )
             for index in range(setting.count)

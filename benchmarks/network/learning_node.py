@@ -66,8 +66,17 @@ class Witness:
         return shared
 
     def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
-        """Send each to everybody: what is timed is the delivery of groups."""
-        return [self.share(group) for group in groups]
+        """Share and report them, sent or offered as the node measures; all that is offered is wanted here."""
+        at = time.time()
+        shared = self._exchange.share_all(groups)
+        for group in shared:
+            if group is not None:
+                emit("published", sequence=group.sequence, at=at)
+        return shared
+
+    def lacking(self, num_groups: int) -> None:
+        """Pass it on."""
+        self._exchange.lacking(num_groups)
 
     def offers(self) -> list[OfferedGroup]:
         """Pass it on."""

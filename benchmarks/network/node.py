@@ -1,7 +1,8 @@
 """One of our nodes in a separate process, driven by JSON lines: `python -m benchmarks.network.node SPEC`.
 
 commands  start, publish, once, quiet, status, quit
-events    warm (everything imported), ready, published, got, and an answer to each `status` and `once`
+events    warm (everything imported), ready, published, got, wanted and fetched (groups on offer), and an answer to each
+          `status` and `once`
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import random
 import sys
 import time
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pathlib import Path
 from benchmarks.common.children import commands, emit
 from benchmarks.common.faults import FaultyDaemon
 from benchmarks.common.groups import MAX_CHARS, MAX_RECORD_BYTES, benchmark_manifest, chars_for, make_group
+from swarm.groups.intake import PULL_PATIENCE_S
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.own_entry import Profile
@@ -45,6 +48,8 @@ class Spec:
 
     patient: bool = False
     """For a learner: long rounds without polling between them."""
+    wants: float = 0.0
+    """Fraction of the groups on offer that it fetches; it offers its own. 0: it sends its own to everybody."""
 
     def as_argument(self) -> str:
         """For the command line."""
@@ -70,6 +75,7 @@ class Node:
         self._due = float("inf")
         self._refused: dict[str, int] = {}
         self._received = 0
+        self._wanted: set[str] = set()
 
     def start(self, bootstrap: list[str]) -> None:
         """Join the swarm."""
@@ -105,7 +111,7 @@ class Node:
         """Share one group; returns whether the network accepted it."""
         assert self._exchange is not None
         group = make_group(self._sequence, chars_for(size_bytes))
-        shared = self._exchange.share(group)
+        (shared,) = self._exchange.share_all([group]) if self._spec.wants else [self._exchange.share(group)]
         if shared is not None:
             emit("published", sequence=group.sequence, at=group.created_at, size_bytes=size_bytes)
             self._sequence += 1
@@ -122,9 +128,24 @@ class Node:
         now = time.time()
         for reason, count in refused.items():
             self._refused[reason] = self._refused.get(reason, 0) + count
+        self._fetch(self._exchange)
+        arrived = [now - group.created_at for content_id, group in groups if content_id in self._wanted]
+        if arrived:
+            emit("fetched", latencies_s=arrived)
         if groups:
             self._received += len(groups)
             emit("got", at=now, groups=[(group.peer_id, group.sequence) for _, group in groups])
+
+    def _fetch(self, exchange: Exchange) -> None:
+        """Ask for some of what is on offer."""
+        chosen = [each for each in exchange.offers() if random.random() < self._spec.wants]
+        for offered in chosen:
+            exchange.pull(offered, PULL_PATIENCE_S)
+            exchange.report(offered.peer_id, "used")
+        if chosen:
+            ids = [each.offer.content_id.hex() for each in chosen]
+            self._wanted.update(ids)
+            emit("wanted", ids=ids)
 
     def rest(self) -> None:
         """Wait until something is due, a group arrives, or commands must be checked."""

@@ -204,6 +204,9 @@ class Virtual:
         """Not asked of a learner."""
         raise AssertionError
 
+    def lacking(self, num_groups: int) -> None:
+        """Workers send all they make."""
+
     def offers(self) -> list[OfferedGroup]:
         """Workers send their groups."""
         return []

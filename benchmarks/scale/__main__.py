@@ -16,12 +16,12 @@ from statistics import mean
 
 from benchmarks.common.report import Report, Row, percentile, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
+from benchmarks.scale.offers import RECORD_BYTES, Node, Sharing, node, settled_rate
 from benchmarks.scale.parameters import KIB, NOTHING, Costs, Gossip, Line, Load, Network
 from benchmarks.scale.simulation import Outcome, simulate
 from benchmarks.scale.traffic import (
     discovery,
     gossiping,
-    largest_directory,
     largest_rate,
     repair_bytes_per_s,
 )
@@ -35,6 +35,8 @@ LIMITS_NODES = 300
 capacity."""
 LOOPBACK_DELAY_S = 50e-6
 SEEDS = (0, 1, 2)
+MOST_GROWTH = 1.5
+"""Of what a node pays, from 1,000 to 100,000 nodes."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +186,39 @@ def directory(plan: Plan) -> Result:
             row(f"{what}: what comes with renewing an entry in the directory", [found.reading / 1e3], "kB/s"),
             row(f"{what}: each holder of the directory sends", [found.holding / 1e3], "kB/s"),
             row(f"{what}: one answer of a holder", [found.reply_bytes], "bytes"),
-            row(f"{what}: the daemon takes such an answer", [float(found.readable)], ""),
         ]
-    for uplink in UPLINKS:
-        most = largest_directory(plan.gossip, plan.costs, uplink)
-        rows.append(row(f"largest swarm whose directory a holder with {uplink / 1e6:g} Mbit/s serves", [most], "nodes"))
     return rows, []
+
+
+def offers(plan: Plan) -> Result:
+    """Every node makes a group of 16 KB in 30 s, offers it at the common rate, and fetches what it uses."""
+    rows: list[Row] = []
+    nodes: dict[int, Node] = {}
+    for num_nodes in (*plan.node_counts, 10 * plan.node_counts[-1]):
+        rate = settled_rate(num_nodes)
+        if num_nodes in plan.node_counts:
+            load = plan.load(num_nodes, RECORD_BYTES, rate)
+            outcome = plan.simulate(Network(num_nodes, uplink_bits_per_s=UPLINKS[0]), load)
+        sharing = Sharing(num_nodes, SIZES[1], rate)
+        nodes[num_nodes] = found = node(sharing, outcome, plan.gossip, plan.costs)
+        what = f"N = {num_nodes}, offered"
+        rows += [
+            row(f"{what}: offers of all nodes", [rate], "1/s"),
+            row(f"{what}: a node's download, and upload on average", [found.download / 1e3], "kB/s"),
+            row(f"{what}: of that, discovery", [found.directory / 1e3], "kB/s"),
+            row(f"{what}: each holder of the directory sends", [found.holding / 1e3], "kB/s"),
+            row(f"{what}: groups checked", [found.checks], "1/s"),
+            row(f"{what}: CPU of a node for the network", [1e2 * found.cpu], "% of a core"),
+            row(f"{what}: nodes that fetch a group", [sharing.pulls_per_offer], ""),
+            row(f"{what}: an author's upload in the round after an offer", [found.author / 1e3], "kB/s"),
+        ]
+    small, large = (nodes[count] for count in sorted(nodes)[-3::2])
+    for name in ("download", "directory", "holding", "checks", "cpu", "author"):
+        before, after = getattr(small, name), getattr(large, name)
+        what = f"a hundred times the nodes, 10 Mbit/s: {name}"
+        growth = [after / before] if before else []
+        rows.append(row(what, growth, "times", target=MOST_GROWTH, better="lower"))
+    return rows, [f"At N = {max(nodes)} a gossip message is assumed to cost what it does at a tenth of that."]
 
 
 def reality(plan: Plan) -> Result:
@@ -246,6 +275,7 @@ SECTIONS: dict[str, Callable[[Plan], Result]] = {
     "limits": limits,
     "faults": faults,
     "directory": directory,
+    "offers": offers,
 }
 
 

@@ -18,10 +18,12 @@ INITIAL_WINDOW_BYTES = 10 * SEGMENT_BYTES
 """What TCP sends over a connection that has been idle before it waits for an answer (RFC 6928)."""
 DIRECTORY_PARTS = 16
 """`PARTS` in `swarm/net/hivemind/dht.py`, which imports hivemind."""
+DIRECTORY_PLACES = 128
+"""`MAX_ENTRIES` of a part in `swarm/net/hivemind/dht_entries.py`, which imports hivemind."""
+RENEWALS_OF_A_LIFE = 3
+"""An entry lives as long as so many renewals take (`net/membership/own_entry.py`)."""
 DIRECTORY_REPLICAS = 5
 """Nodes that hold a part of the run's directory: hivemind's default number of replicas of a key."""
-MAX_REPLY_BYTES = 4 * 2**20
-"""The daemon's limit for an answer to hivemind."""
 
 
 @dataclass(frozen=True)

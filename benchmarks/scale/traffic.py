@@ -7,15 +7,17 @@ from statistics import mean
 
 from benchmarks.scale.parameters import (
     DIRECTORY_PARTS,
+    DIRECTORY_PLACES,
     DIRECTORY_REPLICAS,
-    MAX_REPLY_BYTES,
     PACKET_OVERHEAD,
+    RENEWALS_OF_A_LIFE,
     Costs,
     Gossip,
     Load,
     records_listed,
 )
 from benchmarks.scale.simulation import Outcome
+from swarm.net.hivemind.discovery import RENEWALS
 from swarm.net.membership.upkeep import PEERS_ASKED
 from swarm.net.services.peer_exchange import MAX_PEERS
 
@@ -79,19 +81,16 @@ class Discovery:
     reply_bytes: float
     """Of a holder's answer."""
 
-    @property
-    def readable(self) -> bool:
-        """Whether the daemon takes an answer of that size."""
-        return self.reply_bytes <= MAX_REPLY_BYTES
-
 
 def discovery(gossip: Gossip, costs: Costs, num_nodes: int) -> Discovery:
-    """All nodes renew their entry in a part of the directory, whose holders answer with all of it."""
+    """Nodes renew their entry in a part of the directory, whose holders answer with all of it; of many nodes, some."""
     every_s = gossip.announce_every_s
     others = num_nodes - 1
     exchange = PEERS_ASKED * min(MAX_PEERS, others) * costs.peer_record_bytes / every_s
-    reply_bytes = others / DIRECTORY_PARTS * costs.directory_bytes / DIRECTORY_REPLICAS
-    reading = min(DIRECTORY_REPLICAS, others) * reply_bytes / every_s
+    turn = min(1.0, RENEWALS / num_nodes)
+    entries = min(DIRECTORY_PLACES, others * (1 - (1 - turn) ** RENEWALS_OF_A_LIFE) / DIRECTORY_PARTS)
+    reply_bytes = entries * costs.directory_bytes / DIRECTORY_REPLICAS
+    reading = turn * min(DIRECTORY_REPLICAS, others) * reply_bytes / every_s
     holders = min(DIRECTORY_PARTS * DIRECTORY_REPLICAS, num_nodes)
     return Discovery(
         exchange * PACKET_OVERHEAD, reading * PACKET_OVERHEAD, num_nodes * reading / holders * PACKET_OVERHEAD,
@@ -102,11 +101,3 @@ def discovery(gossip: Gossip, costs: Costs, num_nodes: int) -> Discovery:
 def largest_rate(outcome: Outcome, load: Load, costs: Costs, uplink_bits_per_s: float) -> float:
     """Groups a second of all nodes together at which the busiest node's uplink is used to `USABLE`."""
     return USABLE * uplink_bits_per_s / 8 / (gossiping(outcome, load, costs).busiest / load.groups_per_s)
-
-
-def largest_directory(gossip: Gossip, costs: Costs, uplink_bits_per_s: float) -> int:
-    """Nodes at which a holder of the directory uses its uplink to `USABLE`."""
-    num_nodes = 2
-    while discovery(gossip, costs, num_nodes + 1).holding <= USABLE * uplink_bits_per_s / 8:
-        num_nodes += 1
-    return num_nodes

@@ -40,6 +40,7 @@ QUICK = Size(
     each_defence=False,
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=8, every=1, groups=2),
     timed=Scale(nodes=2, rounds=12, seeds=1, evaluation=36, every=4),
+    sampled=Scale(nodes=6, rounds=8, seeds=1, evaluation=0),
 )
 DEFAULT = Size(
     name="default",
@@ -54,6 +55,7 @@ DEFAULT = Size(
     each_defence=False,
     real=REAL,
     timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
+    sampled=Scale(nodes=32, rounds=24, seeds=2, evaluation=0),
 )
 FULL = replace(
     DEFAULT,

@@ -69,6 +69,7 @@ class Size(Scale):
     """Also without each defence alone, not only without all."""
     real: RealScale
     timed: Scale
+    sampled: Scale
 
 
 @dataclass(frozen=True)

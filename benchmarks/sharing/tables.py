@@ -8,7 +8,7 @@ from operator import attrgetter
 from rich.console import Console
 
 from benchmarks.common.report import Row
-from benchmarks.sharing import real_model, timed
+from benchmarks.sharing import real_model, sampled, timed
 from benchmarks.sharing.models import LARGER, ensure_larger
 from benchmarks.sharing.swarms import (
     ALONE,
@@ -200,6 +200,7 @@ TABLES = {
         scale=attrgetter("timed"),
         jobs=timed.time_jobs,
     ),
+    "sampled": Table(sampled.of_samples, sampled.sample_findings, (sampled.NOTE,), scale=attrgetter("sampled")),
 }
 
 

@@ -24,6 +24,8 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
 Clock = Callable[[], float]
+ROUND_S = 30.0
+"""A turn takes a second of the nodes' clock, but as many groups may be offered in it as in a real round of this."""
 Guest = Callable[[], None]
 """Someone in the run who is no node, such as an attacker: called once a turn, before the nodes."""
 
@@ -88,7 +90,14 @@ class MemoryRun:
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
         self._sealed = self._sealed or found_run(config, identity)
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
-        transport = MemoryTransport(self.hub, identity.peer_id, self._sealed, limits=limits, clock=self._clock)
+        transport = MemoryTransport(
+            self.hub,
+            identity.peer_id,
+            self._sealed,
+            limits=limits,
+            offers_per_s=ROUND_S * config.network.offers_per_s,
+            clock=self._clock,
+        )
         transport.start()
         return PeerNode(config, identity, transport, self._verifier(config), self._stop, clock=self._clock)
 

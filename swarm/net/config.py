@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.trust.accounts import SafetySettings
+from swarm.net.trust.offer_rate import OFFERS_PER_S
 from swarm.settings import Settings
 
 
@@ -58,6 +59,9 @@ class NetworkSettings(Settings):
     """Largest total rate of answers to other nodes: large groups, and records they missed; null: no limit. Measured on
     the link, with 6% overhead for headers and encryption. A source that sends less than 256 KiB/s to a peer is
     replaced."""
+    offers_per_s: float = Field(OFFERS_PER_S, gt=0)
+    """Largest rate of offers of all members together: the more members there are, the fewer of its groups each offers.
+    32 take about 1.9 Mbit/s up and down."""
     max_completion_chars: int = Field(65_536, ge=16)
     inbox_records: int = Field(1_024, ge=1)
     inbox_bytes: int = Field(64 * 2**20, ge=1_000)

@@ -15,6 +15,7 @@ from swarm.net.records.offers import OFFERS, check_offer, open_offers
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import MAX_LISTED
 from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, refused
+from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
 from swarm.types import Arrival, NetworkStatus, OfferedGroup, PeerRecord, RefusedRecord, RunManifest
@@ -64,6 +65,7 @@ class MemoryTransport:
         shelf_records: int = 8_192,
         limits: Limits | None = None,
         backfill_s: float = 120.0,
+        offers_per_s: float = OFFERS_PER_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A peer of `hub`. With `manifest` (sealed) it is in that run; otherwise it takes the run of the others.
@@ -77,6 +79,7 @@ class MemoryTransport:
         self._inbox = Mailbox[Read](inbox_records, inbox_bytes)
         self._store = RecordStore(shelf_records, inbox_bytes, backfill_s)
         self._backfill_s = backfill_s
+        self._offer_rate = OfferRate(offers_per_s, clock)
         self._backfilled = False
         self._banned: frozenset[str] = frozenset()
         self._handlers: dict[str, StreamHandler] = {}
@@ -220,7 +223,9 @@ class MemoryTransport:
             return read
         try:
             if read.body.kind == OFFERS:
-                return open_offers(read, read.body.run_id)
+                offered = open_offers(read, read.body.run_id)
+                self._offer_rate.heard(offered.peer_id, len(offered.offers), offered.per_s)
+                return offered
             return open_group(read, self._limits)
         except Refusal as refusal:
             return refused(refusal)
@@ -249,7 +254,13 @@ class MemoryTransport:
         elif self._alone_since is None:
             self._alone_since = self._clock()
         return NetworkStatus(
-            run.run_id if run else None, connected, self._alone_since, "in one process", num_pulling=len(connected)
+            run.run_id if run else None,
+            connected,
+            self._alone_since,
+            "in one process",
+            num_pulling=len(connected),
+            num_described=len(connected),
+            offers_per_s=self._offer_rate.per_s(),
         )
 
     def multiaddrs(self) -> tuple[str, ...]:

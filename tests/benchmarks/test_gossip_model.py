@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scale.__main__ import main
+from benchmarks.scale.offers import RECORD_BYTES, Sharing, node, settled_rate
 from benchmarks.scale.parameters import FREE, SEGMENT_BYTES, Costs, Gossip, Line, Load, Network, slow_start_rounds
 from benchmarks.scale.simulation import Outcome, simulate
-from benchmarks.scale.traffic import USABLE, discovery, gossiping, largest_directory, largest_rate, repair_bytes_per_s
+from benchmarks.scale.traffic import USABLE, discovery, gossiping, largest_rate, repair_bytes_per_s
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.dialling import ENOUGH_PEERS
 
@@ -164,14 +165,25 @@ def test_traffic_is_counted_in_bytes_on_the_link_and_grows_with_the_rate() -> No
     assert repair_bytes_per_s(Gossip(), costs, 1e6) == repair_bytes_per_s(Gossip(), costs, 1e7), "the list is bounded"
 
 
-def test_the_directory_is_read_by_all_and_held_by_few() -> None:
-    thousand, two = (discovery(Gossip(), FREE, count) for count in (1_000, 2_000))
-    assert two.reading == pytest.approx(2 * thousand.reading, rel=0.01)
-    assert two.holding == pytest.approx(4 * thousand.holding, rel=0.01)
-    assert two.exchange == thousand.exchange
-    assert thousand.readable and not discovery(Gossip(), FREE, 1_000_000).readable
-    most = largest_directory(Gossip(), FREE, 10e6)
-    assert discovery(Gossip(), FREE, most).holding <= USABLE * 10e6 / 8 < discovery(Gossip(), FREE, most + 1).holding
+def test_the_directory_grows_with_a_small_swarm_and_costs_the_same_in_a_large_one() -> None:
+    hundred, two, many, more = (discovery(Gossip(), FREE, count) for count in (100, 200, 10_000, 1_000_000))
+    assert two.reading == pytest.approx(2 * hundred.reading, rel=0.02)
+    assert two.holding == pytest.approx(4 * hundred.holding, rel=0.02)
+    assert two.exchange == more.exchange
+    assert more.reading < many.reading / 50
+    assert more.holding == pytest.approx(many.holding, rel=0.1)
+
+
+@pytest.mark.parametrize(("num_nodes", "per_s"), [(30, 1.0), (300, 10.0), (3_000, 32.0), (100_000, 32.0)])
+def test_nodes_settle_at_what_they_make_or_at_what_links_carry(num_nodes: int, per_s: float) -> None:
+    assert settled_rate(num_nodes) == pytest.approx(per_s, rel=0.25)
+
+
+def test_what_is_fetched_counts_once_and_what_is_offered_with_its_copies() -> None:
+    outcome = run(replace(INSTANT, num_nodes=10), Load(RECORD_BYTES, 1.0, 5), everybody(10))
+    few, many = (node(Sharing(count, 16_000, 1.0), outcome, Gossip(), FREE) for count in (10_000, 20_000))
+    assert many.download == pytest.approx(few.download, rel=0.02) and many.checks == few.checks == 4 / 30
+    assert many.author > 1.9 * few.author, "an author serves all who fetch its group"
 
 
 @pytest.mark.network
@@ -190,10 +202,12 @@ def test_the_benchmark_prints_and_writes_its_rows_at_given_costs(
 ) -> None:
     FREE.write(tmp_path / "costs.json")
     assert Costs.read(tmp_path / "costs.json") == FREE
-    arguments = ["--quick", "--only", "costs", "spread", "directory", "--costs", str(tmp_path / "costs.json")]
+    arguments = ["--quick", "--only", "costs", "spread", "directory", "offers", "--costs", str(tmp_path / "costs.json")]
     assert main([*arguments, "--out", str(tmp_path / "scale.json")]) == 0
     report = json.loads((tmp_path / "scale.json").read_text())
     assert report["benchmark"] == "scale"
     fractions = [row["value"] for row in report["rows"] if row["what"].endswith("delivered fraction")]
     assert fractions == [1.0] * 6
-    assert "largest swarm whose directory" in capsys.readouterr().out
+    assert "each holder of the directory sends" in capsys.readouterr().out
+    (growth,) = (row for row in report["rows"] if row["what"].endswith("10 Mbit/s: checks"))
+    assert growth["value"] == 1.0

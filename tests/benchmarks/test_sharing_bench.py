@@ -327,6 +327,7 @@ SHORT = Size(
     # The embedded policy in the real one's place.
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=6, every=1, groups=2, policy="tiny"),
     timed=Scale(nodes=2, rounds=2, seeds=1, evaluation=4, every=1),
+    sampled=Scale(nodes=2, rounds=2, seeds=1, evaluation=0),
 )
 
 

@@ -106,6 +106,9 @@ class FakeExchange:
         self.sent.append(group)
         return group
 
+    def lacking(self, num_groups: int) -> None:
+        pass
+
     def status(self) -> NetworkStatus:
         return NetworkStatus("run", (), None)
 

@@ -39,6 +39,9 @@ class FakeExchange:
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         self.reports[peer_id, outcome] += 1
 
+    def lacking(self, num_groups: int) -> None:
+        pass
+
     def status(self) -> NetworkStatus:
         return NetworkStatus("run", (), None)
 

@@ -29,6 +29,9 @@ FIRST_RESTART_PAUSE_S = 0.5
 MAX_RESTART_PAUSE_S = 30.0
 STEADY_AFTER_S = 60.0
 """A process that ran for this time resets the restart pause."""
+RENEWALS = 333
+"""Members that renew their entry each time; of more, as many by chance: the holders of the directory serve no more of
+them, and it always has about a thousand entries."""
 
 
 class Discovery:
@@ -77,9 +80,11 @@ class Discovery:
                 alone = not met
                 met = await directory.add_peers(in_run, first=alone)
                 now = time.monotonic()
-                if met and (alone or announced != member.own.addresses or now >= renew_at):
-                    announced = member.own.addresses
-                    await self._announce(directory)
+                moved = announced != member.own.addresses
+                if met and (alone or moved or now >= renew_at):
+                    if alone or moved or self._has_turn():
+                        announced = member.own.addresses
+                        await self._announce(directory)
                     renew_at = now + member.settings.announce_every_s * random.uniform(*APART)
                 if met and (alone or now >= look_at):
                     await self._look_up(directory, run_id)
@@ -95,6 +100,12 @@ class Discovery:
             wait_s = ROUND_PAUSE_S if unmet else max(0.0, min(look_at, renew_at) - time.monotonic())
             await self._peers_changed.wait_for(wait_s)
             await asyncio.sleep(ROUND_PAUSE_S)
+
+    def _has_turn(self) -> bool:
+        """Whether to renew the own entry now; a node with few peers does so each time, to be found."""
+        member = self._member
+        num_members = member.records.offer_rate.num_members()
+        return len(member.peers.in_run) < ENOUGH_PEERS or random.random() * num_members < RENEWALS
 
     async def _look_up(self, directory: Directory, run_id: str) -> None:
         member, peers = self._member, self._member.peers

@@ -80,4 +80,6 @@ class Member:
             self.detail,
             self.versions.describe(),
             len(self.peers.in_run & self.peers.pulling()),
+            len(self.peers.in_run & self.peers.known.keys()),
+            self.records.offer_rate.per_s(),
         )

@@ -37,6 +37,7 @@ from swarm.net.records.wire import (
     refused,
 )
 from swarm.net.trust.complaints import Complaints
+from swarm.net.trust.offer_rate import OfferRate
 from swarm.net.trust.record_admission import RecordAdmission
 from swarm.reasons import Reason
 from swarm.types import Arrival, OfferedGroup, VerifiedGroup
@@ -82,6 +83,7 @@ class RecordTraffic:
         self._chosen: deque[tuple[float, OfferedGroup]] = deque()
         """On their way from the node's thread to `pulls`, with the time at which to give up."""
         self.admission = RecordAdmission(settings)
+        self.offer_rate = OfferRate(settings.offers_per_s)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
@@ -134,24 +136,28 @@ class RecordTraffic:
         try:
             sealed = read_record(record, INLINE_BYTES)
         except Refusal as refusal:
-            if self._within_gossip_budget(sender, len(record)):
+            if self._within_gossip_budget(sender, len(record), are_offers=False):
                 self._refuse(record, refusal, sender, account)
             return True
         if sealed.body.peer_id != sender:
             # Gossip authenticates the author, who publishes only own records; any other is forged or replayed.
             self.counters.add("drop_not_its_own")
             return False
-        if self._within_gossip_budget(sender, self._cost(sealed)):
+        are_offers = sealed.body.kind == OFFERS
+        if self._within_gossip_budget(sender, self._cost(sealed), are_offers):
             try:
                 self._open_and_store(account, sealed, 0.0)
                 self.counters.add("delivered")
             except Refusal as refusal:
                 self._refuse(record, refusal, sender, account)
+        elif are_offers:
+            # The link has carried them: too many offers are heard even if none is opened.
+            self.offer_rate.heard(sender, 1, 0.0)
         return True
 
-    def _within_gossip_budget(self, author: str, num_bytes: int) -> bool:
+    def _within_gossip_budget(self, author: str, num_bytes: int, are_offers: bool) -> bool:
         """Whether a record of this size is within the author's gossip budget."""
-        if self.admission.admits_gossip(author, self.peers.connected, num_bytes):
+        if self.admission.admits_gossip(author, self.peers.connected, num_bytes, are_offers=are_offers):
             return True
         self.counters.add("drop_over_budget")
         return False
@@ -238,6 +244,8 @@ class RecordTraffic:
             offered = open_offers(signed, run_id)
             self.store.add(signed.record, age_s, owner=account)
             if offered.peer_id != self.identity.peer_id:
+                if not age_s:  # those that repair brings come in heaps
+                    self.offer_rate.heard(offered.peer_id, len(offered.offers), offered.per_s)
                 self.inbox.put(offered, len(signed.record), account)
         else:
             group = open_group(signed, self._limits)

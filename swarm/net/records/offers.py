@@ -41,16 +41,18 @@ REQUEST_BYTES = 600
 """A request for one record and the frames of its answer."""
 MAX_COPIES = 8
 """Copies of a gossip message that a node receives in a large swarm; in a small one, one from each other member."""
-KNOWING = 0.9
+KNOWING = 2 / 3
 """Fraction of the members that must know offers before a node makes any: the others learn of the groups by repair."""
 
 
-class Offers(Struct, frozen=True):
+class Offers(Struct, frozen=True, omit_defaults=True):
     """A signed list of offers."""
 
     run_id: str
     peer_id: str
     offers: Annotated[tuple[Offer, ...], Meta(min_length=1, max_length=MAX_OFFERS)]
+    per_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Offers that the author makes each second at present; 0 of an author that does not know this field."""
 
 
 def describe(group: VerifiedGroup, life_s: float) -> Offer | None:
@@ -91,11 +93,10 @@ def policy_digest(policy: PolicyId) -> bytes:
     return blake3(msgspec.msgpack.encode(policy)).digest(length=POLICY_ID_BYTES)
 
 
-def seal_offers(identity: Identity, run_id: str, offers: Sequence[Offer]) -> bytes:
-    """A signed record of at most `MAX_OFFERS` offers."""
-    return seal_payload(
-        identity, run_id, OFFERS, msgspec.msgpack.encode(Offers(run_id, identity.peer_id, tuple(offers)))
-    )
+def seal_offers(identity: Identity, run_id: str, offers: Sequence[Offer], per_s: float = 0.0) -> bytes:
+    """A signed record of at most `MAX_OFFERS` offers; `per_s`: how many the author makes each second."""
+    content = Offers(run_id, identity.peer_id, tuple(offers), per_s)
+    return seal_payload(identity, run_id, OFFERS, msgspec.msgpack.encode(content))
 
 
 def open_offers(signed: SignedRecord, run_id: str) -> OfferedGroups:
@@ -113,7 +114,7 @@ def open_offers(signed: SignedRecord, run_id: str) -> OfferedGroups:
                 raise Refusal(Reason.LIMITS, problem)
     except Refusal as refusal:
         raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
-    return OfferedGroups(told.peer_id, told.offers)
+    return OfferedGroups(told.peer_id, told.offers, told.per_s)
 
 
 def pulling_is_cheaper(num_bytes: float, num_members: int, wanted: float) -> bool:

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from swarm.errors import Refusal
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.offers import KNOWING, MAX_OFFERS, describe, pulling_is_cheaper, seal_offers
+from swarm.net.records.offers import MAX_OFFERS, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.net.trust.demand import Demand
+from swarm.net.trust.sharing import Sharing
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Arrival,
     NetworkStatus,
-    Offer,
     OfferedGroup,
     OfferedGroups,
     RefusedRecord,
@@ -69,10 +69,10 @@ class Exchange:
         self._clock = clock
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._demand = Demand()
+        self._sharing = Sharing(self._demand, offer_life_s, identity.peer_id, clock)
         self._pulled: OrderedDict[str, str] = OrderedDict()
         """Author by content id of groups that are being fetched: they were heard of when they were offered."""
         self._offers: list[OfferedGroup] = []
-        self._offer_life_s = offer_life_s
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
         self._judged_at = -math.inf
@@ -91,34 +91,31 @@ class Exchange:
         return sealed.group
 
     def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
-        """Share several groups: each is sent to everybody, or all are offered if that costs members less."""
+        """Share several groups: each is sent to everybody, or all are offered if that costs members less.
+
+        Of more than the common rate allows, some are chosen at random (`swarm/net/trust/sharing.py`).
+        """
         status = self._transport.status()
         run_id = status.run_id
-        sealed = [self._seal(group, run_id) if run_id is not None else None for group in groups]
+        chosen, per_s = self._sharing.choose(len(groups), status.offers_per_s)
+        sealed = [
+            self._seal(group, run_id) if run_id is not None and shares else None
+            for group, shares in zip(groups, chosen, strict=True)
+        ]
         shared = [each for each in sealed if each is not None]
         if run_id is not None and shared:
-            offers = self._described(shared, status)
+            offers = self._sharing.offers(shared, status)
             for each in shared:
-                if offers[each.content_id] is None:
-                    self._transport.publish(each.record)
-                else:
-                    self._transport.hold(each.record)
-            made = [offer for offer in offers.values() if offer is not None]
+                (self._transport.hold if each.content_id in offers else self._transport.publish)(each.record)
+            made = list(offers.values())
             for start in range(0, len(made), MAX_OFFERS):
-                self._transport.publish(seal_offers(self._identity, run_id, made[start : start + MAX_OFFERS]))
+                some = made[start : start + MAX_OFFERS]
+                self._transport.publish(seal_offers(self._identity, run_id, some, per_s))
         return [each.group if each is not None else None for each in sealed]
 
-    def _described(self, shared: Sequence[VerifiedGroup], status: NetworkStatus) -> dict[str, Offer | None]:
-        """By content id: the offers of groups that members should pull; None for those to send to everybody."""
-        wanted, num_members = self._demand.fraction, len(status.connected)
-        if wanted is None or not status.num_pulling >= KNOWING * num_members > 0:
-            return {each.content_id: None for each in shared}
-        return {
-            each.content_id: describe(each, self._offer_life_s)
-            if pulling_is_cheaper(len(each.record), num_members, wanted)
-            else None
-            for each in shared
-        }
+    def lacking(self, num_groups: int) -> None:
+        """The last update had this many of others' groups less than half of those it asked for."""
+        self._sharing.appetite.update(num_groups)
 
     def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:
         """A group as published; None for one that others would refuse."""

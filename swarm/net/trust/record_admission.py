@@ -1,6 +1,7 @@
 """Admission of records: which peers may still send records, by identity and size, before verification or decoding.
 
-    gossip   the author   proven: a member's budget; connected: a newcomer's; all others together: one newcomer's
+    gossip   the author   proven: a member's budget; connected: a newcomer's; all others together: one newcomer's for
+                          groups, and four for offers, which come from everybody in a large swarm
     repair   the helper   a member's budget in total, of which a newcomer's for authors that are not proven
 
 All identities behind one connection share one newcomer's budget. All newcomers together, including those that left, get
@@ -24,6 +25,10 @@ NEWCOMER_SHARES = 32
 """Number of newcomer budgets that all newcomers share: as many as a node dials."""
 STRANGERS = ""
 """Payer for gossip of authors that are neither proven nor connected."""
+STRANGERS_OFFER = "offers"
+"""Payer for their offers: small records, of which members send more than groups."""
+OFFER_SHARES = 4
+"""Newcomer budgets that it has: at the defaults 40 records per second, some more than `offers_per_s`."""
 
 
 class Budget(Struct, frozen=True):
@@ -72,11 +77,16 @@ class RecordAdmission:
         """The account for an author's gossip: its own, or the one that all strangers share."""
         return author if author in connected or self._is_proven(author, connected) else STRANGERS
 
-    def admits_gossip(self, author: str, connected: Collection[str], num_bytes: int) -> bool:
+    def admits_gossip(
+        self, author: str, connected: Collection[str], num_bytes: int, *, are_offers: bool = False
+    ) -> bool:
         """Whether a record from gossip may be accepted; `num_bytes` is its decompressed size."""
         if self._is_proven(author, connected):
             return self._spend("gossip", author, self._member, num_bytes)
-        return self._spend_as_newcomer("gossip", self.account(author, connected), connected, num_bytes)
+        account = self.account(author, connected)
+        if account == STRANGERS and are_offers:
+            return self._spend_as_newcomer("gossip", STRANGERS_OFFER, connected, num_bytes, OFFER_SHARES)
+        return self._spend_as_newcomer("gossip", account, connected, num_bytes)
 
     def admits_repair(
         self, helper: str, author: str, connected: Collection[str], sent_bytes: int, num_bytes: int
@@ -91,11 +101,13 @@ class RecordAdmission:
     def _is_proven(self, author: str, connected: Collection[str]) -> bool:
         return author in (connected if self.proven is None else self.proven)
 
-    def _spend_as_newcomer(self, what: str, account: str, connected: Collection[str], num_bytes: int) -> bool:
+    def _spend_as_newcomer(
+        self, what: str, account: str, connected: Collection[str], num_bytes: int, shares: int = 1
+    ) -> bool:
         """Charge the account's budget and that of all newcomers, so that a new name does not give a fresh budget."""
-        one, shares = self._newcomer, max(NEWCOMER_SHARES, 1 + len(connected))
-        everyone = Budget(*(shares * limit for limit in msgspec.structs.astuple(one)))
-        return self._spend(what, account, one, num_bytes) and self._spend("newcomers", "", everyone, num_bytes)
+        everyone = _times(self._newcomer, max(NEWCOMER_SHARES, 1 + len(connected)))
+        own = _times(self._newcomer, shares)
+        return self._spend(what, account, own, num_bytes) and self._spend("newcomers", "", everyone, num_bytes)
 
     def _spend(self, what: str, account: str, budget: Budget, num_bytes: int) -> bool:
         now = self._clock()
@@ -112,3 +124,7 @@ class RecordAdmission:
         bucket.records -= 1
         bucket.num_bytes -= num_bytes
         return True
+
+
+def _times(budget: Budget, shares: int) -> Budget:
+    return Budget(*(shares * limit for limit in msgspec.structs.astuple(budget)))

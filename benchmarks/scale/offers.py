@@ -1,0 +1,91 @@
+"""Groups that are offered, at the common rate, and fetched by those who use them: what that means for one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.scale.parameters import PACKET_OVERHEAD, Costs, Gossip, Load
+from benchmarks.scale.simulation import Outcome
+from benchmarks.scale.traffic import discovery, gossiping, repair_bytes_per_s
+from swarm.net.records.offers import REQUEST_BYTES
+from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
+
+RECORD_BYTES = 400
+"""A record with one offer, sealed: from 384 on, by the length of the task's name."""
+ROUND_S = 30.0
+NUM_USED = 4
+"""Others' groups in an update: a node fetches them."""
+SETTLING_S = 600
+STEP_S = 0.5
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A swarm in which every node makes one group in a round."""
+
+    num_nodes: int
+    group_bytes: int
+    offered_per_s: float
+    """Of all nodes together."""
+
+    @property
+    def pulls_per_offer(self) -> float:
+        """Nodes that fetch a group, most of them within the next round."""
+        return self.num_nodes * NUM_USED / ROUND_S / self.offered_per_s
+
+
+@dataclass(frozen=True)
+class Node:
+    """Bytes a second and CPU of one node."""
+
+    download: float
+    """On average as much as it sends."""
+    directory: float
+    """Of that, for knowing where others are."""
+    holding: float
+    """In addition, sent by each of the few nodes that hold the directory."""
+    author: float
+    """Sent by a node during the round after its offer."""
+    checks: float
+    """Groups a second."""
+    cpu: float
+    """Seconds per second, for the network."""
+
+
+def settled_rate(num_nodes: int, most: float = OFFERS_PER_S, seed: int = 0) -> float:
+    """Offers per second of all nodes in the second half of ten minutes, by the nodes' code; all start at once."""
+    draw = np.random.default_rng(seed)
+    now = 0.0
+    heard = OfferRate(most, lambda: now)
+    made_per_s = 1 / ROUND_S
+    offered: list[int] = []
+    for step in range(int(SETTLING_S / STEP_S)):
+        now = step * STEP_S
+        rate = min(made_per_s, heard.per_s())
+        count = int(draw.poisson(num_nodes * rate * STEP_S))
+        for author in draw.integers(num_nodes, size=count):
+            heard.heard(str(author), 1, rate)
+        offered.append(count)
+    last = offered[len(offered) // 2 :]
+    return sum(last) / len(last) / STEP_S
+
+
+def node(sharing: Sharing, outcome: Outcome, gossip: Gossip, costs: Costs) -> Node:
+    """`outcome`: gossip of records with one offer each, in a swarm of this size or a smaller one."""
+    sent = gossiping(outcome, Load(RECORD_BYTES, sharing.offered_per_s, outcome.num_groups), costs)
+    found = discovery(gossip, costs, sharing.num_nodes)
+    group = (costs.wire_bytes.at(sharing.group_bytes) + REQUEST_BYTES) * PACKET_OVERHEAD
+    used_per_s = min(NUM_USED / ROUND_S, sharing.offered_per_s)
+    directory = found.exchange + found.reading
+    base = sent.total + repair_bytes_per_s(gossip, costs, sharing.offered_per_s) + directory
+    work = costs.open_s.at(sharing.group_bytes) + costs.send_s.at(sharing.group_bytes)
+    return Node(
+        base + used_per_s * group,
+        directory,
+        found.holding,
+        base + sharing.pulls_per_offer * group / ROUND_S,
+        used_per_s,
+        sent.cpu + used_per_s * work,
+    )

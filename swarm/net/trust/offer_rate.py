@@ -1,0 +1,95 @@
+"""How often a member may offer a group, so that what all members hear together stays the same however many they are.
+
+    members  =  offers heard per second / rate at which a typical author offers, by its own word
+    rate     =  offers per second that links carry / members
+
+Each author has one word, and counts for a few members at most, however much it sends. Who lacks groups (`Appetite`)
+offers more: a rate that lies or floods have lowered rises again where groups are wanted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from statistics import median
+
+from msgspec import Struct
+
+OFFERS_PER_S = 32.0
+"""Of all members together: about what a thousand nodes with one group in 30 s make."""
+WINDOW_S = 60.0
+MAX_HEARD = 4_096
+"""Records remembered of the window; of more, the latest."""
+MAX_TIMES = 4.0
+"""An author counts for at most so many typical ones, and for so many records more."""
+MIN_SPAN_S = 1.0
+MAX_APPETITE = 2.0**30
+SATED = 0.9
+"""Factor of each round in which nothing was missing."""
+
+
+class _Heard(Struct, frozen=True):
+    at: float
+    author: str
+    num: int
+    per_s: float
+    """0 of an author that does not say."""
+
+
+class OfferRate:
+    """Of the offers heard lately; may be used on any thread."""
+
+    def __init__(self, most: float = OFFERS_PER_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nobody was heard. `most`: offers per second of all members together."""
+        self._most = most
+        self._clock = clock
+        self._since = clock()
+        self._heard: deque[_Heard] = deque(maxlen=MAX_HEARD)
+        self._lock = threading.Lock()
+
+    def heard(self, author: str, num: int, per_s: float) -> None:
+        """An author made this many offers at once, and says that it makes `per_s` each second."""
+        with self._lock:
+            self._heard.append(_Heard(self._clock(), author, num, per_s))
+
+    def per_s(self) -> float:
+        """Offers per second that each member may make."""
+        return self._most / max(1.0, self.num_members())
+
+    def num_members(self) -> float:
+        """Members of the run that share groups, as many as typical authors would be; 0 while none is heard."""
+        with self._lock:
+            now = self._clock()
+            while self._heard and now - self._heard[0].at > WINDOW_S:
+                self._heard.popleft()
+            heard = list(self._heard)
+        # A full memory covers less than the window.
+        began = heard[0].at if len(heard) == MAX_HEARD else max(self._since, now - WINDOW_S)
+        return _num_typical(heard, max(MIN_SPAN_S, now - began))
+
+
+def _num_typical(heard: Collection[_Heard], span_s: float) -> float:
+    counts: Counter[str] = Counter()
+    for each in heard:
+        counts[each.author] += each.num
+    # Nobody is believed to offer far more than was heard of it.
+    told = {each.author: min(each.per_s, (1 + counts[each.author]) / span_s) for each in heard if each.per_s > 0}
+    if not told:
+        return 0.0
+    typical = median(told.values())
+    most_of_one = MAX_TIMES * (1 + typical * span_s)
+    return sum(min(count, most_of_one) for count in counts.values()) / span_s / typical
+
+
+class Appetite:
+    """How many times the common rate a node offers: more while its updates go short."""
+
+    def __init__(self) -> None:
+        """The common rate."""
+        self.factor = 1.0
+
+    def update(self, missing: int) -> None:
+        """An update had this many of others' groups less than half of those it asked for."""
+        self.factor = min(MAX_APPETITE, 2 * self.factor) if missing else max(1.0, SATED * self.factor)

@@ -1,0 +1,39 @@
+"""Who renews its entry in the directory: all in a small swarm, a few at a time in a large one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.discovery import RENEWALS, Discovery
+from swarm.net.hivemind.runtime import AsyncioRuntime
+from swarm.net.membership.dialling import ENOUGH_PEERS
+from swarm.net.membership.member import Member
+from swarm.net.membership.own_entry import Profile
+from swarm.net.records.identity import Identity
+from swarm.net.trust.offer_rate import OfferRate
+
+from .records import sealed_manifest
+
+
+def turns(num_members: int, num_peers: int) -> int:
+    """Of a thousand."""
+    founder = Identity.generate()
+    member = Member(NetworkSettings(), founder, Profile(), sealed_manifest(founder))
+    member.peers.in_run = frozenset(f"peer {k}" for k in range(num_peers))
+    member.records.offer_rate = OfferRate(clock=lambda: 0.0)
+    for k in range(num_members):
+        member.records.offer_rate.heard(f"peer {k}", 1, 1.0)
+    discovery = Discovery(member, Path("unused"), AsyncioRuntime().signal(), AsyncioRuntime().signal())
+    return sum(discovery._has_turn() for _ in range(1_000))
+
+
+def test_all_take_part_in_a_small_swarm_and_part_of_a_large_one() -> None:
+    assert turns(RENEWALS // 2, ENOUGH_PEERS) == 1_000
+    assert turns(3 * RENEWALS, ENOUGH_PEERS) == pytest.approx(333, abs=80)
+
+
+def test_who_has_few_peers_stays_to_be_found_whatever_others_pretend() -> None:
+    assert turns(4_000, ENOUGH_PEERS - 1) == 1_000
