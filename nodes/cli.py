@@ -507,6 +507,34 @@ def top(
 
 
 @app.command()
+def pause(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+    ] = None,
+    lasting: Annotated[str | None, typer.Option("--for", help="How long, such as 90m, 8h or 2d.")] = None,
+    until: Annotated[str | None, typer.Option(help="Until when, in local time, such as 18:00.")] = None,
+) -> None:
+    """Let nodes pause when their round is finished, until `swarm resume`. They stay members of their run."""
+    from nodes.commands.running.pause import pause_nodes
+
+    pause_nodes(runs or [], lasting, until, _console())
+
+
+@app.command()
+def resume(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+    ] = None,
+) -> None:
+    """End what `swarm pause` began; a node's schedule still holds."""
+    from nodes.commands.running.pause import resume_nodes
+
+    resume_nodes(runs or [], _console())
+
+
+@app.command()
 def logs(
     runs: Annotated[
         list[Path] | None,

@@ -54,6 +54,7 @@ ALLOWED = {
     },
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
+    "swarm/schedule": PURE | {"swarm.schedule"},
     "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
@@ -106,6 +107,7 @@ FORBIDDEN = {
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
     "swarm/page": {"torch"},
+    "swarm/schedule": {"torch"},
     "swarm/judging": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }

@@ -30,6 +30,8 @@ from swarm.telemetry.records import (
     EvaluationEvent,
     GroupCounts,
     NoteEvent,
+    PauseEvent,
+    ResumeEvent,
     RoundEvent,
     StartEvent,
 )
@@ -85,6 +87,7 @@ class Shell:
         self._refusals = RefusalWatch()
         self._suites: NodeSuites | None = None
         self._began = time.monotonic()
+        self._paused_at: float | None = None
 
     @property
     def max_pending_per_peer(self) -> int:
@@ -136,6 +139,20 @@ class Shell:
     def note(self, text: str, level: str = "info") -> None:
         """Write a note for people."""
         self._metrics.write(NoteEvent(time=time.time(), text=text, level=level))
+
+    def paused(self, why: str, until: float | None) -> None:
+        """Write that the node pauses, or pauses for another reason."""
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+        self._metrics.write(PauseEvent(time=time.time(), why=why, until=until))
+
+    def went_on(self) -> None:
+        """Write that the pause is over; it does not count as time of training."""
+        assert self._paused_at is not None  # `paused` was called
+        paused_s = time.monotonic() - self._paused_at
+        self._paused_at = None
+        self._began += paused_s
+        self._metrics.write(ResumeEvent(time=time.time(), paused_s=paused_s))
 
     def saved(self, round: int, path: Path) -> None:
         """Write the event of a complete checkpoint."""

@@ -19,7 +19,7 @@ from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import given, sharing, standing, tail
 from swarm.reasons import NO_LOSS, sentence
 from swarm.telemetry import worth
-from swarm.telemetry.history import drop_reasons
+from swarm.telemetry.history import drop_reasons, pause_in_words
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.live import state_text
 from swarm.telemetry.records import MixDecision
@@ -157,6 +157,7 @@ def _detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
         "run": clean(history.start.run_id or "") if history.start else "",
         "answer": by_estimate([node]) if not node.control else None,
         "alerts": [msgspec.to_builtins(alert) for alert in known],
+        "pause": clean(pause_in_words(history.pause), MAX_MOMENT_CHARS) if history.pause else "",
         "curves": curves,
         "tasks": _tasks(node),
         "groups": _groups(node),

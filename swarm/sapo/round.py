@@ -215,6 +215,10 @@ class SapoNode:
             alarm=self._look_back(reward, mixed) if this.reward is not None else None,
         )
 
+    def rest(self) -> None:
+        """Begin nothing that is not needed yet; `run_round` begins it anew."""
+        self._rollouts.rest()
+
     def close(self) -> None:
         """Generate no more."""
         self._rollouts.close()

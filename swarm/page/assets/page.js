@@ -88,7 +88,7 @@ function choose(place) {
 
 function stateClass(state) {
   if (state === "failed" || state.startsWith("silent")) return "bad";
-  return /^(alone|restart|interrupted)/.test(state) ? "care" : "good";
+  return /^(alone|paused|restart|interrupted)/.test(state) ? "care" : "good";
 }
 
 function detail(state) {
@@ -96,6 +96,7 @@ function detail(state) {
   setText(byId("node-title"), state.control ? `${state.name}, the control` : state.name);
   const facts = [state.peer && `peer ${state.peer}`, state.model && `model ${state.model}`, state.run && `run ${state.run}`, state.folder];
   setText(byId("node-facts"), facts.filter(Boolean).join(" · ") + (state.answer ? `. ${state.answer.words}` : ""));
+  setText(byId("pause"), state.pause);
   document.title = `Swarm: ${state.name}`;
   show(byId("alerts"), state.alerts, (alerts) => (alerts.length ? alerts.map(alertBox) : el("p", { class: "note" }, "Nothing is wrong.")));
   CHARTS.forEach((chart) => chart.update(state.curves));
