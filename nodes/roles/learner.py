@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec import Struct, json, structs
 
 from nodes.roles.launch import Role
-from nodes.roles.pausing import Pausing
 from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
@@ -26,6 +25,8 @@ from swarm.net.services.heartbeat import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
+from swarm.schedule.pausing import Pausing
+from swarm.schedule.schedule import Schedule
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
@@ -74,7 +75,9 @@ class LearnerNode:
         serve_heartbeats(transport, self._workforce.beat)
         self._open = contextlib.ExitStack()
         self._cancelled = cancelled
-        self._pausing = Pausing(config, self._shell, cancelled, rest=self._rest, go_on=self._workforce.go_on)
+        self._pausing = Pausing(
+            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, go_on=self._workforce.go_on
+        )
         self._open.callback(self._pausing.close)
         self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
         self._learner = self._make_learner(cancelled)

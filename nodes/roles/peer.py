@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nodes.roles.coordinator import NODES_OWN, OwnParts, RankCoordinator
-from nodes.roles.pausing import Pausing
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
 from swarm.config import NodeConfig
 from swarm.environments.config import own_tool_tasks
@@ -24,6 +23,8 @@ from swarm.sapo.pool import Pool
 from swarm.sapo.round import RoundReport, SapoNode
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
+from swarm.schedule.pausing import Pausing
+from swarm.schedule.schedule import Schedule
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore, TrainingState
@@ -84,7 +85,9 @@ class PeerNode:
         self._saved_round = self._resumed_from
         suites = self._shell.prepare_suites(self.policy, cancelled, self._node.receive)
         self._open.callback(suites.close)
-        self._pausing = Pausing(config, self._shell, cancelled, rest=self._rest, idle=self.write_roster)
+        self._pausing = Pausing(
+            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, idle=self.write_roster
+        )
         self._open.callback(self._pausing.close)
 
     @property

@@ -14,7 +14,7 @@ from nodes.roles.suites import NodeSuites
 from nodes.roles.versions import versions
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, Interrupted, SwarmError
-from swarm.evaluation import evaluate
+from swarm.evaluation import Evaluation, evaluate
 from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
@@ -39,6 +39,7 @@ from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
+from swarm.types import MemberSummary
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -88,6 +89,9 @@ class Shell:
         self._suites: NodeSuites | None = None
         self._began = time.monotonic()
         self._paused_at: float | None = None
+        self._evaluated: Evaluation | None = None
+        """The last one of this process."""
+        self._evaluated_at = 0
 
     @property
     def max_pending_per_peer(self) -> int:
@@ -116,6 +120,8 @@ class Shell:
     def made(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
         self.tell_of_refusals(event.groups)
+        if self._config.share.summary:
+            self._transport.summarize(self._summary(event))
         network = self._transport.status()
         self._metrics.write(
             replace(
@@ -129,6 +135,18 @@ class Shell:
                     **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
                 },
             )
+        )
+
+    def _summary(self, event: RoundEvent) -> MemberSummary:
+        known = event.learning or event.following
+        return MemberSummary(
+            rounds=event.round,
+            given=event.groups["shared"],
+            used=event.groups["used_external"],
+            correct=self._evaluated.num_correct if self._evaluated else 0,
+            asked=self._evaluated.num_questions if self._evaluated else 0,
+            evaluated_at=self._evaluated_at,
+            weights=known.version if known else None,
         )
 
     def tell_of_refusals(self, groups: GroupCounts) -> None:
@@ -184,6 +202,7 @@ class Shell:
         if settings.num_questions == 0:
             return
         result = evaluate(engine, unjudged(self._verifier), self._sampling, settings.num_questions, settings.stream)
+        self._evaluated, self._evaluated_at = result, round
         self._metrics.write(
             EvaluationEvent(
                 time=time.time(),

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from nodes.roles.launch import Role
-from nodes.roles.pausing import Pausing
 from nodes.roles.run import terms_of
 from nodes.roles.shell import EndReason, Shell, stream_seed
 from nodes.roles.snapshots import open_subscriber
@@ -38,6 +37,8 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import find_device, load_policy
 from swarm.policy.snapshot import most_bytes, unpack
 from swarm.protocols import Transport, Verifier
+from swarm.schedule.pausing import Pausing
+from swarm.schedule.schedule import Schedule
 from swarm.telemetry.records import FollowingFigures, RoundEvent
 from swarm.types import Heartbeat, Orders, PolicyId, Terms
 
@@ -96,9 +97,12 @@ class WorkerNode:
         self._follower: Follower
         self._heartbeats: Heartbeats | None = None
         """None before the learner is known, and during a pause: the learner counts on others."""
-        self._pausing = Pausing(config, self._shell, cancelled, rest=self._rest, go_on=self._go_on)
+        self._pausing = Pausing(
+            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, go_on=self._go_on
+        )
         self._open.callback(self._pausing.close)
-        self._reporting = self._open.enter_context(contextlib.ExitStack())
+        self._reporting = contextlib.ExitStack()
+        """What a pause closes."""
 
     @property
     def done(self) -> bool:
@@ -117,6 +121,7 @@ class WorkerNode:
             open_subscriber(self._transport, self._learner_id, self._config, max_bytes=room)
         )
         self._follower = self._make_follower()
+        self._open.enter_context(self._reporting)
         self.note(f"fetching the learner's newest snapshot, at most {room / 1e6:.1f} MB; sampling begins with it")
         self._go_on()
         self._shell.start_clock()

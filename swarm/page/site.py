@@ -15,6 +15,7 @@ from swarm.page import samples
 from swarm.page.alerts import alerts
 from swarm.page.answer import Answer, by_control, by_estimate
 from swarm.page.curves import thinned
+from swarm.page.leaderboard import CLAIMS, kinds, leaders
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import given, sharing, standing, tail
 from swarm.reasons import NO_LOSS, sentence
@@ -105,7 +106,17 @@ class Site:
     def _make_overview(self, now: float) -> Json:
         nodes = self._listed()
         rows = [_row(place, node, now) for place, node in enumerate(nodes)]
-        return {"answer": self._answer or by_estimate(nodes), "nodes": rows, "sharing": sharing(nodes)}
+        return {
+            "answer": self._answer or by_estimate(nodes),
+            "nodes": rows,
+            "sharing": sharing(nodes),
+            "swarm": _swarm(nodes),
+        }
+
+
+def _swarm(nodes: Sequence[NodeReader]) -> Json:
+    """The members of the runs that these nodes are in, by their own words where others tell nothing better."""
+    return {"claims": CLAIMS, "leaders": leaders(nodes), "kinds": kinds(nodes)}
 
 
 def _row(place: int, node: NodeReader, now: float) -> Json:

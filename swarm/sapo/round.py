@@ -63,6 +63,9 @@ class ShareSettings(Settings):
     """Most groups shared per round, chosen uniformly; default: no limit."""
     token_ids: bool = False
     """Also send token ids and log-probabilities, for receivers that set `external_old_logprobs: behaviour`."""
+    summary: bool = False
+    """Tell members how far this node is: rounds, accuracy, groups given and used. They show it on their leaderboards,
+    beside name, model and version, which every directory entry has. Learners and workers obey this field, too."""
 
 
 class RoundReport(Struct, frozen=True):

@@ -54,6 +54,36 @@ function overview(state) {
   show(byId("sharing"), state.sharing, picture);
   setText(byId("legend"), legend(state.sharing));
   show(byId("gifts"), state.sharing, gifts);
+  setText(byId("claims"), state.swarm.claims);
+  show(byId("leaders"), state.swarm.leaders, leaders);
+  show(byId("kinds"), state.swarm.kinds, kinds);
+}
+
+function leaders(rows) {
+  if (rows.length === 0) return el("p", { class: "note" }, "No node has finished a round yet.");
+  const accuracy = (row) => (row.accuracy ? `${percent(row.accuracy[0])} (${percent(row.accuracy[1])} to ${percent(row.accuracy[2])}) at round ${count(row.evaluated_at)}` : "–");
+  return table([
+    ["member", (row) => row.name || row.peer],
+    ["says who", (row) => el("span", { class: row.claimed ? "care" : "good" }, row.claimed ? "its own claim" : "measured here")],
+    ["accuracy", accuracy],
+    ["rounds", (row) => count(row.rounds), "number"],
+    ["gave", (row) => count(row.given), "number"],
+    ["used of others", (row) => count(row.used), "number"],
+    ["received here", (row) => (row.claimed ? count(row.received_here) : "–"), "number"],
+    ["used here", (row) => (row.claimed ? count(row.used_here) : "–"), "number"],
+    ["model", (row) => row.model],
+  ], rows);
+}
+
+function kinds(rows) {
+  if (rows.length === 0) return el("p", { class: "note" }, "No other member is known yet.");
+  return table([
+    ["members", (row) => count(row.members), "number"],
+    ["role", (row) => row.role],
+    ["model", (row) => row.model],
+    ["swarm", (row) => row.version],
+    ["weights", (row) => count(row.weights), "number"],
+  ], rows);
 }
 
 function nodeTable([nodes]) {

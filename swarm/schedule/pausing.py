@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from nodes.roles.shell import Shell
-from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.schedule.schedule import Pause, Schedule
 
@@ -17,24 +16,33 @@ def _nothing() -> None:
     pass
 
 
+class Diary(Protocol):
+    """Writes what people read of pauses."""
+
+    def paused(self, why: str, until: float | None) -> None:
+        """The node pauses, or pauses for another reason."""
+        ...
+
+    def went_on(self) -> None:
+        """The pause is over."""
+        ...
+
+
 class Pausing:
     """The pauses of one node, which its metrics file tells of: views and `swarm health` read them there."""
 
     def __init__(
         self,
-        config: NodeConfig,
-        shell: Shell,
+        schedule: Schedule,
+        diary: Diary,
         cancelled: Callable[[], bool],
         rest: Callable[[], None] = _nothing,
         idle: Callable[[], None] = _nothing,
         go_on: Callable[[], None] = _nothing,
     ) -> None:
-        """`rest` is called when a pause begins, `idle` now and then during it, `go_on` after it.
-
-        Raises `ConfigError` for a schedule that this machine cannot keep.
-        """
-        self._schedule = Schedule(config.schedule, config.out)
-        self._shell = shell
+        """`rest` is called when a pause begins, `idle` now and then during it, `go_on` after it."""
+        self._schedule = schedule
+        self._diary = diary
         self._cancelled = cancelled
         self._rest = rest
         self._idle = idle
@@ -54,13 +62,13 @@ class Pausing:
             if self._told is not None:
                 self._told = None
                 self._go_on()
-                self._shell.went_on()
+                self._diary.went_on()
             return False
         if self._told is None:
             self._rest()
         if pause != self._told:
             self._told = pause
-            self._shell.paused(pause.why, pause.until)
+            self._diary.paused(pause.why, pause.until)
         self._idle()
         time.sleep(LOOK_EVERY_S)
         return True
