@@ -554,6 +554,16 @@ def logs(
 
 
 @app.command()
+def docs(
+    where: Annotated[str | None, typer.Argument(help="A document, or a section of it: operate.md#logs.")] = None,
+) -> None:
+    """Show a document of swarm, or a section of it; without a name, which ones there are."""
+    from nodes.commands.watching.docs import show_document
+
+    show_document(where, _console())
+
+
+@app.command()
 def doctor(
     context: typer.Context,
     target: TargetArgument = None,
