@@ -55,7 +55,9 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/schedule": PURE | {"swarm.schedule"},
-    "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"},
+    "swarm/page": PURE
+    | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"}
+    | {"swarm.net.snapshots.progress"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}

@@ -1,7 +1,7 @@
 """The page of a node: what three open pages cost the node's rounds, and how soon a page is painted.
 
-One `tiny` node with `--ui`. Its rounds are counted while nobody looks and while three pages are open, in turns; which is
-first changes from pair to pair. Paints are those of headless Chromium, beside an empty page in the same browser.
+One `tiny` node with `--ui`. Its rounds are counted while nobody looks and while three pages are open, in turns.
+Paints are those of headless Chromium, beside an empty page in the same browser.
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ class Site:
         self._answer: Answer | None = None
         self._answered_at: float | None = None
         self._overview = b"{}"
+        self._details: dict[int, bytes] = {}
+        """By place, since the last refresh: several pages may look at one node."""
 
     def refresh(self) -> None:
         """Read what is new."""
@@ -73,6 +75,7 @@ class Site:
                 self._answered_at = now
                 self._answer = by_control(self._listed()) or (self._answer if self._compared() else None)
             self._overview = msgspec.json.encode(self._make_overview(now))
+            self._details.clear()
 
     @property
     def overview(self) -> bytes:
@@ -85,7 +88,9 @@ class Site:
             nodes = self._listed()
             if not 0 <= place < len(nodes):
                 return None
-            return msgspec.json.encode(_detail(nodes[place], nodes, self._clock()))
+            if place not in self._details:
+                self._details[place] = msgspec.json.encode(_detail(nodes[place], nodes, self._clock()))
+            return self._details[place]
 
     def samples(self, place: int) -> bytes | None:
         """Its latest samples."""

@@ -22,6 +22,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.net.snapshots.progress import read_progress
 from swarm.policy.distributed.ranks import Ranks
 from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory
@@ -136,6 +137,7 @@ def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_
     with run.workers("one", "two"):
         steps = run.learn(rounds=5, workers=2)
     assert [event.learning.version for event in steps] == [1, 2, 3, 4, 5]
+    assert read_progress(tmp_path / "learner") is not None, "what the page shows of a snapshot's way"
     assert all(event.figures["sampling/lag_max"] <= max_staleness for event in steps)
     assert all(event.figures["train/num_sequences"] >= 16 for event in steps)
     assert all(event.figures["reward/std"] > 0 and event.figures["completions/mean_length"] > 0 for event in steps)

@@ -159,7 +159,7 @@ def crowd(folder: Path, now: float, num_peers: int = 200) -> Path:
     rows = [
         row(100 + place, 400 // (place + 1), connected=place % 3 > 0,
             quarantined_until=now + 99 if place % 50 == 7 else None, name=f"member-{place}",
-            summary=MemberSummary(300 - place, 4 * place, 3 * place, 200 - place // 2, 256, 250))
+            summary=MemberSummary(2_000 - place, 4 * place, 3 * place, max(0, 200 - place), 256, 250))
         for place in range(num_peers)
     ]  # fmt: skip
     write_roster(home, roster(1, now, rows))

@@ -25,7 +25,8 @@ from swarm.net.snapshots.manifests import Signed
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, SnapshotAnnouncement, StatusRequest
 from swarm.net.snapshots.placement import Placement
 from swarm.net.snapshots.plan import LinkLimits, Place
-from swarm.net.snapshots.serving import Progress, Serving
+from swarm.net.snapshots.progress import Progress
+from swarm.net.snapshots.serving import Serving
 from swarm.net.snapshots.store import Stored
 from swarm.net.snapshots.thread import SnapshotThread
 from swarm.protocols import Transport

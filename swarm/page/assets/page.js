@@ -1,7 +1,7 @@
 // Shows what the stream says. Every event replaces what was there, so that an open page does not grow.
 import { Chart, spark } from "./chart.js";
 import { byId, clock, count, el, figure, percent, setText, show, size, table } from "./dom.js";
-import { gifts, legend, picture } from "./picture.js";
+import { gifts, legend, picture, relays } from "./picture.js";
 
 const perSecond = (bytes) => `${size(bytes)}/s`;
 const whole = (value) => count(Math.round(value));
@@ -54,6 +54,7 @@ function overview(state) {
   show(byId("sharing"), state.sharing, picture);
   setText(byId("legend"), legend(state.sharing));
   show(byId("gifts"), state.sharing, gifts);
+  show(byId("relays"), state.sharing, relays);
   setText(byId("claims"), state.swarm.claims);
   show(byId("leaders"), state.swarm.leaders, leaders);
   show(byId("kinds"), state.swarm.kinds, kinds);
