@@ -27,7 +27,11 @@ PURE = {
     "swarm.torchao",
 }
 LEDGER = {"swarm.telemetry.ledger"}
-NET = PURE | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
+NET = (
+    PURE
+    | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
+    | {"swarm.net.snapshot_progress"}
+)
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
@@ -57,7 +61,7 @@ ALLOWED = {
     "swarm/schedule": PURE | {"swarm.schedule"},
     "swarm/page": PURE
     | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"}
-    | {"swarm.net.snapshots.progress"},
+    | {"swarm.net.snapshot_progress"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}

@@ -12,7 +12,7 @@ from msgspec import Struct
 from swarm.errors import ConfigError
 from swarm.figures import LAG_MAX, LAG_MEAN
 from swarm.foreign import clean
-from swarm.net.snapshots.progress import Progress, read_progress
+from swarm.net.snapshot_progress import Progress, read_progress
 from swarm.net.trust.roster import ROSTER_FILE, Roster, read_roster
 from swarm.page.curves import Curve
 from swarm.telemetry.history import PeerHistory

@@ -14,6 +14,7 @@ import msgspec
 from swarm.errors import Refusal, SnapshotError
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
+from swarm.net.snapshot_progress import Progress
 from swarm.net.snapshots.manifests import Manifests, Signed
 from swarm.net.snapshots.messages import (
     ANNOUNCE_PROTOCOL,
@@ -24,7 +25,6 @@ from swarm.net.snapshots.messages import (
     StatusRequest,
 )
 from swarm.net.snapshots.plan import Place
-from swarm.net.snapshots.progress import Progress
 from swarm.net.snapshots.store import SnapshotStore
 from swarm.net.snapshots.uploads import Uploads
 from swarm.protocols import Transport
