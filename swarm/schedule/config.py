@@ -26,4 +26,5 @@ class ScheduleSettings(Settings):
     only_on_ac: bool = False
     """Pause while the machine runs on its battery. A machine without a battery is always on AC power."""
     gpu_idle_s: float | None = Field(None, ge=0)
-    """Work only when no other program has used an NVIDIA GPU for so many seconds, e.g. 300; needs `nvidia-smi`."""
+    """Work only when no other program has used an NVIDIA GPU for so many seconds, e.g. 300; needs `nvidia-smi`.
+    Not in a container without the machine's process numbers, nor with several processes (torchrun)."""

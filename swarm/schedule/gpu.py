@@ -70,11 +70,12 @@ def use_of_others() -> float | None:
 
 
 def _others(table: str, own: set[int]) -> float | None:
-    """The sum over foreign processes; None for a table without these columns."""
+    """The sum over foreign processes of this machine; None for a table without these columns."""
     lines = [line.split() for line in table.splitlines() if line.strip()]
     names = lines[0][1:] if lines and lines[0][0] == "#" else []
     if not {"pid", "sm"} <= set(names):
         return None
-    rows = [dict(zip(names, line, strict=False)) for line in lines if line[0] != "#"]
-    foreign = [row for row in rows if row["pid"].isdecimal() and int(row["pid"]) not in own]
-    return sum(float(row["sm"]) for row in foreign if row.get("sm", "-").isdecimal())
+    rows = [dict(zip(names, line, strict=False)) for line in lines if line[0] != "#" and len(line) >= len(names)]
+    used = {int(row["pid"]): float(row["sm"]) for row in rows if row["pid"].isdecimal() and row["sm"].isdecimal()}
+    # In a container the tool may name processes by other numbers than this one knows, its own included.
+    return sum(percent for pid, percent in used.items() if pid not in own and psutil.pid_exists(pid))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from collections import namedtuple
@@ -25,7 +26,7 @@ NOON = datetime(2030, 5, 6, 12, 0).timestamp()
 PMON = """# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command
 # Idx           #    C/G      %      %      %      %      %      %    name
     0       {own}     C     97     40      -      -      -      -    python
-    0       999999999     G     {used}     10      -      -      -      -    game
+    0       {other}     G     {used}     10      -      -      -      -    game
     1             -     -      -      -      -      -      -      -    -
 """
 
@@ -138,13 +139,19 @@ def test_without_a_tool_that_tells_the_use_of_gpus_such_a_schedule_is_refused(
 
 @pytest.mark.parametrize(
     ("table", "expected"),
-    [(PMON, 63.0), (PMON.replace("{used}", "-"), 0.0), ("No devices were found", None), ("", None)],
+    [
+        (PMON, 63.0),
+        (PMON.replace("{used}", "-"), 0.0),
+        (PMON.replace("{other}", "99999999"), 0.0),
+        ("No devices were found", None),
+        ("", None),
+    ],
 )
 def test_only_other_programs_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, expected: float | None
 ) -> None:
     own = psutil.Process().pid
-    (tmp_path / "table").write_text(table.format(own=own, used=63))
+    (tmp_path / "table").write_text(table.format(own=own, other=os.getppid(), used=63))
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f'#!/bin/sh\nwhile read -r line; do echo "$line"; done < {tmp_path}/table\n')
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
