@@ -78,7 +78,7 @@ class Frame:
         found.sort(key=lambda each: each[1].level != "error")
         for name, alert in found[:SHOWN_ALERTS]:
             yield Text(f"{name}: {alert.text}", "bold red" if alert.level == "error" else "yellow")
-            yield Text(f"    {alert.advice} (swarm docs {alert.page})", "dim")
+            yield Text(f"    {alert.advice}\n    More: swarm docs {alert.page}", "dim")
         if len(found) > SHOWN_ALERTS:
             yield Text(f"and {len(found) - SHOWN_ALERTS} more alerts", "yellow")
 
