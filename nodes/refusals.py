@@ -27,6 +27,8 @@ def check_start(loaded: LoadedConfig) -> None:
     check_model_path(config.policy)
     check_peft(config.policy.lora)
     _check_writable(config.out)
+    if config.schedule.gpu_idle_s is not None and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError("schedule.gpu_idle_s: leave it out with several processes, which are other programs to it")
     if os.environ.get("RANK", "0") != "0":
         return  # among torchrun's processes the first is the node, which may have its directory and ports by now
     if "out" in loaded.origins or config.network.identity:

@@ -39,6 +39,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.sapo.pool import PoolSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
+from swarm.schedule.config import ScheduleSettings
 from swarm.settings import Settings
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings
@@ -130,6 +131,7 @@ class NodeConfig(Settings):
     verification: VerificationSettings = VerificationSettings()
     judge: JudgeSettings = JudgeSettings()
     network: NetworkSettings = NetworkSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -15,6 +15,7 @@ from swarm.types import (
     End,
     Grade,
     GradedGroup,
+    MemberSummary,
     NetworkStatus,
     NextTurn,
     Observation,
@@ -419,6 +420,10 @@ class PeerTransport(Protocol):
 
     def peers(self) -> tuple[PeerRecord, ...]:
         """The records that other peers published about themselves; entries may have expired."""
+        ...
+
+    def summarize(self, summary: MemberSummary) -> None:
+        """Tell members how far this node is, with each renewal of its directory entry."""
         ...
 
 

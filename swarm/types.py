@@ -578,6 +578,24 @@ class SnapshotManifest(Struct, frozen=True):
     """The lossless delta from the parent; None when it is not smaller than the whole."""
 
 
+class MemberSummary(Struct, frozen=True, omit_defaults=True):
+    """How far a member says it is: its own claims, which nobody checks."""
+
+    rounds: Count
+    """Rounds, steps or batches."""
+    given: Count = 0
+    """Groups shared."""
+    used: Count = 0
+    """Groups of others that an update has used, each once."""
+    correct: Count = 0
+    asked: Count = 0
+    """Held-out questions of its last evaluation; 0 without one. Whoever shows an accuracy computes its interval."""
+    evaluated_at: Count = 0
+    """Rounds trained before that evaluation."""
+    weights: Count | None = None
+    """Version of a learner's or worker's weights."""
+
+
 class PeerRecord(Struct, frozen=True, omit_defaults=True):
     """A peer's short-lived DHT entry, signed by its key."""
 
@@ -593,6 +611,8 @@ class PeerRecord(Struct, frozen=True, omit_defaults=True):
     """What its user calls it; not unique, and no evidence of anything. Empty if it was not named."""
     pulls: bool = False
     """Whether it fetches groups that are offered to it; false for versions that know no offers."""
+    summary: MemberSummary | None = None
+    """Only of members that chose to tell."""
 
 
 class NetworkStatus(Struct, frozen=True):

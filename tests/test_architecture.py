@@ -27,7 +27,11 @@ PURE = {
     "swarm.torchao",
 }
 LEDGER = {"swarm.telemetry.ledger"}
-NET = PURE | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
+NET = (
+    PURE
+    | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
+    | {"swarm.net.snapshot_progress"}
+)
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
@@ -54,7 +58,10 @@ ALLOWED = {
     },
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
-    "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"},
+    "swarm/schedule": PURE | {"swarm.schedule"},
+    "swarm/page": PURE
+    | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"}
+    | {"swarm.net.snapshot_progress"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}
@@ -106,6 +113,7 @@ FORBIDDEN = {
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
     "swarm/page": {"torch"},
+    "swarm/schedule": {"torch"},
     "swarm/judging": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }

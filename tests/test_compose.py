@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import yaml
 from swarm.config import load_config
 
 ROOT = Path(__file__).parent.parent
+METRICS = ROOT / "examples" / "metrics"
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 
 
@@ -30,10 +34,12 @@ def _services() -> dict[str, dict]:
     return services
 
 
-@pytest.mark.parametrize("service", _services())
+NODES = [name for name, service in _services().items() if service["image"].startswith(_settings()["IMAGE"])]
+
+
+@pytest.mark.parametrize("service", NODES)
 def test_a_service_gives_its_node_a_valid_configuration(service: str) -> None:
-    environment = _services()[service]["environment"]
-    config = load_config(environment={name: str(value) for name, value in environment.items()}).config
+    config = load_config(environment=_environment(service)).config
     mix = re.fullmatch(r"mix-(\d+)-(\d+)", service)
     assert (config.mix.local, config.mix.external) == ((int(mix[1]), int(mix[2])) if mix else (4, 4))
     assert config.name == (service if mix else "peer")
@@ -53,6 +59,7 @@ def test_a_profile_starts_what_belongs_to_it() -> None:
         "mixes": {"bootstrap", "mix-8-0", "mix-6-2", "mix-4-4", "mix-2-6"},
         "learner": {"learner", "worker"},
         "gpu": {"bootstrap", "peer-gpu"},
+        "metrics": {"prometheus", "grafana"},
     }
     assert _settings()["COMPOSE_PROFILES"] == "swarm"
 
@@ -92,3 +99,36 @@ def test_the_image_for_gpus_keeps_a_compiler(torch: str) -> None:
 
 def test_a_gpus_peer_has_shared_memory_for_weights() -> None:
     assert re.fullmatch(r"\d+gb", _services()["peer-gpu"]["shm_size"])
+
+
+def test_prometheus_asks_every_node_that_trains_where_it_serves_its_metrics() -> None:
+    (job,) = yaml.safe_load((METRICS / "prometheus.yml").read_text())["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    assert set(found["names"]) == set(NODES) - {"bootstrap"}
+    for name in found["names"]:
+        telemetry = load_config(environment=_environment(name)).config.telemetry
+        assert (telemetry.prometheus_port, telemetry.prometheus_host) == (found["port"], "0.0.0.0")
+
+
+def test_what_the_profile_metrics_mounts_is_there_and_fits() -> None:
+    services = _services()
+    mounted = [line.split(":") for name in ("prometheus", "grafana") for line in services[name]["volumes"]]
+    assert all((ROOT / source).is_file() for source, *_ in mounted if source.startswith("./"))
+    source = yaml.safe_load((METRICS / "grafana" / "datasource.yml").read_text())["datasources"][0]
+    assert source["url"] == "http://prometheus:9090"
+    provider = yaml.safe_load((METRICS / "grafana" / "dashboards.yml").read_text())["providers"][0]
+    assert any(target.startswith(provider["options"]["path"]) for _, target, *_ in mounted)
+    board = json.loads((METRICS / "grafana" / "swarm.json").read_text())
+    used = {target["datasource"]["uid"] for panel in board["panels"] for target in panel["targets"]}
+    assert used == {source["uid"]}
+
+
+def test_the_configuration_is_one_for_prometheus() -> None:
+    if (tool := shutil.which("promtool")) is None:
+        pytest.skip("no promtool here (on Debian: in the package prometheus)")
+    checked = subprocess.run([tool, "check", "config", str(METRICS / "prometheus.yml")], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def _environment(service: str) -> dict[str, str]:
+    return {name: str(value) for name, value in _services()[service]["environment"].items()}

@@ -19,7 +19,11 @@ print(sum(name.split(".")[0] == "torchao" and module is not None for name, modul
 @pytest.mark.skipif(not torchao.is_installed(), reason="needs the extra torchao")
 @pytest.mark.parametrize(
     "modules",
-    ["swarm.policy.loading, swarm.policy.adapters", "nodes.commands.families", "benchmarks.staleness.__main__"],
+    [
+        "swarm.policy.loading, swarm.policy.adapters",
+        "nodes.commands.reference.families",
+        "benchmarks.staleness.__main__",
+    ],
 )
 def test_a_process_that_does_not_need_torchao_does_not_load_it(modules: str) -> None:
     code = f"import {modules}\n{LOADED}"

@@ -53,7 +53,7 @@ class StopAndWait(WorkerNode):
         share = settings.period * settings.rollouts_per_step / group_size / NUM_WORKERS
         grading = counts["generated"] > counts["shared"] + sum(counts["local"].values())
         if grading or counts["shared"] - self._shared_before >= share:
-            self._pause()
+            self._wait()
         else:
             super().step()
 

@@ -20,6 +20,10 @@ MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 DEFAULT_HOME = Path("runs/peer")
 
 ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
+RunsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+]
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
 EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers or vllm.")]
 TargetArgument = Annotated[

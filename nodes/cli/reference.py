@@ -25,6 +25,16 @@ app.add_typer(tasks_app, name="tasks")
 
 
 @app.command()
+def docs(
+    where: Annotated[str | None, typer.Argument(help="A document, or a section of it: operate.md#logs.")] = None,
+) -> None:
+    """Show a document of swarm, or a section of it; without a name, which ones there are."""
+    from nodes.commands.reference.docs import show_document
+
+    show_document(where, make_console())
+
+
+@app.command()
 def losses() -> None:
     """List the objectives with equation and paper."""
     from nodes.commands.reference.losses import list_losses

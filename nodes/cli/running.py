@@ -18,6 +18,7 @@ from nodes.cli.options import (
     OutOption,
     ReportOption,
     RunNameOption,
+    RunsArgument,
     SupervisedOption,
     TargetArgument,
     UiOption,
@@ -263,6 +264,26 @@ def init(
 
     given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
     run(file, given, make_console())
+
+
+@app.command()
+def pause(
+    runs: RunsArgument = None,
+    lasting: Annotated[str | None, typer.Option("--for", help="How long, such as 90m, 8h or 2d.")] = None,
+    until: Annotated[str | None, typer.Option(help="Until when, in local time, such as 18:00.")] = None,
+) -> None:
+    """Let nodes pause when their round is finished, until `swarm resume`. They stay members of their run."""
+    from nodes.commands.running.pause import pause_nodes
+
+    pause_nodes(runs or [], lasting, until, make_console())
+
+
+@app.command()
+def resume(runs: RunsArgument = None) -> None:
+    """End what `swarm pause` began; a node's schedule still holds."""
+    from nodes.commands.running.pause import resume_nodes
+
+    resume_nodes(runs or [], make_console())
 
 
 @app.command()

@@ -10,6 +10,7 @@ import typer
 from nodes.cli.options import (
     DEFAULT_HOME,
     MULTIADDR_STARTS,
+    RunsArgument,
     SupervisedOption,
     make_console,
 )
@@ -34,10 +35,7 @@ def peers(
 
 @app.command()
 def ui(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
-    ] = None,
+    runs: RunsArgument = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8787, or a free one.")] = None,
     socket: Annotated[int | None, typer.Option(hidden=True, help="An inherited listening socket.")] = None,
     supervised: SupervisedOption = False,
@@ -76,10 +74,7 @@ def top(
 
 @app.command()
 def logs(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
-    ] = None,
+    runs: RunsArgument = None,
     last: Annotated[int, typer.Option(min=1, help="Most lines to show, the latest.")] = 40,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
     rounds: Annotated[bool, typer.Option("--rounds", help="A line for each round, too.")] = False,

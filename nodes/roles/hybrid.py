@@ -27,9 +27,9 @@ class HybridNode(PeerNode):
             raise ConfigError("a peer that follows a learner runs in one process: omit --follow, or torchrun")
         super().begin()
 
-    def step(self) -> None:
+    def _work(self) -> None:
         """One round, then a test of the learner's newest snapshot."""
-        super().step()
+        super()._work()
         if self._feed is None:
             if self._transport.manifest() is None:
                 return

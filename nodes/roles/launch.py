@@ -58,9 +58,9 @@ from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
-from swarm.telemetry.history import PeerHistory, suite_in_words
+from swarm.telemetry.history import PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line, summary_table
-from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent, SuiteEvent
+from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
@@ -371,6 +371,9 @@ def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
         if isinstance(event, NoteEvent):
             text = f"{history.name} | {event.level}: {clean_lines(event.text)}"
             console.print(text, markup=False, highlight=False)
+        elif isinstance(event, PauseEvent):
+            text = f"{history.name} | {pause_in_words(event)}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif isinstance(event, EvaluationEvent) and event.accuracy is not None:
             text = f"{history.name} | round {event.round} | accuracy {event.accuracy:.3f} on held-out questions"
             console.print(text, markup=False, highlight=False)

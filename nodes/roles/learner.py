@@ -18,12 +18,15 @@ from swarm.central.learner import Learner, StepReport
 from swarm.central.terms import differences
 from swarm.central.workforce import FAREWELL_S, Workforce
 from swarm.config import NodeConfig
+from swarm.errors import Interrupted
 from swarm.figures import finite
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
+from swarm.schedule.pausing import Pausing
+from swarm.schedule.schedule import Schedule
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
@@ -71,6 +74,11 @@ class LearnerNode:
         self._looked_at = 0.0
         serve_heartbeats(transport, self._workforce.beat)
         self._open = contextlib.ExitStack()
+        self._cancelled = cancelled
+        self._pausing = Pausing(
+            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, go_on=self._workforce.go_on
+        )
+        self._open.callback(self._pausing.close)
         self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
         self._learner = self._make_learner(cancelled)
         resumed = self._ranks.resumed
@@ -86,8 +94,9 @@ class LearnerNode:
         return self._shell.has_enough(self._learner.round)
 
     def begin(self) -> None:
-        """Publish the current policy; evaluate before the first step."""
+        """Publish the current policy; evaluate before the first step. Raises `Interrupted`."""
         self._shell.begin(self._resumed_from)
+        self._pausing.wait()
         self._learner.publish()
         if self._learner.round == 0:
             self._shell.evaluate_before(self._ranks)
@@ -96,10 +105,20 @@ class LearnerNode:
         self._shell.start_clock()
 
     def step(self) -> None:
-        """One update, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
+        """One update, and due evaluations and checkpoints; a moment of a pause instead, if there is one.
+
+        Raises `Interrupted` in a consistent state.
+        """
+        if self._pausing.hold():
+            return
         self._tell_of_workers()
         self._shell.samples.begin(self._learner.round + 1)
-        report = self._learner.run_step()
+        try:
+            report = self._learner.run_step()
+        except Interrupted:
+            if self._cancelled():
+                raise
+            return  # a pause came while rollouts were missing
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
         self._record(report)
         self._shell.do_what_is_due(self._ranks, report.round, self.save)
@@ -142,6 +161,10 @@ class LearnerNode:
         """Stop serving snapshots."""
         self._open.close()
 
+    def _rest(self) -> None:
+        self._workforce.rest()
+        self.save()
+
     def _tell_of_workers(self) -> None:
         """Note which workers do not share this learner's terms, and why groups are dropped; at a limited rate."""
         if time.monotonic() - self._looked_at < TELL_EVERY_S:
@@ -161,7 +184,7 @@ class LearnerNode:
 
         def looking() -> bool:
             self._tell_of_workers()
-            return cancelled()
+            return cancelled() or self._pausing.due
 
         publisher = _Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce)
         auditor = SnapshotAuditor(

@@ -23,6 +23,8 @@ from swarm.sapo.pool import Pool
 from swarm.sapo.round import RoundReport, SapoNode
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
+from swarm.schedule.pausing import Pausing
+from swarm.schedule.schedule import Schedule
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore, TrainingState
@@ -83,6 +85,10 @@ class PeerNode:
         self._saved_round = self._resumed_from
         suites = self._shell.prepare_suites(self.policy, cancelled, self._node.receive)
         self._open.callback(suites.close)
+        self._pausing = Pausing(
+            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, idle=self.write_roster
+        )
+        self._open.callback(self._pausing.close)
 
     @property
     def done(self) -> bool:
@@ -90,17 +96,26 @@ class PeerNode:
         return self._shell.has_enough(self._node.round)
 
     def begin(self) -> None:
-        """Write the start event; evaluate before the first round."""
+        """Write the start event; evaluate before the first round. Raises `Interrupted`."""
         self._shell.begin(self._resumed_from)
         self.note(str(self._coordinator.choice), self._coordinator.choice.level)
         if self._worth is not None and self._worth.refusal is not None:
             self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
+        self._pausing.wait()
         if self._node.round == 0:
             self._shell.evaluate_before(self._coordinator)
         self._shell.start_clock()
 
     def step(self) -> None:
-        """One round, and due evaluations and checkpoints. Raises `Interrupted` in a consistent state."""
+        """One round, and due evaluations and checkpoints; a moment of a pause instead, if there is one.
+
+        Raises `Interrupted` in a consistent state.
+        """
+        if not self._pausing.hold():
+            self._work()
+
+    def _work(self) -> None:
+        """What `step` does outside of pauses."""
         self._shell.samples.begin(self._node.round + 1)
         report = self._node.run_round()
         self._record(report)
@@ -155,6 +170,10 @@ class PeerNode:
         """Stop generating; batches generated ahead are lost and regenerated after a restart."""
         self._node.close()
         self._open.close()
+
+    def _rest(self) -> None:
+        self._node.rest()
+        self.save()
 
     def _go_back(self, alarm: Alarm) -> None:
         """Roll back to the policy before it learned from harmful groups."""

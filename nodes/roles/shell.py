@@ -14,7 +14,7 @@ from nodes.roles.suites import NodeSuites
 from nodes.roles.versions import versions
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, Interrupted, SwarmError
-from swarm.evaluation import evaluate
+from swarm.evaluation import Evaluation, evaluate
 from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
@@ -30,6 +30,8 @@ from swarm.telemetry.records import (
     EvaluationEvent,
     GroupCounts,
     NoteEvent,
+    PauseEvent,
+    ResumeEvent,
     RoundEvent,
     StartEvent,
 )
@@ -37,6 +39,7 @@ from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
+from swarm.types import MemberSummary
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -85,6 +88,10 @@ class Shell:
         self._refusals = RefusalWatch()
         self._suites: NodeSuites | None = None
         self._began = time.monotonic()
+        self._paused_at: float | None = None
+        self._evaluated: Evaluation | None = None
+        """The last one of this process."""
+        self._evaluated_at = 0
 
     @property
     def max_pending_per_peer(self) -> int:
@@ -113,6 +120,8 @@ class Shell:
     def made(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
         self.tell_of_refusals(event.groups)
+        if self._config.share.summary:
+            self._transport.summarize(self._summary(event))
         network = self._transport.status()
         self._metrics.write(
             replace(
@@ -128,6 +137,18 @@ class Shell:
             )
         )
 
+    def _summary(self, event: RoundEvent) -> MemberSummary:
+        known = event.learning or event.following
+        return MemberSummary(
+            rounds=event.round,
+            given=event.groups["shared"],
+            used=event.groups["used_external"],
+            correct=self._evaluated.num_correct if self._evaluated else 0,
+            asked=self._evaluated.num_questions if self._evaluated else 0,
+            evaluated_at=self._evaluated_at,
+            weights=known.version if known else None,
+        )
+
     def tell_of_refusals(self, groups: GroupCounts) -> None:
         """Note when many of others' groups are dropped because of a difference between the nodes, and what helps."""
         for line in self._refusals.look(groups["dropped"]):
@@ -136,6 +157,20 @@ class Shell:
     def note(self, text: str, level: str = "info") -> None:
         """Write a note for people."""
         self._metrics.write(NoteEvent(time=time.time(), text=text, level=level))
+
+    def paused(self, why: str, until: float | None) -> None:
+        """Write that the node pauses, or pauses for another reason."""
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+        self._metrics.write(PauseEvent(time=time.time(), why=why, until=until))
+
+    def went_on(self) -> None:
+        """Write that the pause is over; it does not count as time of training."""
+        assert self._paused_at is not None  # `paused` was called
+        paused_s = time.monotonic() - self._paused_at
+        self._paused_at = None
+        self._began += paused_s
+        self._metrics.write(ResumeEvent(time=time.time(), paused_s=paused_s))
 
     def saved(self, round: int, path: Path) -> None:
         """Write the event of a complete checkpoint."""
@@ -167,6 +202,7 @@ class Shell:
         if settings.num_questions == 0:
             return
         result = evaluate(engine, unjudged(self._verifier), self._sampling, settings.num_questions, settings.stream)
+        self._evaluated, self._evaluated_at = result, round
         self._metrics.write(
             EvaluationEvent(
                 time=time.time(),

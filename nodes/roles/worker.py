@@ -37,8 +37,10 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import find_device, load_policy
 from swarm.policy.snapshot import most_bytes, unpack
 from swarm.protocols import Transport, Verifier
+from swarm.schedule.pausing import Pausing
+from swarm.schedule.schedule import Schedule
 from swarm.telemetry.records import FollowingFigures, RoundEvent
-from swarm.types import Heartbeat, PolicyId, Terms
+from swarm.types import Heartbeat, Orders, PolicyId, Terms
 
 LOOK_EVERY_S = 0.02
 TELL_AFTER_S = 5.0
@@ -89,34 +91,45 @@ class WorkerNode:
         self._terms = terms_of(config, self._policy)
         self._learner_s: Terms | None = None
         """The learner's terms in the last note."""
+        self._learner_id: str | None = None
+        """Known once `begin` has found it."""
         self._feed: Subscriber
         self._follower: Follower
-        self._heartbeats: Heartbeats
+        self._heartbeats: Heartbeats | None = None
+        """None before the learner is known, and during a pause: the learner counts on others."""
+        self._pausing = Pausing(
+            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, go_on=self._go_on
+        )
+        self._open.callback(self._pausing.close)
+        self._reporting = contextlib.ExitStack()
+        """What a pause closes."""
 
     @property
     def done(self) -> bool:
         """Whether the learner has finished, or all requested batches are sampled."""
-        orders = self._heartbeats.orders
+        orders = self._orders()
         return self._shell.has_enough(self._batches) or (orders is not None and orders.finished)
 
     def begin(self) -> None:
         """Wait until the learner is known, and follow it. Raises `Interrupted`."""
         self._shell.begin()
         self.note(str(self._choice), self._choice.level)
-        learner = self._learner()
+        self._pausing.wait()
+        self._learner_id = self._learner()
         room = most_bytes(self._policy.model)
-        self._feed = self._open.enter_context(open_subscriber(self._transport, learner, self._config, max_bytes=room))
+        self._feed = self._open.enter_context(
+            open_subscriber(self._transport, self._learner_id, self._config, max_bytes=room)
+        )
         self._follower = self._make_follower()
+        self._open.enter_context(self._reporting)
         self.note(f"fetching the learner's newest snapshot, at most {room / 1e6:.1f} MB; sampling begins with it")
-        self._heartbeats = Heartbeats(self._transport, learner, self._report)
-        self._open.callback(self._heartbeats.close)
-        if self._config.follow.swap_in_flight:
-            self._installer = _InstallThread(self._follower.snapshots, self._heartbeats)
-            self._open.callback(self._installer.close)
+        self._go_on()
         self._shell.start_clock()
 
     def step(self) -> None:
-        """One batch of questions, or a short pause. Raises `Interrupted`."""
+        """One batch of questions, or a short wait. Raises `Interrupted`."""
+        if self._pausing.hold():
+            return
         self._transport.drain()  # discard other workers' groups
         self._shell.exchange.judge(self._feed.complaints())
         if self._config.follow.swap_in_flight:
@@ -126,7 +139,7 @@ class WorkerNode:
         self._tell_of_learner()
         if self._follower.lagging or not self._follower.wanted:
             self._follower.send()
-            self._pause()
+            self._wait()
         elif self._follower.groups.held_up:
             self._follower.send()
             self._hold()
@@ -144,6 +157,24 @@ class WorkerNode:
     def close(self) -> None:
         """Stop following."""
         self._open.close()
+
+    def _rest(self) -> None:
+        """Report to the learner no more, which then counts on others. Snapshots are still fetched, and passed on."""
+        self._reporting.close()
+        self._heartbeats = None
+
+    def _go_on(self) -> None:
+        """Report to the learner, and install its snapshots."""
+        if self._learner_id is None:
+            return  # `begin` is not there yet
+        self._heartbeats = Heartbeats(self._transport, self._learner_id, self._report)
+        self._reporting.callback(self._heartbeats.close)
+        if self._config.follow.swap_in_flight:
+            self._installer = _InstallThread(self._follower.snapshots, self._heartbeats)
+            self._reporting.callback(self._installer.close)
+
+    def _orders(self) -> Orders | None:
+        return self._heartbeats.orders if self._heartbeats is not None else None
 
     def _learner(self) -> str:
         if self._transport.manifest() is None and not self._config.follow.learner:
@@ -180,7 +211,7 @@ class WorkerNode:
             self._verifier,
             SnapshotInstaller(self._engine, self._feed, unpack),
             WorkerGroups(own, self._policy.hides, self._has_room),
-            orders=lambda: self._heartbeats.orders,
+            orders=self._orders,
             cancelled=self._cancelled,
             pause=self._hold,
         )
@@ -190,6 +221,7 @@ class WorkerNode:
 
         And what it must share with the learner and does not.
         """
+        assert self._heartbeats is not None  # there are some outside of pauses
         away = self._heartbeats.away
         if away and not self._learner_away:
             version = self._follower.snapshots.version
@@ -215,7 +247,7 @@ class WorkerNode:
 
     def _hold(self) -> None:
         """Sample nothing for a moment: there is no room for another group. Said once for each time that this lasts."""
-        self._pause()
+        self._wait()
         before, self._held_s = self._held_s, self._held_s + LOOK_EVERY_S
         if before < TELL_AFTER_S <= self._held_s:
             self.note("the outbox is full of groups that nobody takes: not sampling until there is room", "warning")
@@ -231,7 +263,7 @@ class WorkerNode:
             terms=self._terms,
         )
 
-    def _pause(self) -> None:
+    def _wait(self) -> None:
         time.sleep(LOOK_EVERY_S)
         self._paused_s += LOOK_EVERY_S
 

@@ -88,6 +88,7 @@ class Workforce:
         self._wrong_since: float | None = None
         self._completions = 0
         self._rewards = 0.0
+        self._resting = False
         self._finished = False
         self._told: set[str] = set()
 
@@ -107,7 +108,20 @@ class Workforce:
             self._watch_broadcast(now)
             if self._finished:
                 self._told.add(peer_id)
-            return Orders(self._version, self._settings.max_staleness, state.active, self._finished, terms=self._terms)
+            active = state.active and not self._resting
+            return Orders(self._version, self._settings.max_staleness, active, self._finished, terms=self._terms)
+
+    def rest(self) -> None:
+        """Order every worker to sample nothing for now."""
+        with self._lock:
+            self._resting = True
+
+    def go_on(self) -> None:
+        """Order the active workers to sample again, and measure their rates anew."""
+        with self._lock:
+            self._resting = False
+            for state in self._workers.values():
+                state.measured_since, state.deliveries = self._clock(), deque()
 
     def finish(self) -> None:
         """Tell every worker that the learner has finished."""

@@ -18,7 +18,7 @@ from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest
 from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
-from swarm.types import Arrival, NetworkStatus, OfferedGroup, PeerRecord, RefusedRecord, RunManifest
+from swarm.types import Arrival, MemberSummary, NetworkStatus, OfferedGroup, PeerRecord, RefusedRecord, RunManifest
 
 MAX_ANSWER_BYTES = 2 * 2**20
 Read = SignedRecord | RefusedRecord
@@ -327,6 +327,9 @@ class MemoryTransport:
     def peers(self) -> tuple[PeerRecord, ...]:
         """Empty: peers of one process need no discovery."""
         return ()
+
+    def summarize(self, summary: MemberSummary) -> None:
+        """Does nothing: there is no directory."""
 
     def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of authors that withheld what they offered, since the last call."""

@@ -66,7 +66,7 @@ def _failed(node: NodeReader, now: float) -> Iterator[Alert]:
 
 def _silent(node: NodeReader, now: float) -> Iterator[Alert]:
     event = node.history.latest
-    if node.history.phase != "running" or event is None:
+    if not _works(node) or event is None:
         return
     usual = node.history.seconds_per_round() or 0.0
     silent_s = now - event.time
@@ -96,7 +96,7 @@ def _disk(node: NodeReader, now: float) -> Iterator[Alert]:
 
 def _alone(node: NodeReader, now: float) -> Iterator[Alert]:
     event = node.history.latest
-    if node.control or node.history.phase != "running" or event is None or event.alone_since is None:
+    if node.control or not _works(node) or event is None or event.alone_since is None:
         return
     if (alone_s := now - event.alone_since) > LONELY_AFTER_S:
         yield Alert(
@@ -233,6 +233,10 @@ CHECKS: tuple[Callable[[NodeReader, float], Iterator[Alert]], ...] = (
     _refused,
     _skipped,
 )
+
+
+def _works(node: NodeReader) -> bool:
+    return node.history.phase == "running" and node.history.pause is None
 
 
 def duration(seconds: float) -> str:

@@ -22,13 +22,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.page.documents import as_html
 from swarm.page.site import Site
 
 logger = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).parent / "assets"
-DOCS = Path(__file__).parent.parent.parent / "docs"
-"""In a checkout; a wheel has none."""
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HOSTS = ("127.0.0.1", "localhost")
 MAX_STREAMS = 32
@@ -175,12 +174,10 @@ def _file(path: str) -> Callable[[Request], Response]:
 
 
 def _doc(request: Request) -> Response:
-    """A document of the checkout, as text."""
-    name = request.path_params["name"]
-    known = {path.name: path for path in DOCS.glob("*.md")}
-    if name not in known:
-        return Response("no such document here; an installed wheel has none\n", 404, media_type="text/plain")
-    return Response(known[name].read_bytes(), media_type="text/plain")
+    found = as_html(request.path_params["name"])
+    if found is None:
+        return Response("there is no such document\n", 404, media_type="text/plain")
+    return Response(found, media_type="text/html")
 
 
 def _place(request: Request) -> int:

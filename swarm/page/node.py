@@ -12,6 +12,7 @@ from msgspec import Struct
 from swarm.errors import ConfigError
 from swarm.figures import LAG_MAX, LAG_MEAN
 from swarm.foreign import clean
+from swarm.net.snapshot_progress import Progress, read_progress
 from swarm.net.trust.roster import ROSTER_FILE, Roster, read_roster
 from swarm.page.curves import Curve
 from swarm.telemetry.history import PeerHistory
@@ -67,6 +68,8 @@ class NodeReader:
         self.roster: Roster | None = None
         self.free_bytes: int | None = None
         """On the disk of the directory."""
+        self.snapshot: Progress | None = None
+        """How far its newest snapshot is, if it gives or takes any."""
         self._roster_at: float | None = None
         self._forget()
 
@@ -94,6 +97,8 @@ class NodeReader:
             for event in events:
                 self._take(event)
         changed |= self._read_roster()
+        before, self.snapshot = self.snapshot, read_progress(self.folder)
+        changed |= self.snapshot != before
         try:
             self.free_bytes = shutil.disk_usage(self.folder).free
         except OSError:

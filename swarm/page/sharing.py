@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -44,12 +44,23 @@ class Gift(Struct, frozen=True):
     connected: bool
 
 
+class Relay(Struct, frozen=True):
+    """A snapshot on its way between two members."""
+
+    giver: int
+    taker: int
+    version: int
+    fraction: float | None
+    """Of it that the taker has; None for a member of another machine."""
+
+
 class Sharing(Struct, frozen=True):
     """The picture."""
 
     members: list[Member]
     gifts: list[Gift]
     num_omitted: int
+    relays: list[Relay] = []
 
 
 class Given(Struct, frozen=True):
@@ -81,7 +92,26 @@ def sharing(nodes: Sequence[NodeReader]) -> Sharing:
         for row in (node.roster.peers if node.roster else ())
         if row.peer_id in places and (row.received or row.connected)
     ]
-    return Sharing(members, gifts, len(others) - len(shown))
+    return Sharing(members, gifts, len(others) - len(shown), _relays(here, members, places))
+
+
+def _relays(here: Mapping[str, NodeReader], members: list[Member], places: dict[str, int]) -> list[Relay]:
+    """Who passes a learner's newest snapshot on to whom now; adds members that only one end knows of."""
+    links: dict[tuple[str, str], tuple[int, float | None]] = {}
+    for peer_id, node in here.items():
+        if (now := node.snapshot) is not None and node.history.phase == "running":
+            links |= {(peer_id, taker): (now.version, None) for taker in now.feeds if (peer_id, taker) not in links}
+            if now.source is not None and now.fraction < 1:
+                links[now.source, peer_id] = (now.version, now.fraction)
+    for peer_id in dict.fromkeys(end for link in links for end in link):
+        if peer_id not in places and len(members) < MAX_MEMBERS:
+            places[peer_id] = len(members)
+            members.append(Member(tail(peer_id), "", "connected", "", "", ""))
+    return [
+        Relay(places[giver], places[taker], version, fraction)
+        for (giver, taker), (version, fraction) in links.items()
+        if giver in places and taker in places
+    ]
 
 
 def given(node: NodeReader, nodes: Sequence[NodeReader]) -> Given:

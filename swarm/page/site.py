@@ -15,11 +15,12 @@ from swarm.page import samples
 from swarm.page.alerts import alerts
 from swarm.page.answer import Answer, by_control, by_estimate
 from swarm.page.curves import thinned
+from swarm.page.leaderboard import CLAIMS, kinds, leaders
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import given, sharing, standing, tail
 from swarm.reasons import NO_LOSS, sentence
 from swarm.telemetry import worth
-from swarm.telemetry.history import drop_reasons
+from swarm.telemetry.history import drop_reasons, pause_in_words
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.live import state_text
 from swarm.telemetry.records import MixDecision
@@ -56,6 +57,8 @@ class Site:
         self._answer: Answer | None = None
         self._answered_at: float | None = None
         self._overview = b"{}"
+        self._details: dict[int, bytes] = {}
+        """By place, since the last refresh: several pages may look at one node."""
 
     def refresh(self) -> None:
         """Read what is new."""
@@ -72,6 +75,7 @@ class Site:
                 self._answered_at = now
                 self._answer = by_control(self._listed()) or (self._answer if self._compared() else None)
             self._overview = msgspec.json.encode(self._make_overview(now))
+            self._details.clear()
 
     @property
     def overview(self) -> bytes:
@@ -84,7 +88,9 @@ class Site:
             nodes = self._listed()
             if not 0 <= place < len(nodes):
                 return None
-            return msgspec.json.encode(_detail(nodes[place], nodes, self._clock()))
+            if place not in self._details:
+                self._details[place] = msgspec.json.encode(_detail(nodes[place], nodes, self._clock()))
+            return self._details[place]
 
     def samples(self, place: int) -> bytes | None:
         """Its latest samples."""
@@ -105,7 +111,17 @@ class Site:
     def _make_overview(self, now: float) -> Json:
         nodes = self._listed()
         rows = [_row(place, node, now) for place, node in enumerate(nodes)]
-        return {"answer": self._answer or by_estimate(nodes), "nodes": rows, "sharing": sharing(nodes)}
+        return {
+            "answer": self._answer or by_estimate(nodes),
+            "nodes": rows,
+            "sharing": sharing(nodes),
+            "swarm": _swarm(nodes),
+        }
+
+
+def _swarm(nodes: Sequence[NodeReader]) -> Json:
+    """The members of the runs that these nodes are in, by their own words where others tell nothing better."""
+    return {"claims": CLAIMS, "leaders": leaders(nodes), "kinds": kinds(nodes)}
 
 
 def _row(place: int, node: NodeReader, now: float) -> Json:
@@ -157,6 +173,7 @@ def _detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
         "run": clean(history.start.run_id or "") if history.start else "",
         "answer": by_estimate([node]) if not node.control else None,
         "alerts": [msgspec.to_builtins(alert) for alert in known],
+        "pause": clean(pause_in_words(history.pause), MAX_MOMENT_CHARS) if history.pause else "",
         "curves": curves,
         "tasks": _tasks(node),
         "groups": _groups(node),

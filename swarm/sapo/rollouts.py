@@ -87,6 +87,10 @@ class Rollouts:
         with stages("wait"):
             return self._ahead.pop(position).result()
 
+    def rest(self) -> None:
+        """Give up the batches ahead that have not begun."""
+        self._ahead = {start: batch for start, batch in self._ahead.items() if not batch.cancel()}
+
     def close(self) -> None:
         """Start no more batches; a running one ends with its engine."""
         if self._thread is not None:

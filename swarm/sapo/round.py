@@ -63,6 +63,9 @@ class ShareSettings(Settings):
     """Most groups shared per round, chosen uniformly; default: no limit."""
     token_ids: bool = False
     """Also send token ids and log-probabilities, for receivers that set `external_old_logprobs: behaviour`."""
+    summary: bool = False
+    """Tell members how far this node is: rounds, accuracy, groups given and used. They show it on their leaderboards,
+    beside name, model and version, which every directory entry has. Learners and workers obey this field, too."""
 
 
 class RoundReport(Struct, frozen=True):
@@ -216,6 +219,10 @@ class SapoNode:
             worth=self._worth.worth if self._worth else None,
             alarm=self._look_back(reward, mixed) if this.reward is not None else None,
         )
+
+    def rest(self) -> None:
+        """Begin nothing that is not needed yet; `run_round` begins it anew."""
+        self._rollouts.rest()
 
     def close(self) -> None:
         """Generate no more."""

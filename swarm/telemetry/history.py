@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ from swarm.telemetry.records import (
     Event,
     GroupCounts,
     NoteEvent,
+    PauseEvent,
+    ResumeEvent,
     RoundEvent,
     StartEvent,
     SuiteEvent,
@@ -274,6 +277,8 @@ class PeerHistory:
         self._wall_here_s = 0.0
         self.start: StartEvent | None = None
         """The latest start event."""
+        self.pause: PauseEvent | None = None
+        """The pause that the node is in, by its latest reason."""
         self.end: EndEvent | None = None
         """None while the process runs, according to the file."""
         self.latest: RoundEvent | None = None
@@ -312,8 +317,15 @@ class PeerHistory:
                 self.moments.append(Moment(event.time, event.text, event.level))
             case CheckpointEvent():
                 self.moments.append(Moment(event.time, f"checkpoint at round {event.round}", "debug"))
+            case PauseEvent():
+                self.pause = event
+                self.moments.append(Moment(event.time, pause_in_words(event), "info"))
+            case ResumeEvent():
+                self.pause = None
+                self.moments.append(Moment(event.time, f"resumed after a pause of {event.paused_s:.0f} s", "info"))
             case EndEvent():
                 self.end = event
+                self.pause = None
                 level = "error" if event.reason == "error" else "info"
                 self.moments.append(Moment(event.time, f"{event.reason} after round {event.round}", level))
 
@@ -338,6 +350,7 @@ class PeerHistory:
         self._wall_before_s += self._wall_here_s
         self._wall_here_s = 0.0
         self.start = event
+        self.pause = None
         self.end = None
 
     def _shorten(self, round: int, max_rounds: int) -> None:
@@ -360,6 +373,13 @@ def suite_in_words(event: SuiteEvent) -> str:
     known = [(name, figures[name]) for name in shown if name in figures]
     words = [f"{name} {found.value:.3f} ({found.low:.3f} to {found.high:.3f})" for name, found in known]
     return f"{event.suite} after round {event.round}: {', '.join(words) or 'nothing could be graded'}"
+
+
+def pause_in_words(event: PauseEvent) -> str:
+    """A pause in one line: why, and until when in local time."""
+    if event.until is None:
+        return f"paused: {event.why}"
+    return f"paused until {time.strftime('%a %H:%M', time.localtime(event.until))}: {event.why}"
 
 
 def mix_in_words(event: RoundEvent) -> str:

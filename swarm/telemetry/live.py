@@ -21,6 +21,7 @@ from swarm.telemetry.history import (
     mean,
     mix_in_words,
     num_dropped,
+    pause_in_words,
     split_drops,
 )
 from swarm.telemetry.records import GroupCounts, LearningFigures
@@ -112,8 +113,9 @@ class LiveView:
         width = options.max_width
         moments = self._moments()
         worth = self._worth()
+        pauses = self._pauses()
         # A frame taller than the screen would scroll and flicker, so rows that do not fit are only counted.
-        space = (options.height or console.size.height) - len(moments) - len(worth) - 6
+        space = (options.height or console.size.height) - len(moments) - len(worth) - len(pauses) - 6
         shown = self._histories if len(self._histories) <= space else self._histories[: max(1, space - 1)]
         yield self._progress(now, width)
         yield _peer_table(shown, now, width, options.ascii_only)
@@ -123,6 +125,8 @@ class LiveView:
             yield _line(f"mix: {clean(decided)}", "dim")
         for line in worth:
             yield _line(line, "bold")
+        for line in pauses:
+            yield _line(line, "yellow")
         for moment in moments:
             style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
             yield _line(f"{_clock_time(moment.time, seconds=True)} {clean(moment.text)}", style)
@@ -134,6 +138,14 @@ class LiveView:
             return [in_words(worth) for _, worth in known]
         each = ", ".join(f"{name} {in_short(worth)}" for name, worth in known)
         return [f"progress with others over progress alone: {each}"] if known else []
+
+    def _pauses(self) -> list[str]:
+        """Why nodes pause, and until when, in a line for each reason."""
+        paused: dict[str, list[str]] = {}
+        for history in self._histories:
+            if history.pause is not None:
+                paused.setdefault(pause_in_words(history.pause), []).append(history.name)
+        return [f"{clean(', '.join(names))}: {clean(why)}" for why, names in paused.items()][:NUM_MOMENTS]
 
     def _moments(self) -> list[Moment]:
         found = list(self._notes)
@@ -334,6 +346,9 @@ def state_text(history: PeerHistory, now: float, short: bool = False) -> str:
     if history.phase != "running":
         return history.phase
     event = history.latest
+    if history.pause is not None:
+        until = history.pause.until
+        return "paused" if short or until is None else f"paused until {_clock_time(until)}"
     if event is not None and now - event.time > SILENT_AFTER_S:
         return f"silent {_duration(now - event.time)}"
     if event is not None and event.alone_since is not None:
@@ -424,7 +439,7 @@ def _style(column: str, history: PeerHistory, row: dict[str, str]) -> str:
             return "bold red"
         if history.phase == "done":
             return "green"
-        return "yellow" if row["state"].startswith(("alone", "restart", "silent", "interrupted")) else ""
+        return "yellow" if row["state"].startswith(("alone", "paused", "restart", "silent", "interrupted")) else ""
     return ""
 
 

@@ -214,6 +214,22 @@ class NoteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="note"
     """`info`, `warning` or `error`."""
 
 
+class PauseEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="pause"):
+    """The node pauses; a further one gives a new reason."""
+
+    time: float
+    why: str
+    until: float | None = None
+    """Unix seconds; None when that is not known."""
+
+
+class ResumeEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="resume"):
+    """A paused node works again."""
+
+    time: float
+    paused_s: float
+
+
 class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
     """The process shut down cleanly."""
 
@@ -222,7 +238,17 @@ class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
     reason: Literal["done", "interrupted", "error"]
 
 
-Event = StartEvent | EvaluationEvent | SuiteEvent | RoundEvent | CheckpointEvent | NoteEvent | EndEvent
+Event = (
+    StartEvent
+    | EvaluationEvent
+    | SuiteEvent
+    | RoundEvent
+    | CheckpointEvent
+    | NoteEvent
+    | PauseEvent
+    | ResumeEvent
+    | EndEvent
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

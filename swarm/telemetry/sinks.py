@@ -25,6 +25,8 @@ from swarm.telemetry.records import (
     METRICS_FILE,
     EvaluationEvent,
     Event,
+    PauseEvent,
+    ResumeEvent,
     RoundEvent,
     StartEvent,
     SuiteEvent,
@@ -145,6 +147,7 @@ class PrometheusSink:
 
         self._start: StartEvent | None = None
         self._round: RoundEvent | None = None
+        self._paused = False
         self._evaluation: EvaluationEvent | None = None
         self._suites: dict[str, SuiteEvent] = {}
         registry = CollectorRegistry()
@@ -163,8 +166,11 @@ class PrometheusSink:
         """Keep the latest event of each kind that a scrape shows."""
         if isinstance(event, StartEvent):
             self._start = event
+            self._paused = False
         elif isinstance(event, RoundEvent):
             self._round = event
+        elif isinstance(event, PauseEvent | ResumeEvent):
+            self._paused = isinstance(event, PauseEvent)
         elif isinstance(event, EvaluationEvent):
             self._evaluation = event
         elif isinstance(event, SuiteEvent):
@@ -202,6 +208,7 @@ class PrometheusSink:
             ("swarm_reward", "Mean reward of the last round's own completions.", event.reward),
             ("swarm_pool_groups", "Received groups in the pool.", event.pool),
             ("swarm_pending_groups", "Received groups waiting to be verified.", event.pending),
+            ("swarm_paused", "1 while the node pauses, else 0.", self._paused),
             ("swarm_peers", "Peers connected.", event.peers),
             ("swarm_alone_since_seconds", "Unix time since when no peer is connected.", event.alone_since or 0),
             ("swarm_tokens_per_second", "Tokens generated per second, recently.", event.tokens_per_s),

@@ -39,12 +39,15 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.large import LargeRequest, answer_large
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import GiveRequest, HaveRequest, RecordReader, answer_give, answer_have
+from swarm.net.records.wire import open_peer_record
 from swarm.net.services.diagnosis import DialBacks
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL, serve_heartbeats
 from swarm.net.services.peer_exchange import answer_peers, ask_peers
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
 from swarm.net.snapshots.plan import Place
-from swarm.net.trust.roster import Roster, decode_roster, encode_roster
+from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster
+from swarm.page.leaderboard import kinds, leaders
+from swarm.page.node import NodeReader
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event
 from swarm.telemetry.records import encode as encode_event
@@ -115,7 +118,7 @@ def _messages() -> dict[str, Target]:
     keys = {bytes([part]): part for part in range(16)}
     checker = EntryChecker(RUN_ID, keys, lambda: NOW)
     key = bytes([part_of(FOUNDER.peer_id)])
-    peer = bytes.fromhex(next(vector.record for vector in read_vectors() if vector.kind == "peer"))
+    peer = bytes.fromhex(_vector("peer"))
     member = (FOUNDER.peer_id, msgspec.msgpack.encode(peer), NOW + 60)
     part = msgspec.msgpack.encode(msgspec.msgpack.Ext(0x50, msgspec.msgpack.encode((0.0, 0.0, [member]))))
     dial_backs = DialBacks(lambda peer_id: ("/ip4/192.0.2.1/tcp/4001",), lambda host, ports: dict.fromkeys(ports, True))
@@ -238,7 +241,25 @@ def _shown() -> dict[str, Target]:
         assert clean(text).isprintable()
         assert all(line.isprintable() for line in clean_lines(text).split("\n"))
 
-    return {"clean": Target(show, ("\x1b]52;c;ZWNobw==\x07\u202eexe\u2066[/b]".encode(),))}
+    def rank(content: bytes) -> None:
+        """A directory entry as its leader board has it."""
+        record = open_peer_record(seal_payload(FOUNDER, RUN_ID, "peer", content), RUN_ID, now=NOW)
+        row = PeerRow(record.peer_id, record.model, role=record.role, version=record.version, name=record.name)
+        node = NodeReader(Path("nowhere"))
+        node.roster = Roster(NOW, RUN_ID, "self", (msgspec.structs.replace(row, summary=record.summary),))
+        for leader in leaders([node]):
+            assert leader.claimed and all(text.isprintable() for text in (leader.peer, leader.name, leader.model))
+            assert leader.accuracy is None or 0 <= leader.accuracy[1] <= leader.accuracy[2] <= 1
+        msgspec.json.encode((leaders([node]), kinds([node])))
+
+    sealed = bytes.fromhex(_vector("peer"))
+    entry = zstandard.decompress(read_record(sealed, len(sealed)).body.payload)
+    strange = "\x1b]52;c;ZWNobw==\x07\u202eexe\u2066[/b]".encode()
+    return {"leaderboard": Target(rank, (entry,), (Refusal,)), "clean": Target(show, (strange,))}
+
+
+def _vector(kind: str) -> str:
+    return next(vector.record for vector in read_vectors() if vector.kind == kind)
 
 
 def _text(content: bytes) -> str:

@@ -33,6 +33,7 @@ from swarm.types import (
     ChunkList,
     Completion,
     DatasetRef,
+    MemberSummary,
     Offer,
     PeerRecord,
     PolicyId,
@@ -102,7 +103,15 @@ RECORDS: dict[str, Record | Offers] = {
         max_completion_chars=65_536,
     ),
     "peer": PeerRecord(
-        RUN_ID, FOUNDER.peer_id, ("/ip4/192.0.2.1/tcp/4001",), "tiny", ("gcd",), "peer", "0.1.0", NOW + 60
+        RUN_ID,
+        FOUNDER.peer_id,
+        ("/ip4/192.0.2.1/tcp/4001",),
+        "tiny",
+        ("gcd",),
+        "peer",
+        "0.1.0",
+        NOW + 60,
+        summary=MemberSummary(rounds=400, given=1_600, used=1_200, correct=190, asked=256, evaluated_at=350),
     ),
     "large": Announcement(RUN_ID, FOUNDER.peer_id, bytes(range(16)), 300_000, (bytes(16), bytes(range(16, 32)))),
     "offers": Offers(

@@ -22,7 +22,9 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.net.snapshot_progress import read_progress
 from swarm.policy.distributed.ranks import Ranks
+from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
 from swarm.telemetry.sinks import scalars
@@ -135,6 +137,7 @@ def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_
     with run.workers("one", "two"):
         steps = run.learn(rounds=5, workers=2)
     assert [event.learning.version for event in steps] == [1, 2, 3, 4, 5]
+    assert read_progress(tmp_path / "learner") is not None, "what the page shows of a snapshot's way"
     assert all(event.figures["sampling/lag_max"] <= max_staleness for event in steps)
     assert all(event.figures["train/num_sequences"] >= 16 for event in steps)
     assert all(event.figures["reward/std"] > 0 and event.figures["completions/mean_length"] > 0 for event in steps)
@@ -190,6 +193,52 @@ def test_a_worker_whose_groups_nobody_takes_samples_no_more_says_so_once_and_goe
         until(lambda: any("room for groups again" in text for text in notes()), "and says so", PATIENCE_S)
     assert sum("outbox is full" in text for text in notes()) == 1
     assert run.events("one")[-1].following.paused_s > 1
+
+
+def _history(run: Run, name: str) -> PeerHistory:
+    return PeerHistory.read(run.out / name / METRICS_FILE)
+
+
+def test_a_paused_learner_stops_waiting_and_its_workers_sample_no_more(tmp_path: Path) -> None:
+    run = Run(tmp_path, rollouts_per_step=1_000_000)
+    stop = threading.Event()
+    with run.learner(rounds=1, cancelled=stop.is_set) as learner, run.workers("one") as (worker,):
+        learner.begin()
+        thread = threading.Thread(target=_work_on, args=(learner, stop))
+        thread.start()
+        until(lambda: worker._follower.groups.num_completions > 0, "samples", PATIENCE_S)
+        ask(run.out / "learner", AskedPause())
+        until(lambda: _history(run, "learner").pause is not None, "a pause while rollouts are missing", PATIENCE_S)
+        until(lambda: not worker._follower.wanted, "the worker's orders", PATIENCE_S)
+        assert worker._heartbeats is not None, "only the learner pauses"
+        sampled, waited_s = worker._follower.groups.num_completions, worker._paused_s
+        until(lambda: worker._paused_s > waited_s + 0.2, "a while", PATIENCE_S)
+        assert worker._follower.groups.num_completions == sampled
+        withdraw(run.out / "learner")
+        until(lambda: worker._follower.groups.num_completions > sampled, "samples after it", PATIENCE_S)
+        stop.set()
+        thread.join()
+
+
+def _work_on(node: LearnerNode, stop: threading.Event) -> None:
+    with contextlib.suppress(Interrupted):
+        while not stop.is_set():
+            node.step()
+
+
+def test_the_learner_counts_on_others_while_a_worker_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    with run.learner(rounds=1) as learner, run.workers("one") as (worker,):
+        learner.begin()
+        until(lambda: worker._follower.groups.num_completions > 0, "samples", PATIENCE_S)
+        ask(run.out / "one", AskedPause())
+        until(lambda: _history(run, "one").pause is not None, "a pause", PATIENCE_S)
+        monkeypatch.setattr(workforce, "LATE", 0.1 / workforce.HEARTBEAT_S)
+        until(lambda: learner._workforce.outlook().num_workers == 0, "no heartbeats", PATIENCE_S)
+        sampled = worker._follower.groups.num_completions
+        monkeypatch.setattr(workforce, "LATE", PATIENCE_S / workforce.HEARTBEAT_S)
+        withdraw(run.out / "one")
+        until(lambda: worker._follower.groups.num_completions > sampled, "samples after it", PATIENCE_S)
 
 
 def test_a_worker_that_differs_is_told_what_and_so_is_its_learner(tmp_path: Path) -> None:

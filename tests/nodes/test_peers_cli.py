@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from swarm.net.membership.own_entry import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
 from swarm.reasons import Reason
+from swarm.types import MemberSummary
 from tests.net.records import fast_settings, make_identity, sealed_manifest, until
 
 NOW = 1_000_000.0
@@ -63,7 +65,7 @@ def test_a_roster_travels_and_its_schema_is_the_agreed_one(tmp_path: Path) -> No
     assert set(plain) == {"time", "run_id", "self", "peers"}
     assert set(plain["peers"][0]) == {
         *("peer_id", "model", "tasks", "role", "version", "connected", "received", "used", "dropped", "bytes"),
-        *("last_seen", "reputation", "quarantined_until", "name"),
+        *("last_seen", "reputation", "quarantined_until", "name", "summary"),
     }
     write_roster(tmp_path, ROSTER)
     assert read_roster(tmp_path) == ROSTER
@@ -104,6 +106,16 @@ def test_it_fits_into_any_terminal_and_never_loses_peer_and_use(width: int) -> N
 
 def test_strangers_words_do_nothing_to_a_terminal() -> None:
     assert "\x1b" not in drawn(200)
+
+
+def test_what_members_say_of_themselves_is_marked_as_claims() -> None:
+    assert "*" not in drawn(200)
+    told = MemberSummary(rounds=40, given=30, used=20, correct=90, asked=100)
+    peers = (ROSTER.peers[0], replace(ROSTER.peers[1], summary=told))
+    text = drawn(200, roster=replace(ROSTER, peers=peers))
+    assert "accuracy*" in text and "0.90 (0.83-0.94)" in text
+    assert "*: What others say of themselves is their own claim: nobody checks it." in text
+    assert "*" not in drawn(40, roster=replace(ROSTER, peers=peers)), "no column, no note"
 
 
 def test_an_old_roster_is_not_taken_for_a_running_node() -> None:

@@ -15,6 +15,7 @@ import pytest
 from nodes.cli import main
 from nodes.refusals import check_start, disk_problem
 from swarm.config import load_config
+from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 
 LIGHT = """
@@ -141,3 +142,13 @@ def test_a_shell_completes_commands(typed: str, completed: str) -> None:
     command = [sys.executable, "-c", "import sys; from nodes.cli import main; sys.argv = ['swarm']; main()"]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     assert result.stdout.split() == [completed]
+
+
+def test_a_schedule_by_gpu_use_is_refused_with_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_config(None, {"out": str(tmp_path), "schedule": {"gpu_idle_s": 300}})
+    check_start(loaded)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="schedule.gpu_idle_s: leave it out with several processes"):
+        check_start(loaded)

@@ -19,7 +19,7 @@ from swarm.telemetry.records import (
     StartEvent,
 )
 from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, SampleRecord, Turn, encode
-from swarm.types import Estimate, SwarmWorth
+from swarm.types import Estimate, MemberSummary, SwarmWorth
 from tests.telemetry.synthetic import TASKS, peer_events, write
 
 SCRIPT = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
@@ -134,7 +134,17 @@ def hostile(folder: Path, now: float) -> Path:
            if isinstance(event, RoundEvent) else event for event in events(1, 30, 0.0, name=SCRIPT)]  # fmt: skip
     write(home, [*ending_at(now, own), tasks, *said])
     rows = [
-        row(10 + place, 10, name=text, model=text, role=text, version=text, dropped={text: 3}, tasks=(text,))
+        row(
+            10 + place,
+            10,
+            name=text,
+            model=text,
+            role=text,
+            version=text,
+            dropped={text: 3},
+            tasks=(text,),
+            summary=MemberSummary(rounds=2**63 - 1, given=2**63 - 1, correct=2**63 - 1, asked=2**63 - 1),
+        )
         for place, text in enumerate(HOSTILE)
     ]
     write_roster(home, roster(1, now, rows))
@@ -148,7 +158,8 @@ def crowd(folder: Path, now: float, num_peers: int = 200) -> Path:
     write(home, ending_at(now, events(1, 300, 0.0)))
     rows = [
         row(100 + place, 400 // (place + 1), connected=place % 3 > 0,
-            quarantined_until=now + 99 if place % 50 == 7 else None, name=f"member-{place}")
+            quarantined_until=now + 99 if place % 50 == 7 else None, name=f"member-{place}",
+            summary=MemberSummary(2_000 - place, 4 * place, 3 * place, max(0, 200 - place), 256, 250))
         for place in range(num_peers)
     ]  # fmt: skip
     write_roster(home, roster(1, now, rows))

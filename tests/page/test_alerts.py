@@ -11,7 +11,7 @@ from msgspec import structs
 
 from swarm.page.alerts import CHECKS, alerts
 from swarm.page.node import NodeReader
-from swarm.telemetry.records import EndEvent, Event, RoundEvent
+from swarm.telemetry.records import EndEvent, Event, PauseEvent, RoundEvent
 from tests.page.folders import ending_at, events
 from tests.telemetry.synthetic import EPOCH, write
 
@@ -138,3 +138,10 @@ def test_the_docs_have_every_alert_and_the_pages_that_it_names() -> None:
         headings = [line for line in (ROOT / "docs" / name).read_text().splitlines() if line.startswith("#")]
         anchors = {re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in headings}
         assert not anchor or anchor in anchors, f"{name}#{anchor}"
+
+
+def test_a_node_that_pauses_is_neither_silent_nor_alone(tmp_path: Path) -> None:
+    node = _node(
+        tmp_path, lambda event: structs.replace(event, alone_since=NOW - 500), PauseEvent(time=NOW, why="asked")
+    )
+    assert _keys(node, NOW + 100_000) == set()

@@ -58,6 +58,14 @@ def test_no_other_file_is_served(path: str, tmp_path: Path) -> None:
         assert page.get(path)[0] == 404
 
 
+def test_documents_are_pages_with_headings_that_alerts_lead_to(tmp_path: Path) -> None:
+    with serving(tmp_path) as page:
+        status, headers, body = page.get("/docs/operate.md")
+    assert status == 200 and headers["content-type"].startswith("text/html")
+    assert b'<h2 id="when-things-fail">When things fail</h2>' in body
+    assert b'href="/docs/troubleshooting.md"' in body, "the others are a click away"
+
+
 @pytest.mark.parametrize("node", ["-1", "99", "9" * 400, "²", "x", ""])
 def test_nodes_that_are_not_there(node: str, tmp_path: Path) -> None:
     with serving(swarm(tmp_path, EPOCH, 1, 5)) as page:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from swarm.telemetry.records import METRICS_FILE, encode
+from swarm.telemetry.records import METRICS_FILE, EndEvent, encode
 from tests.page.folders import crowd, events, hostile, swarm
 from tests.page.served import Served, serving, until
 
@@ -110,6 +110,27 @@ def test_the_first_paint_is_soon_and_needs_no_data(chromium: Chrome, tmp_path: P
         print(f"first paint after {chromium.execute_script(paint):.0f} ms")
         loaded = chromium.execute_script("return performance.getEntriesByType('resource').map((each) => each.name)")
         assert all(name.startswith("http://127.0.0.1:") for name in loaded)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_from_a_red_alert_to_what_to_do_is_one_click(chromium: Chrome, width: int, tmp_path: Path) -> None:
+    now = time.time()
+    folder = swarm(tmp_path, now, num_nodes=1, control=False)
+    with (folder / "peer-1" / METRICS_FILE).open("ab") as file:
+        file.write(encode(EndEvent(time=now, round=200, reason="error")))
+    with looking(chromium, folder, width):
+        until(lambda: "Serious" in _text(chromium, "alerts"), "the alert")
+        link = chromium.execute_script("return document.querySelector('.alert.error a').href")
+        chromium.get(link)
+        heading = "return document.querySelector(':target')?.textContent ?? ''"
+        until(lambda: chromium.execute_script(heading) == "By message", "the section")
+        assert chromium.execute_script("return document.querySelector(':target').getBoundingClientRect().top < 900")
+        assert chromium.execute_script(CONTRAST) == []
+        sideways = chromium.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert sideways <= 0
+        _picture(chromium, f"document-{width}")
 
 
 def test_nobody_s_text_runs_or_becomes_markup(chromium: Chrome, tmp_path: Path) -> None:

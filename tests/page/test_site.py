@@ -10,6 +10,7 @@ from msgspec import structs
 
 from nodes.commands.watching.finding import check, find
 from swarm.errors import ConfigError
+from swarm.net.snapshot_progress import PROGRESS_FILE, Progress, write_progress
 from swarm.page.curves import MAX_BINS
 from swarm.page.node import MAX_ROUNDS, NodeReader
 from swarm.page.sharing import MAX_MEMBERS
@@ -187,3 +188,18 @@ def test_find(tmp_path: Path) -> None:
     assert [found.name for found in find([folder / "peer-3"])] == ["peer-3"]
     with pytest.raises(ConfigError, match="there is no directory"):
         check([tmp_path / "nowhere"])
+
+
+def test_a_snapshot_on_its_way_is_seen_from_both_ends(tmp_path: Path) -> None:
+    swarm(tmp_path, NOW, num_nodes=3, control=False)
+    peer = "12D3KooWpeer{}".format
+    far = "12D3KooWfarther1"
+    write_progress(tmp_path / "peer-1", Progress(8, 1.0, None, (peer(2), far)))
+    write_progress(tmp_path / "peer-2", Progress(8, 0.5, peer(1), (peer(3),)))
+    write_progress(tmp_path / "peer-3", Progress(8, 1.0, peer(2), ()))
+    seen = json.loads(_site(tmp_path).overview)["sharing"]
+    ends = [member["name"] or member["peer"] for member in seen["members"]]
+    links = {(ends[each["giver"]], ends[each["taker"]]): each["fraction"] for each in seen["relays"]}
+    assert links == {("peer-1", "peer-2"): 0.5, ("peer-1", "farther1"): None, ("peer-2", "peer-3"): None}
+    (tmp_path / "peer-2" / PROGRESS_FILE).write_bytes(b"[" * 10_000)
+    assert len(json.loads(_site(tmp_path).overview)["sharing"]["relays"]) == 2, "a file that cannot be read is none"

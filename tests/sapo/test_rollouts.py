@@ -176,6 +176,28 @@ def test_no_batch_is_begun_too_early_and_none_is_too_old(max_staleness: int) -> 
         assert all(version - group.group.policy.version <= max_staleness for group in local)
 
 
+def test_a_rest_gives_up_batches_that_have_not_begun_and_no_question_is_lost() -> None:
+    class Held(Versioned):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            begun.append(seed)
+            assert len(begun) == 1 or free.wait(PATIENCE_S)
+            yield from super().stream(prompts, num_completions, sampling, seed)
+
+    begun: list[int] = []
+    free = threading.Event()
+    updater, verifier = FakeUpdater(), RecordingVerifier()
+    with running(engine=Held(updater), updater=updater, verifier=verifier, max_staleness=3) as node:
+        node.run_round()
+        node.rest()
+        assert len(node._rollouts._ahead) <= 1, "what has begun is finished"
+        free.set()
+        for _ in range(4):
+            node.run_round()
+        assert verifier.starts[:5] == [0, 6, 12, 18, 24]
+
+
 def test_groups_beyond_the_bound_are_counted_and_never_trained_on() -> None:
     class Jumping(FakeUpdater):
         """As a node that installs another's weights: several versions at once."""

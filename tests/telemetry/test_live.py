@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text, summary_table
-from swarm.telemetry.records import MixDecision, NoteEvent, RoundEvent, StartEvent, encode
+from swarm.telemetry.records import MixDecision, NoteEvent, PauseEvent, ResumeEvent, RoundEvent, StartEvent, encode
 from swarm.telemetry.summary import swarm_summary
 
 from . import synthetic
@@ -215,3 +216,20 @@ def test_summary_table(troubled: list[PeerHistory], width: int) -> None:
     assert f"{peer['reward_first']:.3f} > {peer['reward_last']:.3f}" in row
     assert f"{peer['groups']['used_local']}+{peer['groups']['used_external']}" in row
     assert any(line.strip().startswith("all") for line in text.splitlines())
+
+
+def test_a_pause_says_why_and_until_when_and_is_no_silence(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "peer-1", synthetic.peer_events(1, 20, 200, end=None))
+    history = PeerHistory.read(path)
+    with path.open("ab") as file:
+        file.write(encode(PauseEvent(time=NOW, why="outside of the hours 22:00-07:00", until=NOW + 3_600)))
+    history.tail()
+    when = time.strftime("%H:%M", time.localtime(NOW + 3_600))
+    assert state_text(history, NOW + 10_000) == f"paused until {when}"
+    assert state_text(history, NOW + 10_000, short=True) == "paused"
+    frame = "\n".join(rendered(LiveView([history], clock=lambda: NOW + 10_000), 100))
+    assert f"{when}: outside of the hours 22:00-07:00" in frame
+    with path.open("ab") as file:
+        file.write(encode(ResumeEvent(time=NOW + 3_600, paused_s=3_600.0)))
+    history.tail()
+    assert history.pause is None and "resumed after a pause of 3600 s" in history.moments[-1].text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -17,8 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from swarm.errors import ConfigError
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.records import RoundEvent, encode
+from swarm.telemetry.records import PauseEvent, ResumeEvent, RoundEvent, encode
 from swarm.telemetry.sinks import MetricsWriter, scalars
+from tests.page.folders import events
 
 from . import synthetic
 
@@ -203,3 +206,43 @@ def test_prometheus_serves_the_last_figures_of_each_suite(tmp_path: Path) -> Non
             lines = reply.read().decode().splitlines()
     assert 'swarm_eval{figure="pass@4",suite="arithmetic"} 0.3' in lines
     assert 'swarm_eval{figure="avg@4",suite="other"} 0.7' in lines
+
+
+BOARD = Path(__file__).parents[2] / "examples" / "metrics" / "grafana" / "swarm.json"
+
+
+def test_every_query_of_the_dashboard_is_about_what_a_node_serves(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0)) as writer:
+        assert writer.prometheus_port
+        for event in (*events(1, 20, 0.0), synthetic.suite(0, 20, 0.3)):
+            writer.write(event)
+        with urllib.request.urlopen(f"http://127.0.0.1:{writer.prometheus_port}/metrics", timeout=120) as reply:
+            page = reply.read().decode()
+    served: dict[str, set[str]] = {}
+    figures = set()
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            served.setdefault(sample.name, set()).update(sample.labels)
+            figures |= {sample.labels["name"]} if sample.name == "swarm_figure" else set()
+    panels = json.loads(BOARD.read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(queries) >= 16
+    for query in queries:
+        named = re.findall(r"\bswarm_\w+", query)
+        assert named and set(named) <= served.keys(), query
+        assert set(re.findall(r"by \((\w+)\)", query)) <= served[named[0]], query
+        assert set(re.findall(r'name="([^"]+)"', query)) <= figures, query
+    asked = {name for query in queries for name in re.findall(r"\bswarm_\w+", query)}
+    unasked = {"swarm_alone_since_seconds", "swarm_tokens_generated_total"}
+    assert served.keys() - asked == unasked, "the rest has a panel"
+
+
+def test_prometheus_tells_of_pauses(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0)) as writer:
+        assert writer.prometheus_port
+        for event in events(1, 3, 0.0):
+            writer.write(event)
+        writer.write(PauseEvent(time=1.0, why="asked"))
+        assert scrape(writer.prometheus_port)["swarm_paused", ""] == 1
+        writer.write(ResumeEvent(time=2.0, paused_s=1.0))
+        assert scrape(writer.prometheus_port)["swarm_paused", ""] == 0

@@ -18,6 +18,7 @@ BENCHMARKS = (
     "engine",
     "network",
     "overlap",
+    "page",
     "poison",
     "poker",
     "resilience",

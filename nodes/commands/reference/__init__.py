@@ -1,1 +1,1 @@
-"""Subcommands that list what there is to choose from: objectives, and families of models."""
+"""Subcommands that tell what there is to choose from, objectives and families of models, and show the documents."""

@@ -20,7 +20,8 @@ from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.dial import probe
-from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, RoundEvent, decode
+from swarm.telemetry.history import pause_in_words
+from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, PauseEvent, RoundEvent, decode
 
 LOCK_FILE = f"{IDENTITY_FILE}.lock"
 TAIL_BYTES = 64 * 2**10
@@ -94,6 +95,8 @@ def _peer(metrics: Path, within_s: float, now: float) -> tuple[bool, str]:
     event = _last_event(metrics)
     if isinstance(event, EndEvent):
         return False, f"ended after {event.round} rounds: {event.reason}"
+    if isinstance(event, PauseEvent) and (event.until is None or now <= event.until + within_s):
+        return True, pause_in_words(event)
     where = f"round {event.round}" if isinstance(event, RoundEvent) else "before the first round, or resuming"
     if silent_s > within_s:
         return False, f"silent for {silent_s:.0f} s, more than {within_s:g} s; {where}"

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nodes.commands.watching import finding
 from swarm.foreign import clean, clean_lines
-from swarm.telemetry.history import PeerHistory, suite_in_words
+from swarm.telemetry.history import PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.records import (
     METRICS_FILE,
     CheckpointEvent,
@@ -23,6 +23,8 @@ from swarm.telemetry.records import (
     EvaluationEvent,
     Event,
     NoteEvent,
+    PauseEvent,
+    ResumeEvent,
     RoundEvent,
     StartEvent,
     SuiteEvent,
@@ -103,6 +105,10 @@ def _line(name: str, event: Event) -> Line:
             text = suite_in_words(event)
         case CheckpointEvent():
             text = f"checkpoint at round {event.round}"
+        case PauseEvent():
+            text = pause_in_words(event)
+        case ResumeEvent():
+            text = f"resumed after a pause of {event.paused_s:.0f} s"
         case EndEvent():
             level, text = "error" if event.reason == "error" else "info", f"{event.reason} after round {event.round}"
         case RoundEvent():

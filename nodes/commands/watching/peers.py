@@ -25,10 +25,13 @@ from swarm.net.addresses.dial import unreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.trust.roster import PeerRow, Roster, encode_roster, read_roster
+from swarm.page.leaderboard import CLAIMS
 from swarm.reasons import sentence
-from swarm.types import PeerRecord
+from swarm.telemetry.intervals import wilson_interval
+from swarm.types import MemberSummary, PeerRecord
 
 Row = TypeVar("Row")
+Told = TypeVar("Told", PeerRow, PeerRecord)
 
 REFRESH_EVERY_S = 2.0
 STALE_AFTER_S = 60.0
@@ -103,10 +106,12 @@ def render(seen: Roster | Listing, width: int, now: float) -> RenderableType:
         heading = Text(f"{clean(seen.run_id or 'no run')}: {_peers(len(seen.peers))}, {connected} connected")
         if age_s > STALE_AFTER_S:
             heading.append(f"; as of {duration(age_s)} ago: the node is not running", "yellow")
-        drawn = table(_roster_columns(now), by_usefulness(seen.peers), width)
-        return Group(heading, drawn, *(_legend(seen.peers) if any(c.header == MOSTLY for c in drawn.columns) else ()))
+        drawn = table(_roster_columns(now, seen.peers), by_usefulness(seen.peers), width)
+        legend = _legend(seen.peers) if any(c.header == MOSTLY for c in drawn.columns) else ()
+        return Group(heading, drawn, *legend, *_said(drawn))
     heading = Text(f"{clean(seen.run_id)}: {_peers(len(seen.peers))} in the directory")
-    return Group(heading, table(_listing_columns(now), seen.peers, width))
+    drawn = table(_listing_columns(now, seen.peers), seen.peers, width)
+    return Group(heading, drawn, *_said(drawn))
 
 
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> Table:
@@ -140,7 +145,7 @@ def fitting_widths(columns: Sequence[Column[Row]], wanted: Mapping[str, int], wi
     return widths
 
 
-def _roster_columns(now: float) -> list[Column[PeerRow]]:
+def _roster_columns(now: float, rows: Sequence[PeerRow]) -> list[Column[PeerRow]]:
     return [
         Column("peer", lambda row: short(row.peer_id)),
         Column("name", lambda row: row.name, 2, squeeze_to=12),
@@ -154,21 +159,51 @@ def _roster_columns(now: float) -> list[Column[PeerRow]]:
         Column("sent", lambda row: size(row.bytes), 8, number=True),
         Column("reputation", lambda row: f"{row.reputation:.2f}", 2, number=True),
         Column("seen", _seen(now), 5, number=True),
+        *_claims(rows),
         Column("version", lambda row: row.version, 10),
         Column("tasks", lambda row: ", ".join(row.tasks), 11, squeeze_to=16),
     ]
+
+
+def _claims(rows: Sequence[Told]) -> list[Column[Told]]:
+    """What members say of themselves, if any does."""
+    if not any(row.summary for row in rows):
+        return []
+    return [
+        Column("rounds*", _told(lambda told: str(told.rounds)), 2, number=True),
+        Column("accuracy*", _told(_accuracy), 2, number=True),
+        Column("gave*", _told(lambda told: str(told.given)), 4, number=True),
+        Column("took*", _told(lambda told: str(told.used)), 4, number=True),
+    ]
+
+
+def _told(cell: Callable[[MemberSummary], str]) -> Callable[[Told], str]:
+    return lambda row: "" if row.summary is None else cell(row.summary)
+
+
+def _accuracy(told: MemberSummary) -> str:
+    if told.asked == 0:
+        return "-"
+    low, high = wilson_interval(told.correct, told.asked)
+    return f"{told.correct / told.asked:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _said(drawn: Table) -> list[Text]:
+    marked = any(str(column.header).endswith("*") for column in drawn.columns)
+    return [Text(f"*: {CLAIMS}", "dim")] if marked else []
 
 
 def _seen(now: float) -> Callable[[PeerRow], str]:
     return lambda row: "-" if row.last_seen is None else f"{duration(now - row.last_seen)} ago"
 
 
-def _listing_columns(now: float) -> list[Column[PeerRecord]]:
+def _listing_columns(now: float, rows: Sequence[PeerRecord]) -> list[Column[PeerRecord]]:
     return [
         Column("peer", lambda record: short(record.peer_id)),
         Column("name", lambda record: record.name, 1, squeeze_to=12),
         Column("role", lambda record: record.role, 1),
         Column("model", lambda record: record.model, 2, squeeze_to=16),
+        *_claims(rows),
         Column("version", lambda record: record.version, 3),
         Column("valid for", lambda record: duration(record.expires_at - now), 5, number=True),
         Column("address", lambda record: _address(record), 4, squeeze_to=24),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -16,12 +16,14 @@ from rich.text import Text
 from nodes.commands.watching import finding
 from swarm.page.alerts import alerts
 from swarm.page.answer import Answer, by_control
+from swarm.page.leaderboard import CLAIMS, Leader, leaders
 from swarm.page.node import FIGURES, NodeReader
 from swarm.page.site import ANSWER_EVERY_S
 from swarm.telemetry.live import LiveView, sparkline
 
 PER_SECOND = 1
 SHOWN_ALERTS = 4
+SHOWN_LEADERS = 8
 CURVE_WIDTH = 24
 FIRST_CURVES = ("reward", "accuracy", "own groups", "others' groups", "seconds per round")
 
@@ -59,6 +61,7 @@ class Frame:
             yield Text(answer.words, "bold")
         yield self._view
         yield from self._alerts()
+        yield from _leaders(leaders(self._nodes))
         if len(self._nodes) == 1:
             yield _curves(self._nodes[0])
 
@@ -75,9 +78,25 @@ class Frame:
         found.sort(key=lambda each: each[1].level != "error")
         for name, alert in found[:SHOWN_ALERTS]:
             yield Text(f"{name}: {alert.text}", "bold red" if alert.level == "error" else "yellow")
-            yield Text(f"    {alert.advice} (docs/{alert.page})", "dim")
+            yield Text(f"    {alert.advice}\n    More: swarm docs {alert.page}", "dim")
         if len(found) > SHOWN_ALERTS:
             yield Text(f"and {len(found) - SHOWN_ALERTS} more alerts", "yellow")
+
+
+def _leaders(found: Sequence[Leader]) -> Iterator[RenderableType]:
+    """Who is how far, where other members tell it."""
+    if not any(leader.claimed for leader in found):
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("member", "accuracy", "rounds", "gave", "used"):
+        table.add_column(title, justify="left" if title == "member" else "right")
+    for leader in found[:SHOWN_LEADERS]:
+        known = leader.accuracy
+        accuracy = "-" if known is None else f"{known[0]:.2f} ({known[1]:.2f} to {known[2]:.2f})"
+        cells = (leader.name or leader.peer, accuracy, str(leader.rounds), str(leader.given), str(leader.used))
+        table.add_row(*map(Text, cells), style="yellow" if leader.claimed else "")
+    yield table
+    yield Text(f"yellow: {CLAIMS}", "dim")
 
 
 def _curves(node: NodeReader) -> Table:

@@ -12,7 +12,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MAX_MULTIADDRS, MAX_PEER_RECORD_BYTES, MAX_PEER_RECORD_LIFE_S, seal_peer_record
-from swarm.types import PeerRecord
+from swarm.types import MemberSummary, PeerRecord
 
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
@@ -48,6 +48,8 @@ class OwnEntry:
         self._clock = clock
         self.profile = profile
         self.addresses: tuple[str, ...] = ()
+        self.summary: MemberSummary | None = None
+        """Told with each renewal of the entry."""
 
     def locate(self, addresses: tuple[str, ...]) -> bool:
         """Set the node's own addresses; whether they changed."""
@@ -87,4 +89,5 @@ class OwnEntry:
             self._clock() + life_s,
             self.profile.name,
             pulls=True,
+            summary=self.summary,
         )

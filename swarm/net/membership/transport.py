@@ -15,7 +15,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
-from swarm.types import Arrival, NetworkStatus, OfferedGroup, PeerRecord, RunManifest
+from swarm.types import Arrival, MemberSummary, NetworkStatus, OfferedGroup, PeerRecord, RunManifest
 
 
 class MemberTransport(ABC):
@@ -108,6 +108,10 @@ class MemberTransport(ABC):
     def peers(self) -> tuple[PeerRecord, ...]:
         """Peers' own records; some may have expired."""
         return tuple(record for record, _ in self._member.peers.known.values())
+
+    def summarize(self, summary: MemberSummary) -> None:
+        """Tell members how far this node is, with each renewal of its directory entry."""
+        self._member.own.summary = summary
 
     def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of complaints about peers since the last call."""

@@ -273,6 +273,8 @@ def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
     for name in (*filter(None, (peer.model, peer.role, peer.version, peer.name)), *peer.tasks, *peer.multiaddrs):
         if not is_name(name, MAX_NAME_CHARS):
             raise Refusal(Reason.LIMITS, f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
+    if (told := peer.summary) is not None and told.correct > told.asked:
+        raise Refusal(Reason.LIMITS, f"at most {told.asked} answers can be correct, got {told.correct}")
     return peer
 
 

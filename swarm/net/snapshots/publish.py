@@ -20,12 +20,13 @@ from swarm.errors import SnapshotError, TransportError
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_snapshot
+from swarm.net.snapshot_progress import Progress
 from swarm.net.snapshots.chunks import describe
 from swarm.net.snapshots.manifests import Signed
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, SnapshotAnnouncement, StatusRequest
 from swarm.net.snapshots.placement import Placement
 from swarm.net.snapshots.plan import LinkLimits, Place
-from swarm.net.snapshots.serving import Progress, Serving
+from swarm.net.snapshots.serving import Serving
 from swarm.net.snapshots.store import Stored
 from swarm.net.snapshots.thread import SnapshotThread
 from swarm.protocols import Transport

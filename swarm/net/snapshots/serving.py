@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from swarm.errors import Refusal, SnapshotError
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
+from swarm.net.snapshot_progress import Progress
 from swarm.net.snapshots.manifests import Manifests, Signed
 from swarm.net.snapshots.messages import (
     ANNOUNCE_PROTOCOL,
@@ -28,17 +28,6 @@ from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import SnapshotStore
 from swarm.net.snapshots.uploads import Uploads
 from swarm.protocols import Transport
-
-
-class Progress(Struct, frozen=True):
-    """Progress of the newest snapshot on this node."""
-
-    version: int
-    fraction: float
-    source: str | None
-    """The peer that it is fetched from."""
-    feeds: tuple[str, ...]
-    """The peers that it is sent to."""
 
 
 class Serving:

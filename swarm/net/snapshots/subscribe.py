@@ -21,12 +21,13 @@ from pathlib import Path
 from swarm.errors import Refusal, SnapshotError, TransportError
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.config import NetworkSettings
+from swarm.net.snapshot_progress import Progress
 from swarm.net.snapshots.delta import apply_delta, digest
 from swarm.net.snapshots.fetching import Fetching
 from swarm.net.snapshots.manifests import Signed, next_version
 from swarm.net.snapshots.messages import SnapshotAnnouncement, StatusRequest, request_status
 from swarm.net.snapshots.plan import LinkLimits, Place
-from swarm.net.snapshots.serving import Progress, Serving
+from swarm.net.snapshots.serving import Serving
 from swarm.net.snapshots.sources import Downloads
 from swarm.net.snapshots.store import PartName, Stored
 from swarm.net.snapshots.thread import RETRY_S, SnapshotThread

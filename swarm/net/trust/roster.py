@@ -11,7 +11,7 @@ from msgspec import Struct
 from swarm.errors import ConfigError
 from swarm.net.trust.accounts import PeerBook, PeerStats
 from swarm.protocols import Transport
-from swarm.types import PeerRecord
+from swarm.types import MemberSummary, PeerRecord
 
 ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
@@ -42,6 +42,8 @@ class PeerRow(Struct, frozen=True):
     """Unix seconds until which its records are refused."""
     name: str = ""
     """What its user calls it."""
+    summary: MemberSummary | None = None
+    """How far it says it is."""
 
     @property
     def usefulness(self) -> tuple[float, ...]:
@@ -89,6 +91,7 @@ def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, conne
         reputation=stats.reputation,
         quarantined_until=stats.quarantined_until if quarantined else None,
         name=record.name if record else "",
+        summary=record.summary if record else None,
     )
 
 

@@ -1,7 +1,7 @@
 // Shows what the stream says. Every event replaces what was there, so that an open page does not grow.
 import { Chart, spark } from "./chart.js";
 import { byId, clock, count, el, figure, percent, setText, show, size, table } from "./dom.js";
-import { gifts, legend, picture } from "./picture.js";
+import { gifts, legend, picture, relays } from "./picture.js";
 
 const perSecond = (bytes) => `${size(bytes)}/s`;
 const whole = (value) => count(Math.round(value));
@@ -54,6 +54,37 @@ function overview(state) {
   show(byId("sharing"), state.sharing, picture);
   setText(byId("legend"), legend(state.sharing));
   show(byId("gifts"), state.sharing, gifts);
+  show(byId("relays"), state.sharing, relays);
+  setText(byId("claims"), state.swarm.claims);
+  show(byId("leaders"), state.swarm.leaders, leaders);
+  show(byId("kinds"), state.swarm.kinds, kinds);
+}
+
+function leaders(rows) {
+  if (rows.length === 0) return el("p", { class: "note" }, "No node has finished a round yet.");
+  const accuracy = (row) => (row.accuracy ? `${percent(row.accuracy[0])} (${percent(row.accuracy[1])} to ${percent(row.accuracy[2])}) at round ${count(row.evaluated_at)}` : "–");
+  return table([
+    ["member", (row) => row.name || row.peer],
+    ["says who", (row) => el("span", { class: row.claimed ? "care" : "good" }, row.claimed ? "its own claim" : "measured here")],
+    ["accuracy", accuracy],
+    ["rounds", (row) => count(row.rounds), "number"],
+    ["gave", (row) => count(row.given), "number"],
+    ["used of others", (row) => count(row.used), "number"],
+    ["received here", (row) => (row.claimed ? count(row.received_here) : "–"), "number"],
+    ["used here", (row) => (row.claimed ? count(row.used_here) : "–"), "number"],
+    ["model", (row) => row.model],
+  ], rows);
+}
+
+function kinds(rows) {
+  if (rows.length === 0) return el("p", { class: "note" }, "No other member is known yet.");
+  return table([
+    ["members", (row) => count(row.members), "number"],
+    ["role", (row) => row.role],
+    ["model", (row) => row.model],
+    ["swarm", (row) => row.version],
+    ["weights", (row) => count(row.weights), "number"],
+  ], rows);
 }
 
 function nodeTable([nodes]) {
@@ -88,7 +119,7 @@ function choose(place) {
 
 function stateClass(state) {
   if (state === "failed" || state.startsWith("silent")) return "bad";
-  return /^(alone|restart|interrupted)/.test(state) ? "care" : "good";
+  return /^(alone|paused|restart|interrupted)/.test(state) ? "care" : "good";
 }
 
 function detail(state) {
@@ -96,6 +127,7 @@ function detail(state) {
   setText(byId("node-title"), state.control ? `${state.name}, the control` : state.name);
   const facts = [state.peer && `peer ${state.peer}`, state.model && `model ${state.model}`, state.run && `run ${state.run}`, state.folder];
   setText(byId("node-facts"), facts.filter(Boolean).join(" · ") + (state.answer ? `. ${state.answer.words}` : ""));
+  setText(byId("pause"), state.pause);
   document.title = `Swarm: ${state.name}`;
   show(byId("alerts"), state.alerts, (alerts) => (alerts.length ? alerts.map(alertBox) : el("p", { class: "note" }, "Nothing is wrong.")));
   CHARTS.forEach((chart) => chart.update(state.curves));

@@ -1,6 +1,6 @@
 // The swarm as a picture: members on a circle, in a crowd with the nodes of this machine inside it, and lines from who
 // gives groups to who uses them.
-import { count, el, svg, table } from "./dom.js";
+import { count, el, percent, svg, table } from "./dom.js";
 
 const CENTRE = 230;
 const MAX_LABELS = 24;
@@ -15,6 +15,7 @@ export function picture(state) {
   return svg("svg", { viewBox: labelled ? "-50 40 560 380" : "10 10 440 440", role: "img", "aria-label": inWords(state) },
     svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 6 6", refX: "6", refY: "3", markerWidth: "9", markerHeight: "9", orient: "auto-start-reverse", markerUnits: "userSpaceOnUse" }, svg("path", { d: "M0 0 6 3 0 6Z", fill: "currentColor" }))),
     state.gifts.map((gift) => arrow(gift, places, most, labelled)),
+    state.relays.map((relay) => path("relay", relay, places, labelled)),
     state.members.map((member, place) => mark(member, places[place], labelled, state.members.length)));
 }
 
@@ -37,6 +38,11 @@ function inWords(state) {
 }
 
 function arrow(gift, places, most, labelled) {
+  if (gift.used === 0) return path("idle", gift, places, labelled);
+  return path("gift", gift, places, labelled, (1 + 4 * Math.sqrt(gift.used / most)).toFixed(1));
+}
+
+function path(kind, gift, places, labelled, width = null) {
   const [x1, y1] = places[gift.giver];
   const [x2, y2] = places[gift.taker];
   const length = Math.hypot(x2 - x1, y2 - y1) || 1;
@@ -46,9 +52,7 @@ function arrow(gift, places, most, labelled) {
   const bend = 14;
   const middle = [(x1 + x2) / 2 - uy * bend, (y1 + y2) / 2 + ux * bend];
   const d = `M${x1 + ux * gap} ${y1 + uy * gap}Q${middle[0]} ${middle[1]} ${x2 - ux * gap} ${y2 - uy * gap}`;
-  if (gift.used === 0) return svg("path", { class: "idle", d });
-  const width = (1 + 4 * Math.sqrt(gift.used / most)).toFixed(1);
-  return svg("path", { class: "gift", d, "stroke-width": width, "marker-end": labelled ? "url(#tip)" : null });
+  return svg("path", { class: kind, d, "stroke-width": width, "marker-end": labelled && kind !== "idle" ? "url(#tip)" : null });
 }
 
 function mark(member, [x, y, angle], labelled, number) {
@@ -75,7 +79,17 @@ export function legend(state) {
   const numbers = Object.entries(MARKS).map(([standing, words]) => [words, state.members.filter((member) => member.standing === standing).length]);
   const parts = numbers.filter(([, number]) => number > 0).map(([words, number]) => `${number} ${words}`);
   const more = state.num_omitted ? `; ${count(state.num_omitted)} more are not drawn` : "";
-  return `${parts.join(", ")}${more}. A line leads from giver to taker, the wider the more groups were used; filled: on this machine.`;
+  return `${parts.join(", ")}${more}. A line leads from giver to taker, the wider the more groups were used; filled: on this machine.${state.relays.length ? " Dashed arrows: a learner's snapshot on its way." : ""}`;
+}
+
+export function relays(state) {
+  if (state.relays.length === 0) return null;
+  return table([
+    ["snapshot from", (relay) => called(state.members[relay.giver])],
+    ["to", (relay) => called(state.members[relay.taker])],
+    ["version", (relay) => count(relay.version), "number"],
+    ["there", (relay) => percent(relay.fraction), "number"],
+  ], state.relays.slice(0, MAX_ROWS));
 }
 
 export function gifts(state) {

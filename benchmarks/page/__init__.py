@@ -1,0 +1,1 @@
+"""What the page of a node costs it, and how soon it is there: `swarm bench page`."""
