@@ -198,7 +198,7 @@ def _errors_after_swap(kv: str, steps: int, num_completions: int) -> list[float]
 
 def turns(plan: Plan) -> Result:
     """Speed of episodes with several turns."""
-    parts = [playing.turns(size, plan.quick, plan.repeats) for size in ("0.13 M", "25 M")]
+    parts = [playing.turns(size, plan.quick, plan.repeats) for size in playing.LOADS]
     return [each for rows, _ in parts for each in rows], [note for _, notes in parts for note in notes]
 
 

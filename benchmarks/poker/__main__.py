@@ -6,9 +6,10 @@ Before the first round and after the last every node plays held-out hands agains
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import hypot
 from pathlib import Path
 from statistics import fmean
 
@@ -49,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Returns:
-    """What the nodes of a swarm win on average; an interval is the mean of the nodes' intervals."""
+    """What the nodes of a swarm win on average; an interval is that of the mean of nodes that play other hands each."""
 
     opponents: dict[str, float]
     all: Estimate
@@ -69,15 +70,13 @@ def learn(config: NodeConfig, plan: Plan, seed: int) -> Outcome:
     """Run one swarm."""
     with scratch() as folder:
         outs = [Path(folder) / f"peer-{k}" for k in range(plan.nodes)]
-        members = [
-            Member(config.model_copy(update={"out": out, "seed": node_seed(seed, k)})) for k, out in enumerate(outs)
-        ]
+        members = [Member(_member(config, out, node_seed(seed, k))) for k, out in enumerate(outs)]
         turns = Turns()
         take_turns([MemoryRun(members, lambda: False, turns)], turns, lambda: False)
         nodes = [PeerHistory.read(out / METRICS_FILE) for out in outs]
     before = [event for node in nodes if (event := node.suite_before(SUITE)) is not None]
     after = [node.suite_after(SUITE) for node in nodes]
-    in_chips = partial(_returns, stack=_stack(config))
+    in_chips = partial(returns, stack=_stack(config))
     return Outcome(
         untrained=in_chips([event.scores for event in before], [event.tasks for event in before]),
         trained=in_chips([event.scores for event in after], [event.tasks for event in after]),
@@ -85,13 +84,24 @@ def learn(config: NodeConfig, plan: Plan, seed: int) -> Outcome:
     )
 
 
-def _returns(scores: Sequence[SuiteScores], tasks: Sequence[Mapping[str, SuiteScores]], stack: int) -> Returns:
-    def mean(figures: Callable[[Estimate], float], found: Sequence[SuiteScores]) -> float:
-        return net_chips(fmean(figures(each.figures[MEAN]) for each in found), stack)
+def _member(config: NodeConfig, out: Path, seed: int) -> NodeConfig:
+    """A node with held-out hands of its own: four times as many as if all played the same."""
+    evaluation = config.evaluation.model_copy(update={"seed": seed})
+    return config.model_copy(update={"out": out, "seed": seed, "evaluation": evaluation})
 
-    opponents = {name: mean(lambda e: e.value, [each[name] for each in tasks]) for name in tasks[0]}
-    ends = (mean(end, scores) for end in (lambda e: e.value, lambda e: e.low, lambda e: e.high))
-    return Returns(opponents, Estimate(*ends))
+
+def returns(scores: Sequence[SuiteScores], tasks: Sequence[Mapping[str, SuiteScores]], stack: int) -> Returns:
+    """Of nodes' scores, over all opponents and by opponent."""
+
+    def mean(found: Sequence[SuiteScores]) -> float:
+        return fmean(each.figures[MEAN].value for each in found)
+
+    opponents = {name: net_chips(mean([each[name] for each in tasks]), stack) for name in tasks[0]}
+    figures = [each.figures[MEAN] for each in scores]
+    value = mean(scores)
+    low = value - hypot(*(each.value - each.low for each in figures)) / len(figures)
+    high = value + hypot(*(each.high - each.value for each in figures)) / len(figures)
+    return Returns(opponents, Estimate(*(net_chips(end, stack) for end in (value, low, high))))
 
 
 def _stack(config: NodeConfig) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, Scheduler
+from swarm.engines.transformers.scheduler import BLOCK, READ_SHARE, Draft, Room, Scheduler
 from swarm.types import VersionSpan
 
 
@@ -84,6 +84,32 @@ def test_requeued_rows_come_back_in_their_order_with_their_tokens() -> None:
     assert scheduler.plan().admitted == drafts[:4]
     assert [len(draft.ids) for draft in drafts] == [1, 1, 1, 1, 0, 0]
     assert drafts[0].read == [7, 7] and drafts[0].since(2) == [5], "the newest token is fed, what precedes it is read"
+
+
+def test_next_turns_wait_for_enough_to_read_together_and_the_least_advanced_episodes_are_first() -> None:
+    running = 2 * READ_SHARE
+    lengths = dict.fromkeys(firsts := _drafts([2] * running), 9)
+    scheduler = Scheduler(firsts, Room(running + 3, 10**6))
+    scheduler.plan()
+    late, early, first = (Draft(99, k, [2], 0, episode=k, turn=turn) for k, turn in enumerate((3, 2, 1)))
+    scheduler.add([late])
+    assert scheduler.plan().admitted == []
+    scheduler.add([first])
+    assert scheduler.plan().admitted == [first], "of a first turn only the prompt is read, and others share it"
+    scheduler.add([early])
+    assert list(scheduler.upcoming()) == [early, late]
+    assert scheduler.plan().admitted == [], "there is one more row now"
+    lengths |= {first: 1}
+    _advance(scheduler, lengths)
+    assert scheduler.plan().admitted == [early, late]
+
+
+def test_next_turns_never_wait_for_others_when_nothing_else_is_left() -> None:
+    scheduler = Scheduler((), Room(8, 10**6))
+    assert scheduler.done
+    scheduler.add([turn := Draft(0, 0, [2], 0, episode=0, turn=2)])
+    assert not scheduler.done
+    assert scheduler.plan().admitted == [turn]
 
 
 def test_halving_ends_at_one_row() -> None:

@@ -196,6 +196,9 @@ def test_published_environments_run_unchanged(package: str, tmp_path: Path, monk
         pytest.skip(f"{package} of verifiers' repository, folder environments/, is not installed")
     _write_rows(tmp_path)
     monkeypatch.chdir(tmp_path)
+    if package == "wordle":
+        _write_words(tmp_path)
+        monkeypatch.setattr(pytest.importorskip("nltk").data, "path", [str(tmp_path)])
     taskset, settings = PUBLISHED[package]
     target = f"{package}.taskset:{taskset}"
     task = VerifiersTask(kind="verifiers", name=package, target=target, settings=settings, rows=4)
@@ -219,6 +222,17 @@ def _write_rows(folder: Path) -> None:
     for name, content in rows.items():
         (folder / name).mkdir(parents=True)
         (folder / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+
+
+def _write_words(folder: Path) -> None:
+    """NLTK's lists of words and its tagger, which TextArena's Wordle reads: two words, one of which is asked for."""
+    lists, tagger = folder / "corpora" / "words", folder / "taggers" / "averaged_perceptron_tagger_eng"
+    for part in (lists, tagger):
+        part.mkdir(parents=True)
+    (lists / "en").write_text("crane\nhouse\n")
+    (lists / "en-basic").write_text("house\n")
+    for name, content in {"weights": {}, "tagdict": {"crane": "NN", "house": "NN"}, "classes": ["NN"]}.items():
+        (tagger / f"averaged_perceptron_tagger_eng.{name}.json").write_text(json.dumps(content))
 
 
 def _reply(package: str, seen: list[str]) -> str:

@@ -66,11 +66,6 @@ class Batch:
         """Whether all sequences have finished."""
         return self._scheduler.done
 
-    @property
-    def num_rows(self) -> int:
-        """Sequences that are being sampled."""
-        return sum(row.finish_reason is None for row in self._scheduler.rows)
-
     def add(self, drafts: Iterable[Draft]) -> None:
         """Sample more sequences."""
         self._scheduler.add(drafts)

@@ -24,10 +24,7 @@ from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.protocols import Turns
-from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
-
-READ_SHARE = 8
-"""Turns that are ready wait until there is one for so many running rows: reading few takes as long as reading many."""
+from swarm.types import Answers, Completion, Context, Rejection, Sampling
 
 
 class TransformersEngine(PolicyEngine):
@@ -67,20 +64,17 @@ class TransformersEngine(PolicyEngine):
             else:
                 batch.add(drafts)
         groups: dict[int, list[Draft]] = {}
-        ready: list[NextTurn] = []
         while True:
-            ready += turns.take(wait=batch.done and not ready) if turns else ()
+            ready = turns.take(wait=batch.done) if turns else ()
             if batch.done and not ready:
                 return
-            if turns and len(ready) * READ_SHARE >= batch.num_rows:
-                for turn in ready:
-                    if isinstance(drafts := intake.turn(turn), Rejection):
-                        yield turn.episode, drafts
-                    else:
-                        batch.add(drafts)
-                ready = []
+            for turn in ready:
+                if isinstance(drafts := intake.turn(turn), Rejection):
+                    yield turn.episode, drafts
+                else:
+                    batch.add(drafts)
             if turns:
-                batch.expect({*turns.continuing, *(turn.episode for turn in ready)})
+                batch.expect(turns.continuing)
             if self._cancelled():
                 raise Interrupted("generation was cancelled")
             for draft in batch.step() if not batch.done else ():

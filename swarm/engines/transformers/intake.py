@@ -39,7 +39,7 @@ class Intake:
         question, ids = self._read(turn)
         seed = completion_seed(self._seed, turn.episode, turn.number)
         return self._refusal(f"turn {turn.number} of episode {turn.episode}", ids) or [
-            Draft(question, turn.episode, ids, seed, episode=turn.episode)
+            Draft(question, turn.episode, ids, seed, episode=turn.episode, turn=turn.number)
         ]
 
     def _read(self, turn: NextTurn) -> tuple[int, list[int]]:

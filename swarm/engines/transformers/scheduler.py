@@ -6,13 +6,18 @@
 
 Admission is optimistic: the length of a completion is unknown, and reserving the maximum would leave most of the memory
 unused. When memory is short, the rows with the fewest sampled tokens are preempted and prefilled again later.
+
+Next turns of episodes wait in a queue of their own, those of the least advanced episodes first: then no episode is far
+behind at the end, when it would leave slots empty.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from swarm.types import FinishReason, VersionSpan
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 """Tokens per block; the cache grows by whole blocks."""
+READ_SHARE = 16
+"""Next turns wait until one can be read for so many running rows: reading few takes as long as reading many."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,9 @@ class Draft:
     prompt: list[int]
     seed: int
     episode: int | None = None
-    """The episode whose next turn it is; None for a completion of a group."""
+    """The episode whose turn it is; None for a completion of a group."""
+    turn: int = 1
+    """Its number."""
     ids: list[int] = field(default_factory=list)
     """Tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
@@ -114,21 +123,28 @@ class Scheduler:
     def __init__(self, drafts: Iterable[Draft], room: Room) -> None:
         """Each of `drafts` must fit alone at its maximum length."""
         self.rows: list[Draft] = []
-        self._waiting = deque(drafts)
+        self._waiting: deque[Draft] = deque()
+        self._turns: list[Draft] = []
+        """After the first, least advanced first."""
         self._room = room
+        self.add(drafts)
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to do."""
-        return not self._waiting and not any(row.finish_reason is None for row in self.rows)
+        return not self._waiting and not self._turns and not any(row.finish_reason is None for row in self.rows)
 
     def add(self, drafts: Iterable[Draft]) -> None:
-        """Append drafts to the queue; each must fit alone at its maximum length."""
-        self._waiting.extend(drafts)
+        """Append drafts to the queues; each must fit alone at its maximum length."""
+        for draft in drafts:
+            if draft.turn == 1:
+                self._waiting.append(draft)
+            else:
+                insort(self._turns, draft, key=lambda each: each.turn)
 
     def upcoming(self) -> Iterable[Draft]:
         """The next drafts to be admitted, in order."""
-        return iter(self._waiting)
+        return chain(self._waiting, self._turns)
 
     def plan(self) -> StepPlan:
         """Remove finished rows, preempt those that no longer fit, and admit new ones."""
@@ -137,7 +153,9 @@ class Scheduler:
         moves = self._compact(staying)
         admitted = self._admit()
         num_kept = len(self.rows) - len(admitted)
-        return StepPlan(moves, admitted, num_kept, self._width(), len(self._waiting) + len(self.rows))
+        return StepPlan(
+            moves, admitted, num_kept, self._width(), len(self._waiting) + len(self._turns) + len(self.rows)
+        )
 
     def requeue(self) -> None:
         """Preempt every row: the content of the cache is invalid."""
@@ -178,16 +196,21 @@ class Scheduler:
         return moves
 
     def _admit(self) -> list[Draft]:
-        admitted: list[Draft] = []
-        width = self._width()
-        while self._waiting and len(self.rows) < self._room.rows:
-            width = max(width, self._waiting[0].num_tokens)
-            # Keep half a block free, so that the new row is not preempted at the next step.
-            if self.rows and (len(self.rows) + 1) * blocks(width + BLOCK // 2) > self._room.tokens:
-                break
-            admitted.append(self._waiting.popleft())
-            self.rows.append(admitted[-1])
-        return admitted
+        before = len(self.rows)
+        while self._waiting and self._has_room(self._waiting[0]):
+            self.rows.append(self._waiting.popleft())
+        num_free = self._room.rows - len(self.rows)
+        if not self._waiting and min(num_free, len(self._turns)) * READ_SHARE >= len(self.rows):
+            while self._turns and self._has_room(self._turns[0]):
+                self.rows.append(self._turns.pop(0))
+        return self.rows[before:]
+
+    def _has_room(self, draft: Draft) -> bool:
+        if not self.rows or len(self.rows) == self._room.rows:
+            return not self.rows
+        # Keep half a block free, so that the new row is not preempted at the next step.
+        width = max(self._width(), draft.num_tokens)
+        return (len(self.rows) + 1) * blocks(width + BLOCK // 2) <= self._room.tokens
 
     def _width(self) -> int:
         return max((row.num_tokens for row in self.rows), default=0)

@@ -61,10 +61,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys = _resized(self.keys, num_slots, capacity, num_rows)
         self.values = _resized(self.values, num_slots, capacity, num_rows)
 
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy rows to other slots."""
-        self.keys[targets] = self.keys[sources]
-        self.values[targets] = self.values[sources]
+    def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
+        """Copy the first `width` tokens of rows to other slots."""
+        self.keys[targets, :, :width] = self.keys[sources, :, :width]
+        self.values[targets, :, :width] = self.values[sources, :, :width]
 
     def write(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write the same prefix, [heads, L, dim] each, at the start of `rows`."""
@@ -118,7 +118,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         if plan.moves:
             sources, targets = torch.tensor(plan.moves, device=self._device).unbind(dim=1)
             for layer in self.layers:
-                layer.move(sources, targets)
+                layer.move(sources, targets, plan.width)
         size = self._size(plan)
         if size != (self._num_slots, self._capacity):
             self._num_slots, self._capacity = size

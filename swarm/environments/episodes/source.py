@@ -9,12 +9,16 @@ from collections.abc import Callable
 from swarm.environments.digests import check_options, digest, question_hash, with_code
 from swarm.environments.episodes.config import EnvironmentTask
 from swarm.environments.sources.again import made_again
+from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, Earned, End, EpisodeRef, Observation, Question, TaskRef, observation_text
 
 logger = logging.getLogger(__name__)
+
+REMEMBERED = 1_024
+"""Starts; each is asked for again with every turn that is replayed."""
 
 
 class EnvironmentSource:
@@ -34,6 +38,7 @@ class EnvironmentSource:
         self._options_digest = with_code(options, digest("library", library)) if library else options
         self._make = make
         self._counts = counts
+        self._questions: LruCache[tuple[int, int], Question] = LruCache(REMEMBERED)
 
     @property
     def num_held_out(self) -> int | None:
@@ -42,6 +47,8 @@ class EnvironmentSource:
 
     def question(self, seed: int, index: int) -> Question:
         """The start of episode `index` of the stream `seed`. Raises `TaskError` when the environment fails."""
+        if known := self._questions.get((seed, index)):
+            return known
         _, start = self._reset(seed, index)
         prompt = observation_text(start)
         ref = EpisodeRef(
@@ -52,7 +59,9 @@ class EnvironmentSource:
             index=index,
             question_hash=question_hash(prompt),
         )
-        return Question(ref, prompt, self._max_turns)
+        question = Question(ref, prompt, self._max_turns)
+        self._questions.put((seed, index), question)
+        return question
 
     def recall(self, ref: TaskRef) -> Question:
         """The start behind a reference.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 from pokerkit import Card
@@ -29,6 +30,12 @@ class Chance(Struct, frozen=True):
         """Whether something with this probability happens."""
         return self.number(RESOLUTION, *what) < probability * RESOLUTION
 
-    def shuffled(self, cards: Iterable[Card]) -> list[Card]:
+    def shuffled(self, cards: Sequence[Card]) -> tuple[Card, ...]:
         """The cards in a random order."""
-        return sorted(cards, key=lambda card: self.number(RESOLUTION, "card", repr(card)))
+        return _shuffled(self, tuple(cards))
+
+
+@lru_cache(1_024)
+def _shuffled(chance: Chance, cards: tuple[Card, ...]) -> tuple[Card, ...]:
+    """Remembered, because a hand is dealt again for every turn that is replayed."""
+    return tuple(sorted(cards, key=lambda card: chance.number(RESOLUTION, "card", repr(card))))

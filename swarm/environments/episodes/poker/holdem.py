@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pokerkit import Card, Deck, NoLimitTexasHoldem, State
+from pokerkit import Card, Deck, State
 
+from swarm.environments.episodes.poker.hands import Game
 from swarm.environments.episodes.poker.heads_up import AUTOMATIONS, HeadsUp
 from swarm.environments.episodes.poker.moves import Menu, Move
 from swarm.environments.episodes.poker.players import ALL_IN, CALL, FOLD, PLAYERS, POT, SMALLEST
@@ -43,7 +44,7 @@ class Holdem(HeadsUp):
         return Menu(numbered, least, most)
 
     def _dealt(self) -> State:
-        state = NoLimitTexasHoldem.create_state(AUTOMATIONS, True, 0, BLINDS, BIG_BLIND, self._stack, 2)
+        state = Game.create_state(AUTOMATIONS, True, 0, BLINDS, BIG_BLIND, self._stack, 2)
         deck = self.chance.shuffled(Deck.STANDARD)
         for player in range(2):
             state.deal_hole(deck[2 * player : 2 * player + 2])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pokerkit import Card, Label, RankOrder, StandardHighHand
+from pokerkit import Card, Label, RankOrder
+
+from swarm.environments.episodes.poker.hands import RememberedHand
 
 STRONGEST = 9
 RANKS = {rank: number for number, rank in enumerate(RankOrder.STANDARD, start=2)}
@@ -30,7 +32,7 @@ def chen_points(hole: Sequence[Card]) -> float:
 
 
 def _on_board(hole: Sequence[Card], board: Sequence[Card]) -> int:
-    if StandardHighHand.from_game(hole, board).entry.label not in BELOW_A_STRAIGHT:
+    if RememberedHand.from_game(hole, board).entry.label not in BELOW_A_STRAIGHT:
         return STRONGEST
     own, shown = ([RANKS[card.rank] for card in cards] for cards in (hole, board))
     times = {rank: (own + shown).count(rank) for rank in own}
