@@ -20,7 +20,7 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import Held, record_id
-from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest
+from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest, RecordReader
 from swarm.net.records.wire import Announcement, seal, seal_announcement
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
@@ -94,9 +94,11 @@ def test_copies_under_thousands_of_names_come_to_one_newcomer_s_part(scene: Scen
     thief.follow(scene.run_id)
 
     def groups() -> list[bytes]:
-        """Those that it sends, as it does where somebody knows no offers."""
-        heard = [record for sender, record in list(thief.heard) if sender == victim]
-        return [record for record in heard if read_record(record, len(record)).body.kind == "group"]
+        """Those that the victim hands to whoever missed them, sent or on offer."""
+        answer = thief.request(victim, HAVE_PROTOCOL, msgspec.msgpack.encode(HaveRequest(120.0)))
+        names = tuple(each.record_id for each in msgspec.msgpack.decode(answer, type=list[Held])[:16])
+        given = thief.request(victim, GIVE_PROTOCOL, msgspec.msgpack.encode(GiveRequest(names)))
+        return [each for each in RecordReader(names).feed(given) if read_record(each, len(each)).body.kind == "group"]
 
     soon(groups, "groups to copy", PATIENCE_S)
     originals = [_open(record, scene.run_id) for record in groups()]

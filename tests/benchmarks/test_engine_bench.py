@@ -41,7 +41,7 @@ def test_episodes_are_measured_against_single_turns_and_in_rounds() -> None:
     rows, _ = turns("0.13 M", quick=True, repeats=1)
     values = {row.what.removeprefix("0.13 M parameters: "): row.value for row in rows}
     speeds = {what: value for what, value in values.items() if " against " not in what}
-    assert list(speeds) == ["single turns", "one long turn", "episodes", "episodes in rounds"]
+    assert list(speeds) == ["single turns", "episodes", "one long turn", "episodes in rounds"]
     assert values["episodes against single turns"] == pytest.approx(speeds["episodes"] / speeds["single turns"])
 
 

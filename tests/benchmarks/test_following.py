@@ -42,7 +42,7 @@ def test_the_worker_samples_its_share_of_a_version_and_stops_until_the_next(monk
     node.__dict__ |= {
         "_follower": bench.follower,
         "_config": SimpleNamespace(learner=settings, generation=SimpleNamespace(group_size=2)),
-        "_pause": lambda: pauses.append(len(bench.exchange.sent)),
+        "_wait": lambda: pauses.append(len(bench.exchange.sent)),
     }
     monkeypatch.setattr(WorkerNode, "step", lambda self: self._follower.run_batch())
     for version in (0, 2):

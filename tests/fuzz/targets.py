@@ -111,7 +111,7 @@ def _signed(kind: str) -> Run:
 
 def _messages() -> dict[str, Target]:
     """Requests and answers on streams."""
-    store = RecordStore(8, 2**20, 60.0)
+    store = RecordStore(8, 2**20, 3_600.0)
     record = bytes.fromhex(read_vectors()[0].record)
     store.add(record)
     name = record_id(record)
