@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
 
 from swarm.machine import num_cores
 
 MAX_ID_CHARS = 80
+
+# A machine that is busy with something else may take any time for an example.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -103,7 +103,7 @@ def test_warnings_are_harmless(text: str) -> None:
     assert isinstance(console.file, io.StringIO) and harmless(console.file.getvalue())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(words)
 def test_the_live_view_and_the_report_are_harmless(text: str) -> None:
     note = text.encode(errors="replace").decode()  # a metrics file is UTF-8

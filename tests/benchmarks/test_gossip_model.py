@@ -35,7 +35,7 @@ def everybody(num_nodes: int) -> Gossip:
     return replace(PUSH_ONLY, degree=num_nodes - 1, degree_low=num_nodes - 1, degree_high=num_nodes)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     num_nodes=st.integers(2, 25),
     dials=st.integers(1, 12),

@@ -32,7 +32,7 @@ def test_a_finished_row_is_taken_at_the_next_step_and_order_of_arrival_is_kept()
     assert seen == [[0, 1], [1, 2], [1, 2], [3, 4]], "always two rows, as long as there are two"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12))
 def test_rows_stay_within_budget_contents_follow_their_rows_and_all_finish(seed: int, blocks: int, slots: int) -> None:
     rng = random.Random(seed)

@@ -132,7 +132,7 @@ def test_the_library_takes_it_for_right() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, reach in REACH.items() if reach is Reach.JSON))
 @given(st.text(max_size=60) | st.recursive(st.none() | st.floats() | st.text(max_size=5), st.lists).map(json.dumps))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_json_is_passed_on_as_it_was_read(name: str, answer: str) -> None:
     seen = admitted(name, answer, "")
     assert seen is None or seen == answer or json.loads(seen) == json.loads(answer) == read_json(answer)
@@ -143,7 +143,7 @@ def test_json_is_passed_on_as_it_was_read(name: str, answer: str) -> None:
     st.text(st.sampled_from("0123456789.,-+*/^()[]{}\"' \nexnaifoPQ∧¬→:_RUF'movet"), max_size=200)
     | st.text(max_size=80),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_answer_raises(name: str, answer: str) -> None:
     assert admitted(name, answer, "1") is None or len(answer) <= MAX_ANSWER + 2
 

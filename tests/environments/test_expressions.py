@@ -100,7 +100,7 @@ def test_nothing_else_is_an_expression(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("0123456789xyC+-*/(). sincogexp"), max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_can_be_read_is_an_expression_of_python_without_what_could_run(text: str) -> None:
     try:
         steps = parse(text)

@@ -27,7 +27,7 @@ from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
 from swarm.types import Grade
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=60)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_the_calculator_by_hand(call: str, result: str) -> None:
 NUMBERS = st.integers(0, 10**6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("+-*/"), NUMBERS), max_size=8), NUMBERS)
 def test_the_calculator_is_exact(steps: list[tuple[str, int]], first: int) -> None:
     text, value = str(first), Fraction(first)

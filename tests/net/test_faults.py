@@ -80,7 +80,7 @@ def run_swarm(faults: set[Fault], seed: int, crashing: bool) -> list[Node]:
     "faults", [{fault} for fault in Fault] + [set(Fault)], ids=lambda faults: "+".join(sorted(map(str, faults)))
 )
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_whatever_befalls_records_on_their_way(faults: set[Fault], seed: int) -> None:
     nodes = run_swarm(faults, seed, crashing=False)
     for node in nodes:
@@ -98,7 +98,7 @@ def test_whatever_befalls_records_on_their_way(faults: set[Fault], seed: int) ->
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_peer_that_crashes_gets_what_it_missed_and_nothing_twice(seed: int) -> None:
     nodes = run_swarm({Fault.DELAY, Fault.DUPLICATE, Fault.REORDER}, seed, crashing=True)
     for node in nodes:

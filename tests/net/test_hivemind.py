@@ -235,7 +235,8 @@ def test_a_bootstrap_that_appears_later_is_joined_without_help(start: Start, tmp
     address = f"/ip4/127.0.0.1/tcp/{port}"
     b = start("b", (f"{address}/p2p/{founder.peer_id}",))
     until(lambda: "no bootstrap reachable" in b.status().detail, "the failure is told")
-    assert f"{address}: connection refused; next try in" in b.status().detail
+    # A busy machine may look late, when the daemon no longer says "connection refused" but that it waits.
+    assert f"{address}: " in b.status().detail and "next try in" in b.status().detail
     assert b.status().alone_since is not None
     b.publish(b"lost")
     assert b.counters()["no_run"] == 1

@@ -206,11 +206,13 @@ def test_a_paused_learner_stops_waiting_and_its_workers_sample_no_more(tmp_path:
         learner.begin()
         thread = threading.Thread(target=_work_on, args=(learner, stop))
         thread.start()
-        until(lambda: worker._follower.groups.num_completions > 0, "samples", PATIENCE_S)
+        until(lambda: _num_sampled(worker) > 0, "samples", PATIENCE_S)
         ask(run.out / "learner", AskedPause())
         until(lambda: _history(run, "learner").pause is not None, "a pause while rollouts are missing", PATIENCE_S)
         until(lambda: not worker._follower.wanted, "the worker's orders", PATIENCE_S)
         assert worker._heartbeats is not None, "only the learner pauses"
+        waited_s = worker._paused_s
+        until(lambda: worker._paused_s > waited_s, "the batch in work is finished", PATIENCE_S)
         sampled, waited_s = worker._follower.groups.num_completions, worker._paused_s
         until(lambda: worker._paused_s > waited_s + 0.2, "a while", PATIENCE_S)
         assert worker._follower.groups.num_completions == sampled
@@ -218,6 +220,12 @@ def test_a_paused_learner_stops_waiting_and_its_workers_sample_no_more(tmp_path:
         until(lambda: worker._follower.groups.num_completions > sampled, "samples after it", PATIENCE_S)
         stop.set()
         thread.join()
+
+
+def _num_sampled(worker: WorkerNode) -> int:
+    """Before the worker follows its learner there are none."""
+    follower = getattr(worker, "_follower", None)
+    return follower.groups.num_completions if follower is not None else 0
 
 
 def _work_on(node: LearnerNode, stop: threading.Event) -> None:
@@ -230,7 +238,7 @@ def test_the_learner_counts_on_others_while_a_worker_pauses(tmp_path: Path, monk
     run = Run(tmp_path)
     with run.learner(rounds=1) as learner, run.workers("one") as (worker,):
         learner.begin()
-        until(lambda: worker._follower.groups.num_completions > 0, "samples", PATIENCE_S)
+        until(lambda: _num_sampled(worker) > 0, "samples", PATIENCE_S)
         ask(run.out / "one", AskedPause())
         until(lambda: _history(run, "one").pause is not None, "a pause", PATIENCE_S)
         monkeypatch.setattr(workforce, "LATE", 0.1 / workforce.HEARTBEAT_S)

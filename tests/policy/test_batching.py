@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, BertConfig, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
@@ -69,7 +69,6 @@ def _read(pair: Pair) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
-@settings(deadline=None)
 @given(pairs=PAIRS, max_tokens=st.integers(1, 40))
 def test_cutting_loses_nothing_and_keeps_within_the_budget(
     batching: Batching, pairs: list[Pair], max_tokens: int
@@ -81,7 +80,6 @@ def test_cutting_loses_nothing_and_keeps_within_the_budget(
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
-@settings(deadline=None)
 @given(pairs=PAIRS)
 def test_a_layout_says_where_each_token_is_predicted(batching: Batching, pairs: list[Pair]) -> None:
     layout = batching.lay_out(pairs)

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.telemetry.history import Mixture, PeerHistory, mean, reward_window
@@ -66,7 +66,6 @@ def lives(draw: st.DrawFn) -> tuple[bytes, dict[int, float], int]:
     return text, expected, torn
 
 
-@settings(deadline=None)
 @given(lives())
 def test_each_round_counts_once_whatever_was_repeated_or_torn(life: tuple[bytes, dict[int, float], int]) -> None:
     text, expected, torn = life
@@ -79,7 +78,6 @@ def test_each_round_counts_once_whatever_was_repeated_or_torn(life: tuple[bytes,
     assert history.peer_summary()["rounds"] == len(expected)
 
 
-@settings(deadline=None)
 @given(lives(), st.lists(st.integers(0, 400), max_size=30))
 def test_following_a_file_gives_the_same_as_reading_it(
     life: tuple[bytes, dict[int, float], int], pieces: list[int]
