@@ -20,6 +20,9 @@ MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 DEFAULT_HOME = Path("runs/peer")
 
 ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
+Options = dict[str, object]
+"""By the path of the field that an option stands for: its value, None where it was not given."""
+
 RunsArgument = Annotated[
     list[Path] | None,
     typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
@@ -69,7 +72,7 @@ def find_target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[P
     return None if target is None or is_address else Path(target), [("network.bootstrap", each) for each in addresses]
 
 
-def given_fields(values: dict[str, object]) -> Fields:
+def given_fields(values: Options) -> Fields:
     """Fields for those options that were given."""
     return [(path, str(value)) for path, value in values.items() if value is not None]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from nodes.cli.arguments import Fields
 from nodes.cli.identity import identity_app
 from nodes.cli.options import (
     BootstrapOption,
@@ -15,6 +17,7 @@ from nodes.cli.options import (
     EngineOption,
     LiveOption,
     ModelOption,
+    Options,
     OutOption,
     ReportOption,
     RunNameOption,
@@ -140,21 +143,18 @@ def join(
 
     `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
     """
-    file, pairs = find_target(target, bootstrap)
-    pairs += given_fields(
-        {
-            "policy.model": model,
-            "generation.engine": engine,
-            "name": name,
-            "run_name": run_name,
-            "rounds": rounds,
-            "seed": seed,
-            "out": out,
-        }
-    )
-    pairs += given_fields({"follow.learner": follow, "telemetry.ui": ui})
-    pairs += extra_fields(context)
-    check_node(file, pairs)
+    options: Options = {
+        "policy.model": model,
+        "generation.engine": engine,
+        "name": name,
+        "run_name": run_name,
+        "rounds": rounds,
+        "seed": seed,
+        "follow.learner": follow,
+        "out": out,
+        "telemetry.ui": ui,
+    }
+    file, pairs = _checked(context, target, bootstrap, options)
     from nodes.roles.join import PEER
     from nodes.roles.launch import launch
 
@@ -180,11 +180,15 @@ def learn(
 
     `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
     """
-    file, pairs = find_target(target, bootstrap)
-    pairs += given_fields({"policy.model": model, "name": name, "run_name": run_name, "rounds": rounds, "out": out})
-    pairs += given_fields({"telemetry.ui": ui})
-    pairs += extra_fields(context)
-    check_node(file, pairs)
+    options: Options = {
+        "policy.model": model,
+        "name": name,
+        "run_name": run_name,
+        "rounds": rounds,
+        "out": out,
+        "telemetry.ui": ui,
+    }
+    file, pairs = _checked(context, target, bootstrap, options)
     from nodes.roles.launch import launch
     from nodes.roles.learner import LEARNER
 
@@ -211,20 +215,16 @@ def work(
 
     `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
     """
-    file, pairs = find_target(target, bootstrap)
-    pairs += given_fields(
-        {
-            "policy.model": model,
-            "generation.engine": engine,
-            "name": name,
-            "rounds": rounds,
-            "seed": seed,
-            "out": out,
-            "telemetry.ui": ui,
-        }
-    )
-    pairs += extra_fields(context)
-    check_node(file, pairs)
+    options: Options = {
+        "policy.model": model,
+        "generation.engine": engine,
+        "name": name,
+        "rounds": rounds,
+        "seed": seed,
+        "out": out,
+        "telemetry.ui": ui,
+    }
+    file, pairs = _checked(context, target, bootstrap, options)
     from nodes.roles.launch import launch
     from nodes.roles.worker import WORKER
 
@@ -360,3 +360,13 @@ def service_install(
     from nodes.commands.running.service import install_service
 
     install_service(command, name, show, make_console())
+
+
+def _checked(
+    context: typer.Context, target: str | None, bootstraps: Sequence[str] | None, options: Options
+) -> tuple[Path | None, Fields]:
+    """The configuration file and the fields of a node that is about to start, with what can be refused at once."""
+    file, pairs = find_target(target, bootstraps)
+    pairs += [*given_fields(options), *extra_fields(context)]
+    check_node(file, pairs)
+    return file, pairs

@@ -322,7 +322,7 @@ class PeerHistory:
                 self.moments.append(Moment(event.time, pause_in_words(event), "info"))
             case ResumeEvent():
                 self.pause = None
-                self.moments.append(Moment(event.time, f"resumed after a pause of {event.paused_s:.0f} s", "info"))
+                self.moments.append(Moment(event.time, resume_in_words(event), "info"))
             case EndEvent():
                 self.end = event
                 self.pause = None
@@ -380,6 +380,11 @@ def pause_in_words(event: PauseEvent) -> str:
     if event.until is None:
         return f"paused: {event.why}"
     return f"paused until {time.strftime('%a %H:%M', time.localtime(event.until))}: {event.why}"
+
+
+def resume_in_words(event: ResumeEvent) -> str:
+    """The end of a pause in one line."""
+    return f"resumed after a pause of {event.paused_s:.0f} s"
 
 
 def mix_in_words(event: RoundEvent) -> str:

@@ -14,14 +14,6 @@ from rich.console import Console
 
 from nodes import exits
 from nodes.commands.doctor import probes
-from swarm.config import NodeConfig, load_config
-from swarm.engines.choice import look_for_vllm
-from swarm.errors import SwarmError
-from swarm.net.addresses.bootstrap import Bootstraps
-from swarm.policy.config import EMBEDDED
-
-if TYPE_CHECKING:
-    from swarm.preflight.need import RoleName
 from nodes.commands.doctor.findings import Finding, line_of, summary, unchecked
 from nodes.commands.doctor.machine import (
     check_daemon,
@@ -36,6 +28,14 @@ from nodes.commands.doctor.machine import (
     check_sandbox,
 )
 from nodes.commands.doctor.outside import NETWORK_CHECKS, look_from_outside
+from swarm.config import NodeConfig, load_config
+from swarm.engines.choice import look_for_vllm
+from swarm.errors import SwarmError
+from swarm.net.addresses.bootstrap import Bootstraps
+from swarm.policy.config import EMBEDDED
+
+if TYPE_CHECKING:
+    from swarm.preflight.need import RoleName
 
 
 def doctor(

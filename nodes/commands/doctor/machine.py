@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from nodes.commands.doctor import probes
+from nodes.commands.doctor.findings import Finding, Level
 from swarm.engines.choice import GET_VLLM, Vllm, choose
 from swarm.engines.config import GenerationSettings
 from swarm.environments.sandbox.confinement import in_words
 
 if TYPE_CHECKING:
     from swarm.preflight.check import Preflight
-from nodes.commands.doctor.findings import Finding, Level
 
 GIB = 2**30
 ENOUGH_DISK_BYTES = 5 * GIB

@@ -6,9 +6,9 @@ import ipaddress
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from nodes.commands.doctor import probes
+from nodes.commands.doctor.findings import Finding, unchecked
 from nodes.commands.watching.visit import visiting
 from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.foreign import clean
@@ -21,10 +21,6 @@ from swarm.net.services.diagnosis import FIRST_PORT, MAX_PORTS, ClockReading, Di
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.reasons import Reason
 from swarm.types import SCHEMA_VERSION, RunManifest
-
-if TYPE_CHECKING:
-    pass
-from nodes.commands.doctor.findings import Finding, unchecked
 
 MAX_SKEW_S = 3.0
 """hivemind's DHT refuses peers with a larger clock skew."""

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nodes.commands.watching import finding
 from swarm.foreign import clean, clean_lines
-from swarm.telemetry.history import PeerHistory, pause_in_words, suite_in_words
+from swarm.telemetry.history import PeerHistory, pause_in_words, resume_in_words, suite_in_words
 from swarm.telemetry.records import (
     METRICS_FILE,
     CheckpointEvent,
@@ -108,7 +108,7 @@ def _line(name: str, event: Event) -> Line:
         case PauseEvent():
             text = pause_in_words(event)
         case ResumeEvent():
-            text = f"resumed after a pause of {event.paused_s:.0f} s"
+            text = resume_in_words(event)
         case EndEvent():
             level, text = "error" if event.reason == "error" else "info", f"{event.reason} after round {event.round}"
         case RoundEvent():

@@ -206,8 +206,10 @@ class Scheduler:
         return self.rows[before:]
 
     def _has_room(self, draft: Draft) -> bool:
-        if not self.rows or len(self.rows) == self._room.rows:
-            return not self.rows
+        if not self.rows:
+            return True  # each fits alone
+        if len(self.rows) == self._room.rows:
+            return False
         # Keep half a block free, so that the new row is not preempted at the next step.
         width = max(self._width(), draft.num_tokens)
         return (len(self.rows) + 1) * blocks(width + BLOCK // 2) <= self._room.tokens

@@ -106,7 +106,8 @@ class Exchange:
         if run_id is not None and shared:
             offers = self._sharing.offers(shared, status)
             for each in shared:
-                (self._transport.hold if each.content_id in offers else self._transport.publish)(each.record)
+                hand_over = self._transport.hold if each.content_id in offers else self._transport.publish
+                hand_over(each.record)
             made = list(offers.values())
             for start in range(0, len(made), MAX_OFFERS):
                 some = made[start : start + MAX_OFFERS]
