@@ -473,8 +473,8 @@ class GroupExchange(Protocol):
         """
         ...
 
-    def lacking(self, num_groups: int) -> None:
-        """The last update had this many of others' groups less than half of those it asked for: share more, if any."""
+    def took(self, num_groups: int, num_wanted: int) -> None:
+        """The last update took this many of others' groups of those it wanted: a node that goes short shares more."""
         ...
 
     def offers(self) -> list[OfferedGroup]:

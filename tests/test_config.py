@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nodes.commands.reference.config import reference
 from swarm.config import NodeConfig, describe_config, load_config
-from swarm.config_reference import reference
 from swarm.errors import ConfigError
 
 

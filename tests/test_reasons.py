@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from nodes.cli import app
+from nodes.commands.reference.reasons import TITLES
 from swarm.errors import Refusal
 from swarm.net.trust.accounts import FORFEITS, OFFENCES
 from swarm.reasons import Reason, sentence
-from swarm.reasons_reference import TITLES
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import GroupCounts
 from swarm.types import Rejection

@@ -122,7 +122,7 @@ class Nobody:
         """Share with no one."""
         return [None] * len(groups)
 
-    def lacking(self, num_groups: int) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         """There is nobody to know."""
 
     def offers(self) -> list[OfferedGroup]:

@@ -74,9 +74,9 @@ class Witness:
                 emit("published", sequence=group.sequence, at=at)
         return shared
 
-    def lacking(self, num_groups: int) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         """Pass it on."""
-        self._exchange.lacking(num_groups)
+        self._exchange.took(num_groups, num_wanted)
 
     def offers(self) -> list[OfferedGroup]:
         """Pass it on."""

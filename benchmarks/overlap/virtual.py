@@ -204,7 +204,7 @@ class Virtual:
         """Not asked of a learner."""
         raise AssertionError
 
-    def lacking(self, num_groups: int) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         """Workers send all they make."""
 
     def offers(self) -> list[OfferedGroup]:

@@ -45,7 +45,7 @@ def losses() -> None:
 @app.command()
 def reasons() -> None:
     """Print the reasons for refusing groups, records and peers, in Markdown."""
-    from swarm.reasons_reference import reference
+    from nodes.commands.reference.reasons import reference
 
     print(reference(), end="")
 
@@ -98,7 +98,7 @@ def config_schema() -> None:
 @config_app.command("reference")
 def config_reference() -> None:
     """Print the configuration reference in Markdown."""
-    from swarm.config_reference import reference
+    from nodes.commands.reference.config import reference
 
     print(reference(), end="")
 

@@ -20,6 +20,7 @@ from swarm.central.workforce import FAREWELL_S, Workforce
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.figures import finite
+from swarm.files import replace_file
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
@@ -30,7 +31,7 @@ from swarm.schedule.schedule import Schedule
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
-from swarm.training.checkpoint import CheckpointStore, TrainingState, sync
+from swarm.training.checkpoint import CheckpointStore, TrainingState
 
 PUBLISHED_FILE = "published.json"
 TELL_EVERY_S = 0.1
@@ -270,11 +271,7 @@ class _Numbered:
 
     def publish(self, version: int, snapshot: bytes) -> None:
         """Publish. See `SnapshotPublisher`."""
-        staging = self._file.with_suffix(".partial")
-        staging.write_bytes(json.encode(structs.asdict(Published(version))))
-        sync(staging)
-        staging.rename(self._file)
-        sync(self._file.parent)
+        replace_file(self._file, json.encode(structs.asdict(Published(version))), durable=True)
         self._workforce.published(version)
         self._publisher.publish(version, snapshot)
 

@@ -32,6 +32,7 @@ from swarm.environments.specs import (
     why_left_out,
 )
 from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
+from swarm.files import replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.listening import keep_ports, same_ports
@@ -239,9 +240,7 @@ def remember(out: Path, sealed: bytes) -> None:
     path = out / MANIFEST_FILE
     if path.exists() and path.read_bytes() == sealed:
         return
-    staging = path.with_suffix(".partial")
-    staging.write_bytes(sealed)
-    staging.rename(path)
+    replace_file(path, sealed)
 
 
 def remembered(out: Path) -> bytes | None:
@@ -298,9 +297,8 @@ def on_same_ports(network: NetworkSettings, out: Path, console: Console) -> Netw
 def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:
     """Write this node's addresses into its directory, the best first."""
     best = best_address(multiaddrs)
-    staging = out / f"{ADDRESS_FILE}.partial"
-    staging.write_text("".join(f"{address}\n" for address in sorted(multiaddrs, key=lambda each: each != best)))
-    staging.rename(out / ADDRESS_FILE)
+    best_first = sorted(multiaddrs, key=lambda each: each != best)
+    replace_file(out / ADDRESS_FILE, "".join(f"{address}\n" for address in best_first).encode())
 
 
 def best_address(multiaddrs: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ FOLDER/4-4-seed0/cell.json      the swarm: complete configuration, nodes, seeds
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from nodes.simulation.members import Member
 from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
+from swarm.files import replace_file
 from swarm.telemetry.comparison.outcome import SwarmOutcome
 
 Values = dict[str, object]
@@ -129,9 +129,7 @@ def read(path: Path, kind: type[S]) -> S:
 
 def write(path: Path, content: Struct) -> None:
     """Replace the file atomically."""
-    unfinished = path.with_name(f"{path.name}.partial")
-    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
-    os.replace(unfinished, path)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
 
 
 def _overlaid(values: Values, over: Mapping[str, object]) -> Values:

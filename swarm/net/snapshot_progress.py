@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+
+from swarm.files import replace_file
 
 PROGRESS_FILE = "snapshot.json"
 MAX_BYTES = 2**16
@@ -25,9 +26,7 @@ class Progress(Struct, frozen=True):
 
 def write_progress(out: Path, progress: Progress) -> None:
     """Replace the file of a node's directory. Raises `OSError`."""
-    staging = out / f".{PROGRESS_FILE}.{os.getpid()}"
-    staging.write_bytes(msgspec.json.encode(progress))
-    staging.replace(out / PROGRESS_FILE)
+    replace_file(out / PROGRESS_FILE, msgspec.json.encode(progress))
 
 
 def read_progress(out: Path) -> Progress | None:

@@ -11,7 +11,7 @@ from swarm.foreign import clean
 from swarm.net.trust.roster import PeerRow
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import tail
-from swarm.telemetry.intervals import wilson_interval
+from swarm.telemetry.intervals import accuracy
 from swarm.types import MemberSummary
 
 MAX_CLAIMS = 100
@@ -98,7 +98,7 @@ def _claimed(rows: Sequence[PeerRow], told: MemberSummary) -> Leader:
         rounds=told.rounds,
         given=told.given,
         used=told.used,
-        accuracy=_accuracy(told.correct, told.asked),
+        accuracy=accuracy(told.correct, told.asked),
         evaluated_at=told.evaluated_at,
         received_here=sum(each.received for each in rows),
         used_here=sum(each.used for each in rows),
@@ -118,13 +118,9 @@ def _measured(node: NodeReader) -> Leader:
         rounds=history.latest.round if history.latest else 0,
         given=groups["shared"],
         used=groups["used_external"],
-        accuracy=_accuracy(sum(right for right, _ in counts), sum(asked for _, asked in counts)),
+        accuracy=accuracy(sum(right for right, _ in counts), sum(asked for _, asked in counts)),
         evaluated_at=evaluation.round if evaluation else 0,
     )
-
-
-def _accuracy(correct: int, asked: int) -> tuple[float, float, float] | None:
-    return (correct / asked, *wilson_interval(correct, asked)) if asked else None
 
 
 def _rank(leader: Leader) -> tuple[float, int]:

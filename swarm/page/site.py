@@ -21,7 +21,7 @@ from swarm.page.sharing import given, sharing, standing, tail
 from swarm.reasons import NO_LOSS, sentence
 from swarm.telemetry import worth
 from swarm.telemetry.history import drop_reasons, pause_in_words
-from swarm.telemetry.intervals import wilson_interval
+from swarm.telemetry.intervals import accuracy
 from swarm.telemetry.live import state_text
 from swarm.telemetry.records import MixDecision
 
@@ -205,18 +205,12 @@ def _tasks(node: NodeReader) -> list[Json]:
             "task": clean(task, MAX_NAME_CHARS),
             "reward": curve.recent if curve is not None else None,
             "points": thinned(curve.points(), POINTS_OF_A_TASK) if curve is not None else [],
-            "before": _accuracy(before.tasks.get(task) if before else None),
-            "after": _accuracy(after.tasks.get(task) if after else None),
+            "before": accuracy(*before.tasks.get(task, (0, 0))) if before else None,
+            "after": accuracy(*after.tasks.get(task, (0, 0))) if after else None,
         }
         for task in sorted({*node.tasks, *evaluated})[:MAX_ROWS]
         for curve in [node.tasks.get(task)]
     ]
-
-
-def _accuracy(counted: tuple[int, int] | None) -> list[float] | None:
-    if counted is None or not counted[1]:
-        return None
-    return [counted[0] / counted[1], *wilson_interval(*counted)]
 
 
 def _groups(node: NodeReader) -> Json:

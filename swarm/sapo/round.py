@@ -195,8 +195,7 @@ class SapoNode:
         this = self._this_round(local, len(informative))
         with stages("mix"):
             mixed = self._mix(this, local, informative, rng)
-        wanted = int(self._watch.share * mixed.decision.external)
-        self._exchange.lacking(max(0, (wanted + 1) // 2 - len(mixed.external)))
+        self._exchange.took(len(mixed.external), mixed.external_wanted)
         with stages("update"):
             update = self._update(mixed, len(informative))
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from swarm.files import replace_file
+
 PAUSE_FILE = "pause.json"
 MAX_BYTES = 1_024
 
@@ -20,9 +22,7 @@ class AskedPause(Struct, frozen=True):
 
 def ask(out: Path, pause: AskedPause) -> None:
     """Have the node of a directory pause. Raises `OSError`."""
-    staging = out / f"{PAUSE_FILE}.partial"
-    staging.write_bytes(msgspec.json.encode(pause))
-    staging.rename(out / PAUSE_FILE)
+    replace_file(out / PAUSE_FILE, msgspec.json.encode(pause))
 
 
 def withdraw(out: Path) -> bool:

@@ -30,6 +30,11 @@ def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[floa
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
+def accuracy(correct: int, asked: int) -> tuple[float, float, float] | None:
+    """An accuracy and its 95% Wilson interval; None without questions."""
+    return (correct / asked, *wilson_interval(correct, asked)) if asked else None
+
+
 def bootstrap_mean(values: npt.ArrayLike) -> tuple[float, float] | None:
     """The 95% percentile bootstrap interval of the mean of `values` [n]; None for fewer than two."""
     rows = np.asarray(values, dtype=np.float64)[:, None]

@@ -5,7 +5,6 @@ It works with partial data: an interrupted run, a peer without a round, one peer
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from swarm.figures import LAG_MAX
+from swarm.files import replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.telemetry import plots, worth
 from swarm.telemetry.benefit import in_words
@@ -47,8 +47,8 @@ def write_report(
     out_dir.mkdir(parents=True, exist_ok=True)
     # Write the summary first: it is quick and remains if someone interrupts the drawing.
     text = msgspec.json.format(msgspec.json.encode(summary, enc_hook=str), indent=2) + b"\n"
-    _replace(out_dir / SUMMARY_FILE, text)
-    _replace(out_dir / PAGE_FILE, page(histories, summary, control).encode())
+    replace_file(out_dir / SUMMARY_FILE, text)
+    replace_file(out_dir / PAGE_FILE, page(histories, summary, control).encode())
     plots.write_png(out_dir / PICTURE_FILE, histories, control)
 
 
@@ -313,10 +313,3 @@ def _flattened(config: Mapping[str, object], prefix: str = "") -> list[tuple[str
             shown = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
             pairs.append((clean(f"{prefix}{key}"), clean_lines(shown)))
     return pairs
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace the file atomically: an earlier report stays until the new one is complete."""
-    unfinished = path.with_name(path.name + ".partial")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from swarm.errors import CheckpointError, TornCheckpoint
+from swarm.files import sync
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixState
@@ -246,15 +247,6 @@ def _seal(directory: Path) -> None:
     sync(directory / MANIFEST)
     for folder in (directory, *(p for p in directory.rglob("*") if p.is_dir())):
         sync(folder)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str:

@@ -106,7 +106,7 @@ class FakeExchange:
         self.sent.append(group)
         return group
 
-    def lacking(self, num_groups: int) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         pass
 
     def status(self) -> NetworkStatus:

@@ -25,6 +25,7 @@ from swarm.policy.weights import swap_weights
 from swarm.protocols import StreamingEngine
 from swarm.types import Answers, Completion, Past, Rejection, Sampling, Step, Text
 from tests.engines.models import random_policy
+from tests.engines.play import SAMPLING, Play
 from tests.engines.reference import teacher_forced
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt than the others, in single letters"]
@@ -119,6 +120,35 @@ def test_an_episode_goes_on_from_the_tokens_of_its_past(make_engine: MakeEngine,
         for completion in group:
             assert completion.logprobs == pytest.approx(teacher_forced(policy, context, completion, sampling), abs=1e-4)
     assert len({tuple(policy.encode(context)) for context in contexts}) == 3
+
+
+def test_turns_are_answered_as_they_become_ready(make_engine: MakeEngine, policy: Policy) -> None:
+    answered = Play(3).run(make_engine(max_batch_sequences=3))
+    assert [(turn.episode, turn.number) for turn, _ in answered] == [(e, n) for e in range(4) for n in (1, 2, 3)]
+    for turn, said in answered:
+        assert said.logprobs == pytest.approx(teacher_forced(policy, turn.context, said, SAMPLING), abs=1e-4)
+    again = Play(3).run(make_engine())
+    assert [said.token_ids for _, said in again] == [said.token_ids for _, said in answered]
+
+
+def test_an_episode_that_waits_for_its_environment_holds_up_no_other(make_engine: MakeEngine) -> None:
+    def late(play: Play, episode: int) -> bool:
+        others = [turn for turn, _ in play.answered if turn.episode != 0 and turn.number == 3]
+        return episode == 0 and len(others) < 3 and bool(play.answered)
+
+    play = Play(3, late)
+    in_order = play.run(make_engine())
+    assert [turn.number for turn, _ in play.answered if turn.episode == 0] == [1, 2, 3]
+    assert [turn.episode for turn, _ in play.answered[-2:]] == [0, 0]
+    undisturbed = Play(3).run(make_engine())
+    assert [said.token_ids for _, said in in_order] == [said.token_ids for _, said in undisturbed]
+
+
+def test_an_episode_without_room_is_refused_and_the_others_go_on(make_engine: MakeEngine) -> None:
+    play = Play(40)
+    answered = play.run(make_engine())
+    assert play.refused == set(range(4)), "512 positions do not hold 40 turns"
+    assert {turn.episode for turn, _ in answered} == play.refused
 
 
 def test_the_seed_decides(make_engine: MakeEngine) -> None:

@@ -19,8 +19,8 @@ from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.types import Rejection, Sampling
 from tests.engines.models import make
+from tests.engines.play import Play
 from tests.engines.reference import teacher_forced
-from tests.engines.test_turns import Play
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -14,58 +14,14 @@ from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.intake import Intake
 from swarm.engines.transformers.kept import KeptPrefixes
-from swarm.engines.transformers.scheduler import Room
+from swarm.engines.transformers.scheduler import Draft, Room
 from swarm.engines.transformers.slots import Prefix
 from swarm.policy.loading import Policy
-from swarm.protocols import RolloutEngine
-from swarm.types import Completion, Context, NextTurn, Past, Rejection, Sampling, Step, Text
+from swarm.types import Completion, NextTurn, Past, Step
 from tests.engines.models import ARCHITECTURES, make
+from tests.engines.play import PROMPTS, SAMPLING, SHOWN, Play
 from tests.engines.reference import teacher_forced
 from tests.engines.test_transformers import _watch_forward
-
-PROMPTS = ("Guess!", "Guess a number, any number.")
-SAMPLING = Sampling(max_new_tokens=10)
-SHOWN = (Text("higher or lower"),)
-
-
-class Play:
-    """Episodes of so many turns each, two per prompt, whose environment always answers the same, sooner or later."""
-
-    def __init__(self, num_turns: int, late: Callable[[Play, int], bool] = lambda play, episode: False) -> None:
-        """`late`: whether an episode's environment has not answered yet."""
-        self.num_episodes = 2 * len(PROMPTS)
-        self.continuing = set(range(self.num_episodes)) if num_turns > 1 else set()
-        self.answered: list[tuple[NextTurn, Completion]] = []
-        self.refused: set[int] = set()
-        self._num_turns = num_turns
-        self._late = late
-        self._ready = [NextTurn(k, 1, PROMPTS[k // 2]) for k in range(self.num_episodes)]
-        self._asked: dict[int, NextTurn] = {}
-
-    def take(self, wait: bool) -> Sequence[NextTurn]:
-        now = [turn for turn in self._ready if not self._late(self, turn.episode)] or (self._ready if wait else [])
-        self._ready = [turn for turn in self._ready if turn not in now]
-        self._asked |= {turn.episode: turn for turn in now}
-        self.continuing -= {turn.episode for turn in now if turn.number == self._num_turns}
-        return now
-
-    def run(self, engine: RolloutEngine, seed: int = 3) -> list[tuple[NextTurn, Completion]]:
-        """All turns with what was said, by episode and number."""
-        for episode, answers in engine.stream((), 1, SAMPLING, seed, self):
-            if isinstance(answers, Rejection):
-                self.refused.add(episode)
-                self.continuing.discard(episode)
-                continue
-            turn, (said,) = self._asked[episode], answers
-            self.answered.append((turn, said))
-            if turn.number < self._num_turns:
-                self._ready.append(NextTurn(episode, turn.number + 1, after(turn.context, said)))
-        return sorted(self.answered, key=lambda pair: (pair[0].episode, pair[0].number))
-
-
-def after(context: Context, said: Completion) -> Past:
-    past = context if isinstance(context, Past) else Past(context, ())
-    return Past(past.prompt, (*past.steps, Step(said.token_ids, SHOWN)))
 
 
 class Once(Play):
@@ -157,8 +113,8 @@ def test_a_past_that_is_another_is_tokenized_anew(policy: Policy) -> None:
     intake = Intake(policy, SAMPLING, 0, Room(4, 4096))
     pasts = [Past(prompt, (Step((7, 8), SHOWN),) * steps) for prompt, steps in (("a", 1), ("a", 3), ("b", 3), ("b", 1))]
     for number, past in enumerate(pasts):
-        (draft,) = intake.turn(NextTurn(0, number + 2, past))
-        assert draft.prompt == policy.encode(past)
+        draft = intake.turn(NextTurn(0, number + 2, past))
+        assert isinstance(draft, Draft) and draft.prompt == policy.encode(past)
 
 
 def test_episodes_of_one_prompt_share_its_reading(policy: Policy) -> None:
@@ -185,26 +141,6 @@ def test_kept_reading_stays_within_the_budget_and_what_is_dropped_is_read_again(
     tight = Play(4).run(engine_for(policy, max_batch_tokens=256))
     assert max(sizes) <= 256
     assert [said.token_ids for _, said in tight] == [said.token_ids for _, said in free]
-
-
-def test_an_episode_that_waits_for_its_environment_holds_up_no_other(policy: Policy) -> None:
-    def late(play: Play, episode: int) -> bool:
-        others = [turn for turn, _ in play.answered if turn.episode != 0 and turn.number == 3]
-        return episode == 0 and len(others) < 3 and bool(play.answered)
-
-    play = Play(3, late)
-    in_order = play.run(engine_for(policy))
-    assert [turn.number for turn, _ in play.answered if turn.episode == 0] == [1, 2, 3]
-    assert [turn.episode for turn, _ in play.answered[-2:]] == [0, 0]
-    undisturbed = Play(3).run(engine_for(policy))
-    assert [said.token_ids for _, said in in_order] == [said.token_ids for _, said in undisturbed]
-
-
-def test_an_episode_without_room_is_refused_and_the_others_go_on(policy: Policy) -> None:
-    play = Play(40)
-    answered = play.run(engine_for(policy))
-    assert play.refused == set(range(4)), "512 positions do not hold 40 turns"
-    assert {turn.episode for turn, _ in answered} == play.refused
 
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])

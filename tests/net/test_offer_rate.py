@@ -69,7 +69,7 @@ class Swarm:
 
     def hungry(self) -> None:
         for appetite in self._members:
-            appetite.update(1)
+            appetite.update(0, 1)
 
 
 @pytest.mark.parametrize("num_members", [2, 100, 1_000, 3_000])
@@ -118,10 +118,10 @@ def test_older_members_that_know_no_rate_take_part() -> None:
 def test_appetite_grows_while_groups_are_missing_and_goes_afterwards() -> None:
     appetite = Appetite()
     for _ in range(100):
-        appetite.update(3)
+        appetite.update(3, 8)
     assert 1e6 < appetite.factor < 1e12
     for _ in range(300):
-        appetite.update(0)
+        appetite.update(4, 8)
     assert appetite.factor == 1.0
 
 
@@ -177,7 +177,7 @@ def test_an_author_below_the_rate_offers_all_and_says_what_it_makes() -> None:
 def test_an_author_that_lacks_groups_offers_more() -> None:
     author = Author(per_s=0.001)
     for _ in range(8):
-        author.exchange.lacking(2)
+        author.exchange.took(1, 4)
     assert author.share(rounds=3, made=4) == 12
 
 

@@ -25,7 +25,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
-from tests.engines.test_turns import PROMPTS, SHOWN, Play
+from tests.engines.play import PROMPTS, SHOWN, Play
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 

@@ -1,1 +1,1 @@
-"""Subcommands that tell what there is to choose from, objectives and families of models, and show the documents."""
+"""Subcommands that tell what there is to set and to choose from, and show the documents."""

@@ -69,10 +69,10 @@ class TransformersEngine(PolicyEngine):
             if batch.done and not ready:
                 return
             for turn in ready:
-                if isinstance(drafts := intake.turn(turn), Rejection):
-                    yield turn.episode, drafts
+                if isinstance(draft := intake.turn(turn), Rejection):
+                    yield turn.episode, draft
                 else:
-                    batch.add(drafts)
+                    batch.add([draft])
             if turns:
                 batch.expect(turns.continuing)
             if self._cancelled():

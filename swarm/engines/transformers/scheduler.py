@@ -39,9 +39,10 @@ class Room:
     tokens: int
     """Rows times the width of the longest, in whole blocks."""
 
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a sequence may reach this length, with a margin for growth by blocks."""
-        return num_tokens + BLOCK <= self.tokens
+    @property
+    def longest(self) -> int:
+        """Tokens that a sequence may reach, with a margin for growth by blocks."""
+        return self.tokens - BLOCK
 
 
 @dataclass(eq=False)

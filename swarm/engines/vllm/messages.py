@@ -43,7 +43,7 @@ class Wanted(Struct, frozen=True):
     """One completion."""
 
     prompt: int
-    """Index of its prompt."""
+    """Name of its prompt."""
     completion: int
     """Index in its group."""
     seed: int
@@ -51,12 +51,9 @@ class Wanted(Struct, frozen=True):
 
 
 class Generate(Struct, frozen=True, tag=True):
-    """Sample completions in this order, as capacity allows."""
+    """Opens a call, which `Add` tells what to sample."""
 
     id: int
-    prompts: dict[int, tuple[int, ...]]
-    """Token ids by index."""
-    wanted: tuple[Wanted, ...]
     sampling: Sampling
     stop_ids: tuple[int, ...]
     """Ids of tokens that end a completion, including `sampling.stop_tokens`."""
@@ -64,8 +61,18 @@ class Generate(Struct, frozen=True, tag=True):
     """Most sequences at a time."""
 
 
-class Abort(Struct, frozen=True, tag=True):
-    """Cancel the rest of that call."""
+class Add(Struct, frozen=True, tag=True):
+    """Sample these completions, too, in this order and as capacity allows."""
+
+    id: int
+    """The open call's."""
+    prompts: dict[int, tuple[int, ...]]
+    """Token ids by name."""
+    wanted: tuple[Wanted, ...]
+
+
+class End(Struct, frozen=True, tag=True):
+    """Close that call, and cancel what is left of it."""
 
     id: int
 
@@ -97,7 +104,7 @@ class Wake(Struct, frozen=True, tag=True):
     part: Literal["weights", "kv_cache"]
 
 
-Request = Start | Generate | Abort | Load | Sleep | Wake
+Request = Start | Generate | Add | End | Load | Sleep | Wake
 
 
 class Ready(Struct, frozen=True, tag=True):

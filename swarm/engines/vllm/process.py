@@ -161,16 +161,16 @@ class Call:
         self._beats = process.beats
         self._silent_s = 0.0
 
-    def receive(self, silence_timeout_s: float) -> Answer | None:
-        """The next reply; None when there was none for a moment.
+    def receive(self, silence_timeout_s: float, poll_s: float = POLL_S) -> Answer | None:
+        """The next reply; None when there was none for a moment of `poll_s`.
 
         Raises `EngineCrashed` when the process is dead or was silent for too long. Silence counts only while this end
         listens, so that a suspended machine causes no false alarm.
         """
         try:
-            reply = self._inbox.get(timeout=POLL_S)
+            reply = self._inbox.get(timeout=poll_s)
         except queue.Empty:
-            self._note_silence(silence_timeout_s)
+            self._note_silence(poll_s, silence_timeout_s)
             return None
         if isinstance(reply, Broken):
             raise EngineCrashed(f"vLLM failed: {reply.reason}")
@@ -180,10 +180,10 @@ class Call:
         """Ignore further replies."""
         self._process.forget(self.id)
 
-    def _note_silence(self, timeout_s: float) -> None:
+    def _note_silence(self, seconds: float, timeout_s: float) -> None:
         if self._beats != self._process.beats:
             self._beats, self._silent_s = self._process.beats, 0.0
-        self._silent_s += POLL_S
+        self._silent_s += seconds
         if self._silent_s > timeout_s:
             self._process.kill()
             raise EngineCrashed(f"vLLM said nothing for {timeout_s:g} s, and was killed")

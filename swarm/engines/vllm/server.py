@@ -21,10 +21,11 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from swarm.engines.vllm.messages import (
-    Abort,
+    Add,
     Beat,
     Broken,
     Done,
+    End,
     Generate,
     Load,
     Ready,
@@ -57,11 +58,13 @@ class Call:
     """One `Generate` in progress."""
 
     def __init__(self, request: Generate) -> None:
-        """Nothing is running yet."""
+        """Nothing is asked yet."""
         self.request = request
-        self.waiting = deque(request.wanted)
+        self.waiting: deque[tuple[Wanted, tuple[int, ...]]] = deque()
+        """Completions to begin, with their prompts."""
         self.running: dict[str, Wanted] = {}
         """Running completions by vLLM's request id."""
+        self.num_begun = 0
 
 
 class Server:
@@ -92,8 +95,10 @@ class Server:
         match request:
             case Generate(id):
                 self._calls[id] = Call(request)
+            case Add(id, prompts, wanted):
+                self._calls[id].waiting.extend((one, prompts[one.prompt]) for one in wanted)
                 self._refill(self._calls[id])
-            case Abort(id):
+            case End(id):
                 if call := self._calls.pop(id, None):
                     self._engine.abort_request(list(call.running))
             case Load(id) | Sleep(id) | Wake(id):
@@ -134,12 +139,13 @@ class Server:
     def _refill(self, call: Call) -> None:
         """Submit completions to vLLM up to the limit of the call."""
         while call.waiting and len(call.running) < call.request.max_sequences:
-            wanted = call.waiting.popleft()
-            name = f"{call.request.id}/{wanted.prompt}/{wanted.completion}"
+            wanted, token_ids = call.waiting.popleft()
+            name = f"{call.request.id}/{call.num_begun}"
+            call.num_begun += 1
             call.running[name] = wanted
             # The salt separates prefix caches of different weights.
             prompt = {
-                "prompt_token_ids": list(call.request.prompts[wanted.prompt]),
+                "prompt_token_ids": list(token_ids),
                 "cache_salt": f"weights {self._loads}",
             }
             params = sampling_params(call.request, wanted)
@@ -148,8 +154,6 @@ class Server:
             except ValueError as error:  # concerns this prompt only
                 del call.running[name]
                 self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
-        if not call.running:
-            self._calls.pop(call.request.id, None)
 
     def _step(self) -> None:
         for output in self._engine.step():

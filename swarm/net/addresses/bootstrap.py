@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from swarm.errors import ConfigError, PeerUnreachable
+from swarm.files import replace_file
 from swarm.net.addresses.dial import by_peer, split_multiaddr
 from swarm.net.addresses.dnsaddr import DNSADDR, check_name, look_up
 
@@ -164,9 +165,7 @@ def read_addresses(path: Path) -> tuple[str, ...]:
 def write_addresses(path: Path, multiaddrs: Iterable[str], comment: str) -> None:
     """Replace the file atomically, in the format of `read_addresses`. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.partial")
-    draft.write_text("\n".join([f"# {comment}", *multiaddrs, ""]))
-    draft.replace(path)
+    replace_file(path, "\n".join([f"# {comment}", *multiaddrs, ""]).encode())
 
 
 def _variable(name: str, variables: Mapping[str, str]) -> list[str]:

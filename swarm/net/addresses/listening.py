@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import TransportError
+from swarm.files import replace_file
 
 PATIENCE_S = 3.0
 """A killed process's daemon holds its port for a moment longer."""
@@ -73,9 +74,7 @@ def same_ports(listen: Sequence[str], before: Path) -> tuple[tuple[str, ...], li
 
 def keep_ports(listen: Sequence[str], file: Path) -> None:
     """Write the listen addresses for the next process in this directory. Raises `OSError`."""
-    staging = file.with_name(f"{file.name}.partial")
-    staging.write_text("".join(f"{address}\n" for address in listen))
-    staging.rename(file)
+    replace_file(file, "".join(f"{address}\n" for address in listen).encode())
 
 
 def _read(file: Path) -> list[str]:

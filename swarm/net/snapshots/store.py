@@ -22,6 +22,7 @@ from weakref import finalize
 from blake3 import blake3
 
 from swarm.errors import CorruptChunk, Refusal, SnapshotError
+from swarm.files import replace_file
 from swarm.net.records.record_store import record_id
 from swarm.types import ChunkList, SnapshotManifest
 
@@ -176,9 +177,7 @@ class SnapshotStore:
             return known
         folder = self._path(manifest.version)
         folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f"{MANIFEST}.partial"
-        draft.write_bytes(sealed)
-        draft.rename(folder / MANIFEST)
+        replace_file(folder / MANIFEST, sealed)
         stored = Stored(folder, sealed, manifest)
         with self._lock:
             self._stored[manifest.version] = stored

@@ -114,9 +114,9 @@ class Exchange:
                 self._transport.publish(seal_offers(self._identity, run_id, some, per_s))
         return [each.group if each is not None else None for each in sealed]
 
-    def lacking(self, num_groups: int) -> None:
-        """The last update had this many of others' groups less than half of those it asked for."""
-        self._sharing.appetite.update(num_groups)
+    def took(self, num_groups: int, num_wanted: int) -> None:
+        """The last update took this many of others' groups of those it wanted."""
+        self._sharing.appetite.update(num_groups, num_wanted)
 
     def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:
         """A group as published; None for one that others would refuse."""

@@ -27,7 +27,7 @@ MAX_TIMES = 4.0
 MIN_SPAN_S = 1.0
 MAX_APPETITE = 2.0**30
 SATED = 0.9
-"""Factor of each round in which nothing was missing."""
+"""Factor of each round whose update had enough."""
 
 
 class _Heard(Struct, frozen=True):
@@ -90,6 +90,7 @@ class Appetite:
         """The common rate."""
         self.factor = 1.0
 
-    def update(self, missing: int) -> None:
-        """An update had this many of others' groups less than half of those it asked for."""
-        self.factor = min(MAX_APPETITE, 2 * self.factor) if missing else max(1.0, SATED * self.factor)
+    def update(self, num_groups: int, num_wanted: int) -> None:
+        """An update took this many of others' groups of those it wanted; less than half is too few."""
+        short = 2 * num_groups < num_wanted
+        self.factor = min(MAX_APPETITE, 2 * self.factor) if short else max(1.0, SATED * self.factor)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from swarm.errors import ConfigError
+from swarm.files import replace_file
 from swarm.net.trust.accounts import PeerBook, PeerStats
 from swarm.protocols import Transport
 from swarm.types import MemberSummary, PeerRecord
@@ -110,9 +110,7 @@ def decode_roster(encoded: bytes) -> Roster:
 
 def write_roster(out: Path, roster: Roster) -> None:
     """Replace `OUT/peers.json` atomically."""
-    staging = out / f".{ROSTER_FILE}.{os.getpid()}"
-    staging.write_bytes(encode_roster(roster))
-    staging.replace(out / ROSTER_FILE)
+    replace_file(out / ROSTER_FILE, encode_roster(roster))
 
 
 def read_roster(out: Path) -> Roster:

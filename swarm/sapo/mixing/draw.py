@@ -34,6 +34,8 @@ class Mix(Struct, frozen=True):
     """Content ids of `external`."""
     refused_ids: tuple[str, ...]
     """Content ids of external groups that were drawn and then refused."""
+    external_wanted: int
+    """J, less what the watch over drawdowns takes from it."""
     local_shortfall: int
     external_shortfall: int
     filled: int
@@ -62,7 +64,8 @@ def mix(
     No author exceeds its fair part of J: J divided by the available authors, rounded up. Groups that `screen` refuses
     are replaced from other authors. All input groups have signal. `share` scales J.
     """
-    draw = _Draw(candidates, decision.weights, int(share * decision.external), author_of, rng)
+    external_wanted = int(share * decision.external)
+    draw = _Draw(candidates, decision.weights, external_wanted, author_of, rng)
     for _ in range(MAX_DRAWS):
         if not (drawn := draw.more()):
             break
@@ -75,6 +78,7 @@ def mix(
         external=tuple(group for _, group in draw.chosen),
         external_ids=tuple(candidate.content_id for candidate, _ in draw.chosen),
         refused_ids=tuple(draw.refused),
+        external_wanted=external_wanted,
         local_shortfall=max(0, decision.local - len(chosen_local)),
         external_shortfall=external_shortfall,
         filled=max(0, len(chosen_local) - decision.local),

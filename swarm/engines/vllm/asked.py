@@ -1,0 +1,102 @@
+"""What one call of the engine asks of vLLM, and which of it is not answered yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from msgspec import Struct
+
+from swarm.engines.contexts import Contexts
+from swarm.engines.sampling import completion_seed
+from swarm.engines.stopping import Stops
+from swarm.engines.vllm.messages import Add, Sampled, Unanswered, Wanted
+from swarm.errors import EngineError
+from swarm.policy.loading import Policy
+from swarm.reasons import Reason
+from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
+
+SEEDS = 2**63
+"""vLLM's seeds are below this."""
+
+
+class _Group(Struct):
+    """The completions of one prompt, or the one of a turn."""
+
+    token_ids: tuple[int, ...]
+    """The prompt's."""
+    seeds: tuple[int, ...]
+    """[G]"""
+    completions: dict[int, Completion]
+    """Those there are."""
+
+
+class Asked:
+    """The prompts of one call by index, and its turns by name of the episode."""
+
+    def __init__(self, policy: Policy, stops: Stops, sampling: Sampling, seed: int, max_positions: int) -> None:
+        """Nothing is asked yet. vLLM serves sequences of at most `max_positions` tokens."""
+        self._policy = policy
+        self._stops = stops
+        self._seed = seed
+        self._contexts = Contexts(policy, sampling.max_new_tokens, ("vLLM", max_positions))
+        self._groups: dict[int, _Group] = {}
+
+    @property
+    def names(self) -> Collection[int]:
+        """What is not answered yet."""
+        return self._groups.keys()
+
+    def prompt(self, index: int, prompt: Context, num_completions: int) -> Rejection | None:
+        """Ask for the completions of a prompt."""
+        return self._ask(index, self._contexts.prompt(index, prompt), range(num_completions))
+
+    def turn(self, turn: NextTurn) -> Rejection | None:
+        """Ask for an episode's turn."""
+        return self._ask(turn.episode, self._contexts.turn(turn), [turn.number])
+
+    def missing(self, names: Collection[int]) -> Callable[[int], Add]:
+        """A request for what is missing of these, in an open call."""
+        groups = {name: self._groups[name] for name in names}
+        wanted = tuple(
+            Wanted(name, k, seed)
+            for name, group in groups.items()
+            for k, seed in enumerate(group.seeds)
+            if k not in group.completions
+        )
+        prompts = {name: group.token_ids for name, group in groups.items()}
+        return lambda call: Add(id=call, prompts=prompts, wanted=wanted)
+
+    def answer(self, reply: Sampled | Unanswered) -> Iterator[tuple[int, Answers]]:
+        """Record one completion; yields name and answers of its group if that is complete."""
+        group = self._groups.get(reply.prompt)
+        if group is None:  # another of its completions was refused
+            return
+        if isinstance(reply, Unanswered):
+            del self._groups[reply.prompt]
+            yield reply.prompt, Rejection(Reason.ENGINE_REFUSED, f"prompt {reply.prompt}: {reply.reason}")
+            return
+        group.completions[reply.completion] = self._completion(reply)
+        if len(group.completions) == len(group.seeds):
+            del self._groups[reply.prompt]
+            yield reply.prompt, tuple(group.completions[k] for k in range(len(group.seeds)))
+
+    def _ask(self, name: int, ids: list[int] | Rejection, numbers: Sequence[int]) -> Rejection | None:
+        if isinstance(ids, Rejection):
+            return ids
+        seeds = tuple(completion_seed(self._seed, name, number) % SEEDS for number in numbers)
+        self._groups[name] = _Group(tuple(ids), seeds, {})
+        return None
+
+    def _completion(self, sampled: Sampled) -> Completion:
+        ids = list(sampled.token_ids)
+        if not math.isfinite(sum(sampled.logprobs)):
+            raise EngineError(f"{self._policy.name} gives logits that are not finite: its weights are broken")
+        # If the two disagree on the text, vLLM's decides, because it stopped there.
+        return Completion(
+            text=self._policy.decode(ids),
+            finish_reason=self._stops.reason(ids) or "stop_sequence",
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            versions=sampled.versions,
+        )
