@@ -15,7 +15,7 @@ FOLLOWS = {"N": "SCORE:", "SCORE:": "7", "7": "[EOS]", "good": "N", "[UNK]": "[U
 """A prompt for points ends with `SCORE: N`, one for pairs with `good`."""
 
 
-def save_judge(folder: Path) -> None:
+def save_judge(folder: Path, head_dim: int = 8) -> None:
     """Write model and tokenizer in Hugging Face format."""
     size = 16
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
@@ -30,6 +30,7 @@ def save_judge(folder: Path) -> None:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=1_024,
         bos_token_id=None,
         eos_token_id=1,
