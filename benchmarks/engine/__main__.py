@@ -102,7 +102,8 @@ def vllm(plan: Plan) -> Result:
     if plan.vllm_python is None:
         return [], ["vLLM was not measured: set --vllm-python to a Python that has it."]
     policy, workload = random_policy("25 M"), plan.workload
-    theirs = Vllm(policy, workload, plan.vllm_python)
+    num_sequences = workload.num_prompts * workload.num_completions
+    theirs = Vllm(policy, plan.vllm_python, num_sequences, workload.budget_tokens)
     runs: dict[str, list[Outcome]] = {"transformers": [], "vllm": []}
     walls: dict[str, list[Outcome]] = {"transformers": [], "vllm": []}
     try:
@@ -199,6 +200,8 @@ def _errors_after_swap(kv: str, steps: int, num_completions: int) -> list[float]
 def turns(plan: Plan) -> Result:
     """Speed of episodes with several turns."""
     parts = [playing.turns(size, plan.quick, plan.repeats) for size in playing.LOADS]
+    if plan.vllm_python is not None:
+        parts.append(playing.turns_by_vllm(plan.vllm_python, plan.quick, plan.repeats))
     return [each for rows, _ in parts for each in rows], [note for _, notes in parts for note in notes]
 
 

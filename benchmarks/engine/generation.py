@@ -81,15 +81,16 @@ Contender = Callable[[Policy, Workload, int], list[int]]
 """(policy, workload, seed) -> lengths"""
 
 
+_HIDDEN = {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1_152,
+}
 SHAPES = {
-    "25 M": {
-        "vocab_size": 8_192,
-        "hidden_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 1_152,
-    },
+    "22 M": {"vocab_size": 1_536, **_HIDDEN},
+    "25 M": {"vocab_size": 8_192, **_HIDDEN},
     "135 M": {  # SmolLM2's
         "vocab_size": 49_152,
         "hidden_size": 576,
@@ -142,14 +143,14 @@ def ours(policy: Policy, workload: Workload, seed: int) -> list[int]:
 class Vllm:
     """vLLM in its own process, as a node would use it; a `Contender`."""
 
-    def __init__(self, policy: Policy, workload: Workload, python: Path) -> None:
-        """Start it before any run."""
+    def __init__(self, policy: Policy, python: Path, num_sequences: int, num_tokens: int) -> None:
+        """Start it before any run, with room for so many sequences, and tokens of all of them."""
         bytes_per_token = sum(shape.num_bytes for shape in Decoder(policy).shapes)
         self._settings = GenerationSettings(
-            max_batch_sequences=workload.num_prompts * workload.num_completions,
+            max_batch_sequences=num_sequences,
             vllm=VllmSettings(
                 python=python,
-                cpu_cache_bytes=max(2**20, workload.budget_tokens * bytes_per_token),
+                cpu_cache_bytes=max(2**20, num_tokens * bytes_per_token),
                 start_timeout_s=3600,
                 silence_timeout_s=3600,
             ),
@@ -157,9 +158,13 @@ class Vllm:
         self._service = VllmService(policy, self._settings)
         self._service.running(lambda: False)
 
+    def engine(self, policy: Policy) -> VllmEngine:
+        """An engine of the policy that it has."""
+        return VllmEngine(policy, self._settings, self._service)
+
     def __call__(self, policy: Policy, workload: Workload, seed: int) -> list[int]:
         """The whole workload."""
-        return _lengths(VllmEngine(policy, self._settings, self._service), policy, workload, seed)
+        return _lengths(self.engine(policy), policy, workload, seed)
 
     def process_time(self) -> float:
         """CPU time of this process and of vLLM's."""

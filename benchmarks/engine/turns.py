@@ -18,16 +18,19 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from pathlib import Path
 
 from benchmarks.common.report import Row, row
-from benchmarks.engine.generation import Contender, Outcome, Workload, random_policy, timed
+from benchmarks.engine.generation import Outcome, Vllm, Workload, random_policy, timed
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import Played, Stream, by_generate, play
 from swarm.policy.loading import Policy
+from swarm.protocols import RolloutEngine
 from swarm.types import Actions, EpisodeRef, Grade, Question, Rejection, Sampling, TaskRef, Text
 
 TARGET = 0.8
@@ -56,6 +59,11 @@ class Episodes:
             turns.static_rows,
         )
 
+    @property
+    def most_tokens(self) -> int:
+        """Of all sequences at a time."""
+        return self.turns.static_rows * 1_024
+
     def questions(self) -> list[Question]:
         """The starts of the episodes."""
         refs = [EpisodeRef("task", "environment", "", 0, index, "") for index in range(self.turns.num_prompts)]
@@ -66,6 +74,10 @@ FULL = Episodes(Workload(16, 8, (16, 64), 48, 96, 2 * CONCURRENT))
 SHORT = Episodes(Workload(16, 8, (9, 36), 27, 54, 2 * CONCURRENT), observation_tokens=5)
 LOADS = {"0.13 M": FULL, "25 M": SHORT}
 QUICK = Episodes(Workload(2, 4, (8, 16), 32, 40, 2 * CONCURRENT), num_turns=3, observation_tokens=8)
+
+
+Way = Callable[[RolloutEngine, Episodes, Policy, Workload, int], list[int]]
+"""(engine, episodes, policy, load of a turn, seed) -> lengths of turns"""
 
 
 class Answering(InlineVerifier):
@@ -88,37 +100,61 @@ class Answering(InlineVerifier):
 
 def turns(size: str, quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
     """The rows of one size of `LOADS`, with notes."""
-    episodes, policy = QUICK if quick else LOADS[size], random_policy(size)
+    episodes, policy = QUICK if quick else LOADS[size], _policy(size)
+    settings = GenerationSettings(max_batch_sequences=CONCURRENT, max_batch_tokens=episodes.most_tokens)
+    ways = WAYS if episodes is not SHORT else COMPARED
+
+    def run(way: Way, seed: int) -> Outcome:
+        return timed(partial(way, TransformersEngine(policy, settings), episodes), policy, episodes.turns, seed)
+
+    return _measured(f"{size} parameters", episodes, ways, run, repeats)
+
+
+def turns_by_vllm(python: Path, quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
+    """What the target compares, by vLLM; the time is that of both processes."""
+    # A smaller vocabulary: a request names at most 64 stop tokens.
+    episodes, policy = QUICK if quick else SHORT, _policy("22 M")
+    theirs = Vllm(policy, python, CONCURRENT, episodes.most_tokens)
+
+    def run(way: Way, seed: int) -> Outcome:
+        return timed(partial(way, theirs.engine(policy), episodes), policy, episodes.turns, seed, theirs.process_time)
+
+    try:
+        run(_single_turns, repeats)  # its first batch allocates memory
+        return _measured("22 M parameters, vllm", episodes, COMPARED, run, repeats)
+    finally:
+        theirs.close()
+
+
+def _policy(size: str) -> Policy:
+    policy = random_policy(size)
     policy.model.config.max_position_embeddings = 1_024  # no episode may end early
     policy.stop_ids = frozenset()  # nor may a long turn: only the workload's stop tokens end a turn
-    contenders: dict[str, Contender] = {
-        "single turns": lambda *run: _single_turns(episodes, *run),
-        "episodes": lambda *run: _played(episodes, lambda engine: engine.stream, *run),
-    }
-    if episodes is not SHORT:
-        contenders |= {
-            "one long turn": lambda *run: _long_turns(episodes, *run),
-            "episodes in rounds": lambda *run: _played(episodes, by_generate, *run),
-        }
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in contenders}
+    return policy
+
+
+def _measured(
+    title: str, episodes: Episodes, ways: Mapping[str, Way], run: Callable[[Way, int], Outcome], repeats: int
+) -> tuple[list[Row], list[str]]:
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in ways}
     for repeat in range(repeats):
-        for name, contender in contenders.items():
-            outcomes[name].append(timed(contender, policy, episodes.turns, repeat))
+        for name, way in ways.items():
+            outcomes[name].append(run(way, repeat))
     speeds = {name: [outcome.tokens_per_s for outcome in runs] for name, runs in outcomes.items()}
-    rows = [row(f"{size} parameters: {name}", values, "tokens/s") for name, values in speeds.items()]
+    rows = [row(f"{title}: {name}", values, "tokens/s") for name, values in speeds.items()]
     for name, base in product(("episodes", "episodes in rounds"), ("single turns", "one long turn")):
         if name in speeds and base in speeds:
             ratios = [value / other for value, other in zip(speeds[name], speeds[base], strict=True)]
             target = TARGET if name == "episodes" else None
-            rows.append(row(f"{size} parameters: {name} against {base}", ratios, "x", target=target))
-    return rows, [_describe(size, episodes, {name: sum(runs[0].lengths) for name, runs in outcomes.items()})]
+            rows.append(row(f"{title}: {name} against {base}", ratios, "x", target=target))
+    return rows, [_describe(title, episodes, {name: sum(runs[0].lengths) for name, runs in outcomes.items()})]
 
 
-def _describe(size: str, episodes: Episodes, tokens: Mapping[str, int]) -> str:
+def _describe(title: str, episodes: Episodes, tokens: Mapping[str, int]) -> str:
     load = episodes.turns
     sampled = ", ".join(f"{number} {name}" for name, number in tokens.items())
     return (
-        f"Episodes at {size}: {load.num_prompts} questions of {load.prompt_tokens[0]} to {load.prompt_tokens[1]} "
+        f"{title}, episodes: {load.num_prompts} questions of {load.prompt_tokens[0]} to {load.prompt_tokens[1]} "
         f"tokens, {load.num_completions} episodes of each, {episodes.num_turns} turns of at most "
         f"{load.max_new_tokens} tokens that end at random, {load.mean_tokens} on average without the limit; "
         f"observations of {episodes.observation_tokens + 2} tokens. At most {CONCURRENT} sequences at a time. "
@@ -126,42 +162,36 @@ def _describe(size: str, episodes: Episodes, tokens: Mapping[str, int]) -> str:
     )
 
 
-def _settings(load: Workload) -> GenerationSettings:
-    return GenerationSettings(max_batch_sequences=CONCURRENT, max_batch_tokens=load.static_rows * 1_024)
-
-
 def _sampling(load: Workload, policy: Policy) -> Sampling:
     return Sampling(max_new_tokens=load.max_new_tokens, stop_tokens=tuple(load.stop_tokens(policy)))
 
 
-def _single_turns(episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
-    engine, singles = TransformersEngine(policy, _settings(load)), episodes.singles
+def _single_turns(engine: RolloutEngine, episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
+    singles = episodes.singles
     answers = engine.generate(singles.prompts(), singles.num_completions, _sampling(load, policy), seed)
     return [len(each.token_ids) for group in answers if not isinstance(group, Rejection) for each in group]
 
 
-def _long_turns(episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
+def _long_turns(engine: RolloutEngine, episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
     tokens = load.mean_tokens * episodes.num_turns * 13 // 16  # the mean with the limit of a turn
-    sampling = Sampling(max_new_tokens=tokens)
-    answers = TransformersEngine(policy, _settings(load)).generate(load.prompts(), load.num_completions, sampling, seed)
+    answers = engine.generate(load.prompts(), load.num_completions, Sampling(max_new_tokens=tokens), seed)
     return [len(each.token_ids) for group in answers if not isinstance(group, Rejection) for each in group]
 
 
-def _played(
-    episodes: Episodes,
-    stream: Callable[[TransformersEngine], Stream],
-    policy: Policy,
-    load: Workload,
-    seed: int,
-) -> list[int]:
-    engine = TransformersEngine(policy, _settings(load))
-    games = play(
-        stream(engine),
-        Answering(episodes),
-        episodes.questions(),
-        load.num_completions,
-        _sampling(load, policy),
-        seed,
-    )
+def _episodes(engine: RolloutEngine, episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
+    return _played(engine.stream, episodes, policy, load, seed)
+
+
+def _in_rounds(engine: RolloutEngine, episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
+    return _played(by_generate(engine), episodes, policy, load, seed)
+
+
+def _played(stream: Stream, episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
+    sampling, questions = _sampling(load, policy), episodes.questions()
+    games = play(stream, Answering(episodes), questions, load.num_completions, sampling, seed)
     completions = [each for _, played in games if isinstance(played, Played) for each in played.completions]
     return [turn.num_tokens for completion in completions for turn in completion.turns]
+
+
+COMPARED: dict[str, Way] = {"single turns": _single_turns, "episodes": _episodes}
+WAYS: dict[str, Way] = {**COMPARED, "one long turn": _long_turns, "episodes in rounds": _in_rounds}

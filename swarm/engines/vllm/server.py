@@ -52,6 +52,8 @@ BEAT_S = 2.0
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM supports."""
 ADAPTERS_ID = 1
+CPU_BLOCK = 32
+"""Tokens, the fewest that vLLM's CPU kernels take. Its default of 128 would find too little of an episode's past."""
 
 
 class Call:
@@ -190,7 +192,7 @@ def open_engine(start: Start) -> LLMEngine:
     memory = (
         {"gpu_memory_utilization": start.gpu_memory_fraction}
         if on_gpu
-        else {"kv_cache_memory_bytes": start.cpu_cache_bytes}
+        else {"kv_cache_memory_bytes": start.cpu_cache_bytes, "block_size": CPU_BLOCK}
     )
     lora = (
         {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(r for r in LORA_RANKS if r >= start.lora_rank)}
