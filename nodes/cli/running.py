@@ -298,7 +298,9 @@ def sweep(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each mix.")] = 5,
     peers: Annotated[int, typer.Option(min=1, max=64, help="Peers of each swarm.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each peer.")] = 100,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of each peer; default: the configuration's, or else 100.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory for results; a sweep that was stopped there goes on.")] = Path(
         "runs/sweep"
     ),

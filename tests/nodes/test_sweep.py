@@ -66,6 +66,16 @@ def _events(folder: Path, kind: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+@pytest.mark.parametrize(("given", "in_file", "expected"), [(3, 7, 3), (None, 7, 7), (None, None, 100)])
+def test_rounds_are_those_given_or_the_files(
+    tmp_path: Path, given: int | None, in_file: int | None, expected: int
+) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("name: mine\n" if in_file is None else f"rounds: {in_file}\n")
+    (cell,) = sweep_cells(SweepOptions(file, SMALL, ("1/1",), 1, 2, given, tmp_path, "memory", 1))
+    assert [member.config.rounds for member in cell.members(tmp_path)] == [expected] * 2
+
+
 @pytest.mark.slow
 def test_the_table_says_what_the_histories_say(finished: SweepOptions) -> None:
     found = json.loads((finished.out / "sweep.json").read_text())

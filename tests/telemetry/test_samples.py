@@ -15,7 +15,7 @@ from swarm.reasons import Reason
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.samples.log import MAX_COMPLETIONS, MAX_GROUP_CHARS, SampleLog
 from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE, read
-from swarm.types import Message
+from swarm.types import Completion, Earned, Message, Text, Turn
 from tests.example_groups import graded, rollout_group
 
 ME = "12D3me"
@@ -51,6 +51,27 @@ def test_a_group_is_kept_with_its_turns_its_rewards_and_what_became_of_it(tmp_pa
     assert [(each.reward, each.claimed) for each in own.completions] == [(1.0, None), (0.0, None)]
     assert [(each.reward, each.claimed) for each in other.completions] == [(1.0, 0.0), (0.0, 0.0)], "it claimed zeros"
     assert refused.question is None and refused.completions[0].reward is None, "it was never graded"
+
+
+def test_an_episode_is_kept_turn_by_turn_with_what_the_environment_said(tmp_path: Path) -> None:
+    log, group = _log(tmp_path), graded(ME)
+    said = Completion("12", "stop", (7, 8), (-1.0, -1.0), turns=(Turn(1, 1, "stop"), Turn(1, 1, "stop")))
+    episode = replace(
+        group,
+        group=replace(group.group, completions=(said, *group.group.completions[1:])),
+        observations=(((Text("higher"), Earned(0.5)),), ()),
+    )
+    log.keep("used_local", episode)
+    log.keep(Reason.REPEATED, episode.group)
+    log.close()
+    (first, second), (unread, _) = (record.completions for record in read(tmp_path))
+    assert [(turn.role, turn.text) for turn in first.turns] == [
+        ("policy", "1"),
+        ("environment", "higher"),
+        ("policy", "2"),
+    ]
+    assert [turn.role for turn in second.turns] == ["policy"]
+    assert [turn.text for turn in unread.turns] == ["1", "2"], "nobody has replayed it"
 
 
 def test_a_conversation_is_kept_as_its_text(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ CELLS = "cells"
 TABLE_FILE = "sweep.md"
 JSON_FILE = "sweep.json"
 PICTURE_FILE = "sweep.png"
+ROUNDS = 100
 
 
 class SweepOptions(Struct, frozen=True):
@@ -39,7 +40,8 @@ class SweepOptions(Struct, frozen=True):
     """The first is the baseline."""
     num_seeds: int
     peers: int
-    rounds: int
+    rounds: int | None
+    """None: the configuration's, or else `ROUNDS`."""
     out: Path
     transport: Literal["memory", "hivemind"]
     jobs: int
@@ -75,7 +77,8 @@ def sweep(options: SweepOptions, console: Console) -> int:
 
 def sweep_cells(options: SweepOptions) -> list[Cell]:
     """Every mix with every seed, seed by seed: a sweep that was stopped has compared some. Raises `ConfigError`."""
-    configs = mix_configs(options.mixes, options.file, os.environ, [*options.fields, ("rounds", str(options.rounds))])
+    rounds = [] if options.rounds is None else [("rounds", str(options.rounds))]
+    configs = mix_configs(options.mixes, options.file, os.environ, [*options.fields, *rounds])
     for config in configs.values():
         check_model_path(config.policy)
         check_peft(config.policy.lora)
@@ -87,7 +90,8 @@ def sweep_cells(options: SweepOptions) -> list[Cell]:
 
 
 def _values(config: NodeConfig, transport: str) -> Values:
-    return on_loopback(complete(config)) if transport == "hivemind" else complete(config)
+    values = complete(config) | {"rounds": config.rounds or ROUNDS}
+    return on_loopback(values) if transport == "hivemind" else values
 
 
 def _report(options: SweepOptions, cells: Sequence[Cell], outcomes: Sequence[SwarmOutcome], console: Console) -> None:

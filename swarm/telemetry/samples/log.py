@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,12 +16,13 @@ from swarm.telemetry.samples.records import (
     OLDER_FILE,
     SAMPLES_FILE,
     Outcome,
+    Role,
     SampledCompletion,
     SampleRecord,
     Turn,
     encode,
 )
-from swarm.types import Completion, GradedGroup, RolloutGroup, as_text
+from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, as_text, observation_text
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ class SampleLog:
             version=source.policy.version,
             completions=tuple(
                 SampledCompletion(
-                    turns=(_turn(completion, MAX_GROUP_CHARS // len(shown)),),
+                    turns=_turns(completion, graded.observed(k) if graded else (), MAX_GROUP_CHARS // len(shown)),
                     reward=graded.rewards[k] if graded else None,
                     claimed=None if own or k >= len(source.rewards) else source.rewards[k],
                     finish_reason=completion.finish_reason,
@@ -136,5 +138,11 @@ def _outcome(fate: Fate, own: bool) -> Outcome:
     return "unused" if own else "refused"
 
 
-def _turn(completion: Completion, max_chars: int) -> Turn:
-    return Turn("policy", completion.text[:max_chars], len(completion.text))
+def _turns(completion: Completion, observations: Sequence[Observation], max_chars: int) -> tuple[Turn, ...]:
+    """What was said in turns; without a grade it is not known what the environment said."""
+    said: list[tuple[Role, str]] = [("policy", turn.text) for turn in completion.by_turn()]
+    answers: list[tuple[Role, str]] = [
+        ("environment", observation_text(shown)) for shown in observations[: len(said) - 1]
+    ]
+    both = [each for pair in zip_longest(said, answers) for each in pair if each is not None]
+    return tuple(Turn(role, text[: max_chars // len(both)], len(text)) for role, text in both)

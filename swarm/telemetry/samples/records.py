@@ -18,10 +18,13 @@ Outcome = Literal["used_local", "used_external", "no_signal", "unused", "refused
 with signal, not trained on; `refused`: a received group, not trained on. For the last two, `reason` says why."""
 
 
+Role = Literal["policy", "environment"]
+
+
 class Turn(Struct, frozen=True):
     """What one side said."""
 
-    role: Literal["policy", "environment"]
+    role: Role
     text: str
     """Cut to a number of characters."""
     num_chars: int
