@@ -35,6 +35,7 @@ in `docs/protocol.md`, "How it grows"."""
 MAX_INTEGER = 2**63 - 1
 MAX_NAME_CHARS = 256
 MAX_STOPS = 64
+MAX_TEMPERATURE = 1e6
 MAX_COMPLETIONS = 256
 MAX_TURNS = 64
 """The policy's turns in one completion."""
@@ -223,7 +224,7 @@ class NextTurn(Struct, frozen=True):
 class Sampling(Struct, frozen=True, omit_defaults=True):
     """How completions were sampled. The wire carries only values that differ from the defaults."""
 
-    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Fraction = 1.0
     """Keep the most likely tokens whose probabilities sum to this; 1: all."""
     max_new_tokens: Count = 256
@@ -515,7 +516,7 @@ class Terms(Struct, frozen=True):
 
     model: Name
     """The model's public name."""
-    temperature: Annotated[float, Meta(ge=0, le=1e6)]
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]
     top_p: Fraction
     top_k: Count
     min_p: Fraction

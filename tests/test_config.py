@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
 from nodes.commands.reference.config import reference
 from swarm.config import NodeConfig, describe_config, load_config
 from swarm.errors import ConfigError
+from swarm.types import Sampling
 
 
 def _file(tmp_path: Path, text: str) -> Path:
@@ -136,6 +138,23 @@ def test_a_wrong_option_names_the_field(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match="command line") as caught:
         load_config(command_line=[(path, "1")])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 2e6),
+        ("stop", ["x"] * 65),
+        ("stop", ["x" * 257]),
+        ("stop", [""]),
+        ("stop_tokens", ["x"] * 65),
+    ],
+)
+def test_what_members_would_refuse_to_read_is_refused_at_home(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"generation.{field}"):
+        load_config(None, {"generation": {field: value}})
+    sampling = load_config(None, {"generation": {"temperature": 1e6, "stop": ["x" * 256] * 64}}).config.generation
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sampling.sampling()), type=Sampling) == sampling.sampling()
 
 
 def test_a_misspelt_variable_is_noticed() -> None:

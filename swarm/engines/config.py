@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, field_validator
 
 from swarm.settings import Settings
-from swarm.types import Sampling
+from swarm.types import MAX_NAME_CHARS, MAX_STOPS, MAX_TEMPERATURE, Sampling
 
 EngineName = Literal["transformers", "vllm"]
+
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 QUESTIONS = 8
 """Default number of questions per round."""
@@ -72,7 +74,7 @@ class GenerationSettings(Settings):
     CUDA enough for 256 completions, and at least `mix.local`."""
     group_size: int = Field(8, ge=2, le=256)
     """G: completions per question."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, gt=0, le=MAX_TEMPERATURE)
     top_p: float = Field(1.0, gt=0, le=1)
     """Keep 1, because updates use the log-probabilities of the full distribution. The same applies to `top_k` and
     `min_p`."""
@@ -82,9 +84,9 @@ class GenerationSettings(Settings):
     """Sample from tokens whose probability is at least this fraction of the most likely token's."""
     max_new_tokens: int = Field(512, ge=1)
     """Longest completion; the default for `tiny` is 16."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
     """Texts that end a completion and remain in it."""
-    stop_tokens: tuple[str, ...] = ()
+    stop_tokens: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
     """Names of tokens that end a completion, besides the model's own end tokens."""
     max_batch_sequences: int = Field(256, ge=1)
     """Sequences decoded together; a new one starts as soon as one finishes."""

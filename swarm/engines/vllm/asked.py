@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -55,8 +55,8 @@ class Asked:
         """Ask for an episode's turn."""
         return self._ask(turn.episode, self._contexts.turn(turn), [turn.number])
 
-    def missing(self, names: Collection[int]) -> Callable[[int], Add]:
-        """A request for what is missing of these, in an open call."""
+    def missing(self, call: int, names: Collection[int]) -> Add:
+        """A request for what is missing of these, for an open call."""
         groups = {name: self._groups[name] for name in names}
         wanted = tuple(
             Wanted(name, k, seed)
@@ -65,7 +65,7 @@ class Asked:
             if k not in group.completions
         )
         prompts = {name: group.token_ids for name, group in groups.items()}
-        return lambda call: Add(id=call, prompts=prompts, wanted=wanted)
+        return Add(call, prompts, wanted)
 
     def answer(self, reply: Sampled | Unanswered) -> Iterator[tuple[int, Answers]]:
         """Record one completion; yields name and answers of its group if that is complete."""

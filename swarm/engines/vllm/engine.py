@@ -92,7 +92,7 @@ class VllmEngine(PolicyEngine):
         stop_ids = tuple(sorted(stops.token_ids))
         call = process.call(lambda id: Generate(id, sampling, stop_ids, self._settings.max_batch_sequences))
         try:
-            process.tell(asked.missing(asked.names)(call.id))
+            process.tell(asked.missing(call.id, asked.names))
             while True:
                 ready = turns.take(wait=not asked.names) if turns else ()
                 if not asked.names and not ready:
@@ -100,7 +100,7 @@ class VllmEngine(PolicyEngine):
                 refused = {turn.episode: refusal for turn in ready if (refusal := asked.turn(turn))}
                 yield from refused.items()
                 if added := [turn.episode for turn in ready if turn.episode not in refused]:
-                    process.tell(asked.missing(added)(call.id))
+                    process.tell(asked.missing(call.id, added))
                 if self._cancelled():
                     raise Interrupted("generation was cancelled")
                 reply = call.receive(self._settings.vllm.silence_timeout_s, TURNS_POLL_S if turns else POLL_S)
