@@ -18,6 +18,7 @@ PURE = {
     "swarm.errors",
     "swarm.reasons",
     "swarm.figures",
+    "swarm.distribution",
     "swarm.foreign",
     "swarm.files",
     "swarm.protocols",
@@ -39,6 +40,7 @@ BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
 ALLOWED = {
     "swarm/reasons.py": set(),
     "swarm/types.py": {"swarm.reasons"},
+    "swarm/distribution.py": set(),
     "swarm/foreign.py": set(),
     "swarm/files.py": set(),
     "swarm/errors.py": {"swarm.foreign", "swarm.reasons"},

@@ -19,10 +19,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from swarm.distribution import NAME
 from swarm.machine import num_cores
 
 Better = Literal["higher", "lower"]
-PACKAGES = ("swarm", "hivemind", "torch", "transformers", "msgspec", "zstandard")
+PACKAGES = (NAME, "hivemind", "torch", "transformers", "msgspec", "zstandard")
 
 
 @dataclass(frozen=True)

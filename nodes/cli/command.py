@@ -12,6 +12,7 @@ from rich.console import Console
 from nodes import exits
 from nodes.cli import measuring, reference, running, watching
 from nodes.cli.arguments import rewrite
+from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
 from swarm.types import SCHEMA_VERSION
@@ -36,9 +37,7 @@ for title, part in {
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        print(f"swarm {version('swarm')}, schema {SCHEMA_VERSION}")
+        print(f"swarm {own_version()}, schema {SCHEMA_VERSION}")
         raise typer.Exit
 
 

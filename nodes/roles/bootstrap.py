@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +25,7 @@ from nodes.roles.run import (
 )
 from nodes.stop import StopRequest
 from swarm.config import load_config
+from swarm.distribution import own_version
 from swarm.net.backends import open_transport
 from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
@@ -48,7 +48,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
         warn(f"nobody can join with the tasks of this run: {NO_TASKS}", console)
     for name in lacking_files(sealed):
         warn(f"the files or code of the task {name} are not here, so nobody can join with a copy of them", console)
-    profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=version("swarm"))
+    profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=own_version())
     network = on_same_ports(config.network, config.out, console)
     transport = open_transport(network, identity, profile=profile, manifest=sealed)
     try:

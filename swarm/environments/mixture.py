@@ -78,7 +78,7 @@ def _poker(config: KuhnTask | HoldemTask) -> Callable[[], Environment]:
         from swarm.environments.episodes.poker.holdem import Holdem
         from swarm.environments.episodes.poker.kuhn import Kuhn
     except ImportError as error:
-        raise TaskError(f'task {config.name!r} needs PokerKit ({error}): pip install "swarm[poker]"') from error
+        raise TaskError(f'task {config.name!r} needs PokerKit ({error}): pip install "swarm-rl[poker]"') from error
     compact = config.style == "compact"
     if isinstance(config, KuhnTask):
         return lambda: Kuhn(config.chosen, compact)

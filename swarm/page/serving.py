@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 5.0
 def check_installed() -> None:
     """Raises `ConfigError` when the page's libraries are missing."""
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise ConfigError("the page needs starlette and uvicorn: install the extra `swarm[ui]`, or use --no-ui")
+        raise ConfigError("the page needs starlette and uvicorn: install the extra `swarm-rl[ui]`, or use --no-ui")
 
 
 def listen(folder: Path | None, port: int | None) -> tuple[socket.socket, str]:

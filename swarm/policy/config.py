@@ -147,6 +147,6 @@ def check_peft(settings: LoraSettings) -> None:
     """Raises `ConfigError` when LoRA is enabled and peft is not installed."""
     if settings.rank and importlib.util.find_spec("peft") is None:
         raise ConfigError(
-            f"policy.lora.rank is {settings.rank}, but peft is not installed: install the extra `swarm[lora]`, or set "
-            "it to 0 to train all weights"
+            f"policy.lora.rank is {settings.rank}, but peft is not installed: install the extra `swarm-rl[lora]`, or "
+            "set it to 0 to train all weights"
         )

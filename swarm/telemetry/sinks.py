@@ -293,7 +293,7 @@ class WandbSink:
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError(
                 f"telemetry.wandb_project is {project!r}, but Weights & Biases is not installed: "
-                "install the extra `swarm[wandb]`, or leave the field out"
+                "install the extra `swarm-rl[wandb]`, or leave the field out"
             )
         if mode == "online":
             import wandb

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 
 from nodes.commands.doctor import probes
 from nodes.commands.doctor.findings import Finding, unchecked
 from nodes.commands.watching.visit import visiting
+from swarm.distribution import own_version
 from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.foreign import clean
 from swarm.net.addresses.bootstrap import Bootstraps
@@ -179,7 +179,7 @@ def check_run(answer: RunManifest | Refusal | None, their_version: str, wanted: 
     if wanted is not None and wanted != answer.run_id:
         seen = f"the bootstrap is in {answer.run_id}, not in {wanted}"
         return Finding("run", "fail", seen, "specify a bootstrap of that run, or remove network.run_id")
-    ours, theirs = version("swarm"), clean(their_version) or "an unknown version"
+    ours, theirs = own_version(), clean(their_version) or "an unknown version"
     seen = f"{answer.run_id}; schema {SCHEMA_VERSION} as ours; the bootstrap has swarm {theirs}, this is {ours}"
     return Finding("run", "ok", seen)
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from packaging.requirements import Requirement
 
 from nodes.commands.running.identity import key_file
+from swarm import distribution
 from swarm.config import NodeConfig
 from swarm.environments.config import VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
@@ -137,12 +138,12 @@ def sandbox() -> Sandbox:
 
 def required_python() -> str:
     """The range of Python versions this project supports, e.g. `>=3.11`."""
-    return importlib.metadata.metadata("swarm")["Requires-Python"]
+    return importlib.metadata.metadata(distribution.NAME)["Requires-Python"]
 
 
 def packages() -> tuple[Package, ...]:
     """Every library that this project requires, without extras."""
-    requirements = map(Requirement, importlib.metadata.requires("swarm") or ())
+    requirements = map(Requirement, importlib.metadata.requires(distribution.NAME) or ())
     return tuple(
         look_up(requirement) for requirement in requirements if not requirement.marker or requirement.marker.evaluate()
     )
@@ -150,7 +151,7 @@ def packages() -> tuple[Package, ...]:
 
 def supported_vllm() -> str:
     """The range of supported vLLM versions, e.g. `==0.32.0`."""
-    requirements = map(Requirement, importlib.metadata.requires("swarm") or ())
+    requirements = map(Requirement, importlib.metadata.requires(distribution.NAME) or ())
     return next(str(requirement.specifier) for requirement in requirements if requirement.name == "vllm")
 
 

@@ -16,7 +16,7 @@ from swarm.errors import TaskError
 from swarm.types import End, Observation, Text
 
 if find_spec("textarena") is None:
-    raise TaskError("TextArena is not installed: pip install 'swarm[textarena]'")
+    raise TaskError("TextArena is not installed: pip install 'swarm-rl[textarena]'")
 
 DOWNLOADS = ("nltk", "nltk.corpus")
 """What word games load their lists with, and takes seconds to import: these games are refused."""

