@@ -94,7 +94,7 @@ def test_the_token_budget_holds_and_changes_no_completion(policy: Policy) -> Non
 
 def test_a_prompt_beyond_the_token_budget_is_refused(policy: Policy) -> None:
     answers = _engine(policy, max_batch_tokens=128).generate(["x" * 100, "1 + 1"], 2, Sampling(max_new_tokens=8), 0)
-    assert isinstance(answers[0], Rejection) and "room for 128" in answers[0].detail
+    assert isinstance(answers[0], Rejection) and "room for 64" in answers[0].detail
     assert len(answers[1]) == 2
 
 
