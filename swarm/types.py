@@ -7,7 +7,8 @@ question travels *by reference*; a receiver regenerates what it needs to grade i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from math import inf
 from sys import getsizeof
 from typing import Annotated, Final, Literal
@@ -310,6 +311,18 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     def actions(self) -> Actions:
         """What the environment is told."""
         return tuple(turn.text for turn in self.by_turn()) if self.turns else self.text
+
+
+Speaker = Literal["policy", "environment"]
+
+
+def dialogue(completion: Completion, observations: Sequence[Observation]) -> list[tuple[Speaker, str]]:
+    """What was said in turns, by whom. What the environment answered to the last turn, if anything, nobody reads."""
+    said: list[tuple[Speaker, str]] = [("policy", turn.text) for turn in completion.by_turn()]
+    answers: list[tuple[Speaker, str]] = [
+        ("environment", observation_text(shown)) for shown in observations[: len(said) - 1]
+    ]
+    return [each for pair in zip_longest(said, answers) for each in pair if each is not None]
 
 
 class Sample(Struct, frozen=True):

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import zip_longest
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -25,7 +24,7 @@ from swarm.groups.episodes import Played, by_generate
 from swarm.judging.opening import with_judge
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
-from swarm.types import Question, Rejection, Sampling, as_text, observation_text
+from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
 
 
 class Episode(Struct, frozen=True):
@@ -86,15 +85,16 @@ def _episode(question: Question, played: Played | Rejection) -> Episode:
     asked = (question.ref.task, as_text(question.prompt))
     if isinstance(played, Rejection):
         return Episode(*asked, "", None, f"{played.reason}: {played.detail}")
-    turns = [turn.text for turn in played.completions[0].by_turn()]
-    verdict = played.grading.result()
+    completion, verdict = played.completions[0], played.grading.result()
     if isinstance(verdict, Rejection):
-        return Episode(*asked, "\n".join(turns), None, f"{verdict.reason}: {verdict.detail}")
-    # The environment answers in between; the answer to the last turn, if any, is read by nobody.
-    answers = [f"> {observation_text(shown)}" for shown in verdict.observed(0)[: len(turns) - 1]]
-    said = [part for pair in zip_longest(turns, answers) for part in pair if part is not None]
+        return Episode(*asked, _shown(completion), None, f"{verdict.reason}: {verdict.detail}")
     parts = {name: values[0] for name, values in verdict.parts.items()}
-    return Episode(*asked, "\n".join(said), verdict.rewards[0], parts=parts)
+    return Episode(*asked, _shown(completion, verdict.observed(0)), verdict.rewards[0], parts=parts)
+
+
+def _shown(completion: Completion, observations: Sequence[Observation] = ()) -> str:
+    said = dialogue(completion, observations)
+    return "\n".join(text if speaker == "policy" else f"> {text}" for speaker, text in said)
 
 
 def _describe(episode: Episode) -> Text:

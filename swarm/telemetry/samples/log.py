@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,13 +15,12 @@ from swarm.telemetry.samples.records import (
     OLDER_FILE,
     SAMPLES_FILE,
     Outcome,
-    Role,
     SampledCompletion,
     SampleRecord,
     Turn,
     encode,
 )
-from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, as_text, observation_text
+from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, as_text, dialogue
 
 logger = logging.getLogger(__name__)
 
@@ -140,9 +138,5 @@ def _outcome(fate: Fate, own: bool) -> Outcome:
 
 def _turns(completion: Completion, observations: Sequence[Observation], max_chars: int) -> tuple[Turn, ...]:
     """What was said in turns; without a grade it is not known what the environment said."""
-    said: list[tuple[Role, str]] = [("policy", turn.text) for turn in completion.by_turn()]
-    answers: list[tuple[Role, str]] = [
-        ("environment", observation_text(shown)) for shown in observations[: len(said) - 1]
-    ]
-    both = [each for pair in zip_longest(said, answers) for each in pair if each is not None]
-    return tuple(Turn(role, text[: max_chars // len(both)], len(text)) for role, text in both)
+    said = dialogue(completion, observations)
+    return tuple(Turn(role, text[: max_chars // len(said)], len(text)) for role, text in said)

@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from swarm.types import Speaker
+
 SAMPLES_FILE = "samples.jsonl"
 OLDER_FILE = "samples.older.jsonl"
 """The half before, replaced when the newer one is full."""
@@ -18,13 +20,10 @@ Outcome = Literal["used_local", "used_external", "no_signal", "unused", "refused
 with signal, not trained on; `refused`: a received group, not trained on. For the last two, `reason` says why."""
 
 
-Role = Literal["policy", "environment"]
-
-
 class Turn(Struct, frozen=True):
     """What one side said."""
 
-    role: Role
+    role: Speaker
     text: str
     """Cut to a number of characters."""
     num_chars: int
