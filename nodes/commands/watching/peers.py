@@ -27,7 +27,7 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.trust.roster import PeerRow, Roster, encode_roster, read_roster
 from swarm.page.leaderboard import CLAIMS
 from swarm.reasons import sentence
-from swarm.telemetry.intervals import wilson_interval
+from swarm.telemetry.intervals import accuracy
 from swarm.types import MemberSummary, PeerRecord
 
 Row = TypeVar("Row")
@@ -182,10 +182,10 @@ def _told(cell: Callable[[MemberSummary], str]) -> Callable[[Told], str]:
 
 
 def _accuracy(told: MemberSummary) -> str:
-    if told.asked == 0:
+    if (known := accuracy(told.correct, told.asked)) is None:
         return "-"
-    low, high = wilson_interval(told.correct, told.asked)
-    return f"{told.correct / told.asked:.2f} ({low:.2f}-{high:.2f})"
+    value, low, high = known
+    return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _said(drawn: Table) -> list[Text]:

@@ -7,7 +7,7 @@ from html import escape
 
 from swarm.foreign import clean
 from swarm.telemetry.history import PeerSummary
-from swarm.telemetry.intervals import wilson_interval
+from swarm.telemetry.intervals import accuracy
 
 STYLE = """
 :root {
@@ -86,11 +86,10 @@ def pairs(items: Iterable[tuple[str, str]]) -> str:
 
 def interval(counts: tuple[int, int]) -> str:
     """Accuracy with its 95% interval."""
-    correct, asked = counts
-    if asked == 0:
+    if (known := accuracy(*counts)) is None:
         return "–"
-    low, high = wilson_interval(correct, asked)
-    return f"{correct / asked:.1%} <small>({low:.0%}–{high:.0%})</small>"
+    value, low, high = known
+    return f"{value:.1%} <small>({low:.0%}–{high:.0%})</small>"
 
 
 def peer_name(peer: PeerSummary) -> str:
