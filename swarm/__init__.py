@@ -1,7 +1,7 @@
 """A peer-to-peer client for collaborative RL post-training of language models.
 
 Each concept has its own folder; the SAPO round is `sapo/round.py`. Processes, command line and roles live in `nodes/`.
-`types.py` holds the records that all parts share, `protocols.py` their interfaces.
+`types/` holds the records that all parts share, `protocols.py` their interfaces.
 
 What users import is listed here and loaded when it is first used, so that `import swarm` stays light; docs/python.md
 describes it. The project itself imports names from the modules that define them.

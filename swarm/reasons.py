@@ -121,6 +121,17 @@ class Reason(StrEnum):
         Subject.GROUP,
         "For its reference this node gets a different question, none, or one that is too long.",
     )
+    MEDIA_MISMATCH = (
+        "media_mismatch",
+        Subject.GROUP,
+        "A picture, sound or clip of its question is another one here, if only by a pixel.",
+    )
+    CANNOT_PERCEIVE = (
+        "cannot_perceive",
+        Subject.GROUP,
+        "Its task has pictures, sounds or clips that this node's policy cannot read. Also for this node's own "
+        "questions.",
+    )
     EPISODE_MISMATCH = (
         "episode_mismatch",
         Subject.GROUP,
@@ -238,6 +249,7 @@ NO_LOSS = frozenset(
         Reason.PEER_QUOTA,
         Reason.REPEATED,
         Reason.VERIFIER_OVERFLOW,
+        Reason.CANNOT_PERCEIVE,
         Reason.JUDGE_SKIPPED,
         Reason.ZERO_ADVANTAGE,
         Reason.POOL_FULL,

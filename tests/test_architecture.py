@@ -39,7 +39,7 @@ SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
 ALLOWED = {
     "swarm/reasons.py": set(),
-    "swarm/types.py": {"swarm.reasons"},
+    "swarm/types": {"swarm.types", "swarm.reasons"},
     "swarm/distribution.py": set(),
     "swarm/foreign.py": set(),
     "swarm/files.py": set(),

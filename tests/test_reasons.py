@@ -25,7 +25,7 @@ ON_DISK = (
     "unknown_kind unknown_question "
     "quarantined replayed rate verify_budget slow_holder bad_gift withheld corrupt_chunk flood bad_request bad_gossip "
     "false_offer duplicate peer_quota repeated copied too_long verifier_overflow unknown_task other_task "
-    "options_differ question_mismatch episode_mismatch untrusted held_out "
+    "options_differ question_mismatch media_mismatch cannot_perceive episode_mismatch untrusted held_out "
     "verifier_timeout verifier_crash judge_skipped judge_budget judge_timeout judge_failed "
     "zero_advantage pool_full not_needed expired improbable "
     "harmful update_skipped lost_in_restart wrong_version stale_version buffer_full other_policy other_sampling "

@@ -11,7 +11,8 @@ from pydantic import JsonValue
 
 from swarm.errors import Refusal
 from swarm.reasons import Reason
-from swarm.types import Prompt, TaskRef
+from swarm.types import Prompt, Shown, TaskRef
+from swarm.types.media import Media, modality
 
 
 def digest(*parts: str | int | None | Mapping[str, JsonValue]) -> str:
@@ -49,7 +50,28 @@ def draw(bound: int, *parts: str | int) -> int:
 
 
 def question_hash(prompt: Prompt) -> str:
-    """Digest of a question as it is asked, as `TaskRef.question_hash` carries it."""
+    """Digest of a question as it is asked, as `TaskRef.question_hash` carries it.
+
+    Of pictures, sounds and clips it covers only the places: `TaskRef.media` is the digest of their content.
+    """
     if isinstance(prompt, str):
         return digest("question", prompt)
-    return digest("conversation", *(part for message in prompt for part in (message.role, message.content)))
+    return digest("conversation", *(part for message in prompt for part in (message.role, _said(message.content))))
+
+
+def _said(content: str | tuple[Shown, ...]) -> str | Mapping[str, JsonValue]:
+    if isinstance(content, str):
+        return content
+    return {"parts": [modality(part) if isinstance(part, Media) else {"text": part.text} for part in content]}
+
+
+def check_question(ref: TaskRef, here: TaskRef, difference: str) -> None:
+    """Compare a reference with the one that this node's question has.
+
+    Raises `Refusal`: `question_mismatch` if the text is another one, in the words of `difference`; `media_mismatch` if
+    a picture, sound or clip is.
+    """
+    if here.question_hash != ref.question_hash:
+        raise Refusal(Reason.QUESTION_MISMATCH, difference)
+    if here.media != ref.media:
+        raise Refusal(Reason.MEDIA_MISMATCH, f"{ref.task}: media with the digest {ref.media!r}, here {here.media!r}")

@@ -32,18 +32,17 @@ from swarm.types import (
     Answers,
     Completion,
     Context,
-    Earned,
     Grade,
     NextTurn,
     Observation,
     OwnCall,
+    Part,
     Past,
     Question,
     Rejection,
     RolloutGroup,
     Sampling,
     Step,
-    Text,
     Told,
     Turn,
     VersionSpan,
@@ -323,7 +322,7 @@ def as_told(group: RolloutGroup, grade: Grade) -> Grade:
 def _answered(observations: Sequence[Observation], told: Sequence[str]) -> tuple[Observation, ...]:
     left = iter(told)
 
-    def answered(part: Text | OwnCall | Told | Earned) -> Text | OwnCall | Told | Earned:
+    def answered(part: Part) -> Part:
         if not isinstance(part, OwnCall):
             return part
         text = next(left, None)

@@ -18,6 +18,7 @@ REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.OTHER_TASK: "their tasks run other code here: get the same version of it",
         Reason.QUESTION_MISMATCH: "this node gets other questions for their references: get the same versions of the "
         "libraries and of the data sets (`revision`)",
+        Reason.MEDIA_MISMATCH: "their pictures, sounds or clips have another content here: get the same files",
         Reason.EPISODE_MISMATCH: "their episodes go otherwise here: get the same version of the environment",
         Reason.UNTRUSTED: "only their author has the tool that they used: list its peer id in `trusted` to believe it",
         Reason.OTHER_POLICY: "their tokenizer is another: workers must set the learner's policy.model",

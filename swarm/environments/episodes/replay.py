@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from swarm.errors import Refusal
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, Earned, End, Observation, OwnCall, TaskRef, Text, Told, by_turn, earned
+from swarm.types import Actions, Earned, End, Observation, Part, TaskRef, by_turn, earned
+from swarm.types.media import Media
 
 MAX_OBSERVATION_CHARS = 8_192
 
@@ -62,10 +63,10 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
     return Replay(tuple(observations), reward)
 
 
-def _within(observation: Observation, num_chars: int) -> Iterator[Text | OwnCall | Told | Earned]:
-    """The parts of an observation up to so many characters in all."""
+def _within(observation: Observation, num_chars: int) -> Iterator[Part]:
+    """The parts of an observation, its texts up to so many characters in all."""
     for part in observation:
-        if isinstance(part, Earned):
+        if isinstance(part, Earned | Media):
             yield part
             continue
         yield replace(part, text=part.text[:num_chars])

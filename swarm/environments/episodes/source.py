@@ -13,7 +13,8 @@ from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, Earned, End, EpisodeRef, Observation, Question, TaskRef, observation_text
+from swarm.types import HELD_OUT_STREAMS, Earned, End, EpisodeRef, Observation, Question, TaskRef, as_prompt, media_of
+from swarm.types.media import media_digest
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class EnvironmentSource:
         if known := self._questions.get((seed, index)):
             return known
         _, start = self._reset(seed, index)
-        prompt = observation_text(start)
+        prompt = as_prompt(start)
         ref = EpisodeRef(
             task=self.name,
             environment=self._kind,
@@ -58,6 +59,7 @@ class EnvironmentSource:
             seed=seed,
             index=index,
             question_hash=question_hash(prompt),
+            media=media_digest(media_of(prompt)),
         )
         question = Question(ref, prompt, self._max_turns)
         self._questions.put((seed, index), question)
@@ -66,8 +68,8 @@ class EnvironmentSource:
     def recall(self, ref: TaskRef) -> Question:
         """The start behind a reference.
 
-        Raises `Refusal`: `unknown_task`, `options_differ`, `other_task`, or `question_mismatch` when the environment
-        here begins with another text.
+        Raises `Refusal`: `unknown_task`, `options_differ`, `other_task`, or `question_mismatch` or `media_mismatch`
+        when the environment here begins with something else.
         """
         if not isinstance(ref, EpisodeRef) or (ref.task, ref.environment) != (self.name, self._kind):
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r} of {self._kind}")

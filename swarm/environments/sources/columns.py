@@ -113,7 +113,8 @@ def _conversation(values: list[object]) -> Prompt:
         last = message.role
     if last != "user":
         raise MalformedRow(f"a conversation must end with a message of the user, got {last}")
-    return messages[0].content if len(messages) == 1 else messages
+    (first, *others) = messages
+    return messages if others else first.text
 
 
 def _message(value: object) -> Message:

@@ -13,7 +13,15 @@ from datasets.arrow_reader import ArrowReader
 
 from swarm.environments.code import code_digest
 from swarm.environments.config import DatasetTask
-from swarm.environments.digests import check_options, content_digest, digest, draw, question_hash, with_code
+from swarm.environments.digests import (
+    check_options,
+    check_question,
+    content_digest,
+    digest,
+    draw,
+    question_hash,
+    with_code,
+)
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
 from swarm.environments.sources.hub import public_builder
@@ -23,7 +31,8 @@ from swarm.environments.sources.stored import FileRows, StoredRows
 from swarm.environments.specs import FORMATS, LOCAL, is_on_disk
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, DatasetRef, Question, TaskRef, as_text
+from swarm.types import HELD_OUT_STREAMS, DatasetRef, Prompt, Question, TaskRef, as_text, media_of
+from swarm.types.media import media_digest
 
 _MAX_ATTEMPTS = 64
 """Malformed rows skipped for one question before the data set counts as unusable."""
@@ -104,25 +113,28 @@ class DatasetSource:
                 self.counts["malformed_rows"] += 1
                 reason = f"row {row}: {error}"
                 continue
-            ref = DatasetRef(
-                task=self.name,
-                dataset=self._dataset,
-                revision=self._revision,
-                options_digest=self._options_digest,
-                row=row,
-                question_hash=question_hash(prompt),
-            )
-            return Question(ref, prompt)
+            return Question(self._reference(row, prompt), prompt)
         raise TaskError(
             f"task {self.name!r}: {_MAX_ATTEMPTS} rows drawn from {self._config.path} were malformed; {reason}"
+        )
+
+    def _reference(self, row: int, prompt: Prompt) -> DatasetRef:
+        return DatasetRef(
+            task=self.name,
+            dataset=self._dataset,
+            revision=self._revision,
+            options_digest=self._options_digest,
+            row=row,
+            question_hash=question_hash(prompt),
+            media=media_digest(media_of(prompt)),
         )
 
     def recall(self, ref: TaskRef) -> Question:
         """The question behind a reference.
 
-        Raises `Refusal`: `unknown_task`, `options_differ`, `other_task` when the scorer's code differs, or
-        `question_mismatch` when this node's row is missing, malformed or has another text. Other revisions or copies of
-        the data are fine if the text agrees.
+        Raises `Refusal`: `unknown_task`, `options_differ`, `other_task` when the scorer's code differs,
+        `question_mismatch` when this node's row is missing, malformed or has another text, or `media_mismatch`. Other
+        revisions or copies of the data are fine if text and media agree.
         """
         return Question(ref, self._recall(ref).prompt)
 
@@ -154,8 +166,7 @@ class DatasetSource:
             item = self._items.read(self._rows[ref.row], ref.row)
         except MalformedRow as error:
             raise Refusal(Reason.QUESTION_MISMATCH, f"{here}: {error}") from error
-        if question_hash(item.prompt) != ref.question_hash:
-            raise Refusal(Reason.QUESTION_MISMATCH, here)
+        check_question(ref, self._reference(ref.row, item.prompt), here)
         return item
 
 

@@ -77,7 +77,7 @@ class ItemReader:
 
 
 def _last_text(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else prompt[-1].content
+    return prompt if isinstance(prompt, str) else prompt[-1].text
 
 
 def _last_match(pattern: re.Pattern[str], answer: str) -> str:

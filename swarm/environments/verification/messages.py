@@ -11,6 +11,7 @@ import msgspec
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
 from swarm.types import MAX_TURNS, Actions, Earned, Grade, Question, Rejection, TaskRef, as_text
+from swarm.types.media import Media
 
 MAX_REPLY_BYTES = 2**24
 MAX_PROMPT_CHARS = 2**20
@@ -155,7 +156,7 @@ def in_order(request: Request, reply: Reply, tasks: Mapping[str, Collection[str]
 def num_observed_chars(grade: Grade) -> int:
     """Characters of all observations of a group, and one more for each part: empty ones take memory, too."""
     parts = (part for episode in grade.observations for shown in episode for part in shown)
-    return sum(1 if isinstance(part, Earned) else len(part.text) + 1 for part in parts)
+    return sum(1 if isinstance(part, Earned | Media) else len(part.text) + 1 for part in parts)
 
 
 def _follows(grade: Grade, texts: Sequence[Actions]) -> bool:

@@ -35,7 +35,7 @@ COMPRESSION_LEVEL = 3
 MAX_RUN_ID_CHARS = 64
 MAX_KIND_CHARS = 64
 OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
-"""msgspec's message for a value of the right type that violates a bound set in `swarm/types.py`."""
+"""msgspec's message for a value of the right type that violates a bound set in `swarm/types/`."""
 OTHER_QUESTION = re.compile(r"Invalid value '(.*)' - at `\$\.question\.type`", re.DOTALL)
 """msgspec's message for an unknown kind of `TaskRef`."""
 

@@ -41,6 +41,7 @@ OFFENCES: dict[Outcome, float] = {
     Reason.TOO_LONG: 0.02,
     Reason.HIDDEN_TOKENS: 0.02,
     Reason.QUESTION_MISMATCH: 1.0,
+    Reason.MEDIA_MISMATCH: 1.0,
     Reason.EPISODE_MISMATCH: 1.0,
     Reason.UNTRUSTED: 0.2,
     Reason.HELD_OUT: 2.0,

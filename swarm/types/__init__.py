@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct, msgpack
 
 from swarm.reasons import Reason
+from swarm.types.media import Audio, Image, Media, Video
 
 
 def complete(module: Mapping[str, object]) -> None:
@@ -68,7 +69,7 @@ HELD_OUT_STREAMS = 2**62
 """Question streams with this seed or above are for evaluation: no node trains on them."""
 
 
-class ProceduralRef(Struct, frozen=True, tag="procedural"):
+class ProceduralRef(Struct, frozen=True, omit_defaults=True, tag="procedural"):
     """A generated question: the library and the task's options reproduce it."""
 
     task: Name
@@ -81,9 +82,11 @@ class ProceduralRef(Struct, frozen=True, tag="procedural"):
     index: Count
     question_hash: Name
     """Digest of the question's text: another library version is harmless if the text is the same."""
+    media: Name = ""
+    """Digest of the content of its pictures, sounds and clips; empty without any."""
 
 
-class DatasetRef(Struct, frozen=True, tag="dataset"):
+class DatasetRef(Struct, frozen=True, omit_defaults=True, tag="dataset"):
     """A row of a data set."""
 
     task: Name
@@ -94,9 +97,11 @@ class DatasetRef(Struct, frozen=True, tag="dataset"):
     options_digest: Name
     row: Count
     question_hash: Name
+    media: Name = ""
+    """As in `ProceduralRef`."""
 
 
-class EpisodeRef(Struct, frozen=True, tag="episode"):
+class EpisodeRef(Struct, frozen=True, omit_defaults=True, tag="episode"):
     """The start of an episode: the same environment, reset from it, answers the same turns in the same way."""
 
     task: Name
@@ -108,6 +113,8 @@ class EpisodeRef(Struct, frozen=True, tag="episode"):
     index: Count
     question_hash: Name
     """Digest of the first observation's text."""
+    media: Name = ""
+    """As in `ProceduralRef`, of the first observation."""
 
 
 TaskRef = ProceduralRef | DatasetRef | EpisodeRef
@@ -138,13 +145,33 @@ class Earned(Struct, frozen=True, tag="earned"):
     reward: Annotated[float, Meta(ge=0, le=1)]
 
 
-Observation = tuple[Text | OwnCall | Told | Earned, ...]
+Part = Text | OwnCall | Told | Earned | Image | Audio | Video
+
+Observation = tuple[Part, ...]
 """What an environment answers at once, in parts by type."""
+
+Shown = Text | Image | Audio | Video
+"""A part that a policy reads as it is."""
+
+
+def shown(observation: Observation) -> tuple[Shown, ...]:
+    """What a policy reads of an observation; neighbouring texts are one, on lines of their own."""
+    parts: list[Shown] = []
+    for part in observation:
+        if isinstance(part, Media):
+            parts.append(part)
+        elif not isinstance(part, Earned):
+            last = parts[-1] if parts else None
+            if isinstance(last, Text):
+                parts[-1] = Text(f"{last.text}\n{part.text}")
+            else:
+                parts.append(Text(part.text))
+    return tuple(parts)
 
 
 def observation_text(observation: Observation) -> str:
-    """An observation for a policy that reads text only."""
-    return "\n".join(part.text for part in observation if not isinstance(part, Earned))
+    """An observation for people, and for a policy that reads text only."""
+    return "\n".join(part.text if isinstance(part, Text) else str(part) for part in shown(observation))
 
 
 def earned(observation: Observation) -> float:
@@ -172,7 +199,17 @@ class Message(Struct, frozen=True):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: str | tuple[Shown, ...]
+
+    @property
+    def parts(self) -> tuple[Shown, ...]:
+        """The content as parts."""
+        return (Text(self.content),) if isinstance(self.content, str) else self.content
+
+    @property
+    def text(self) -> str:
+        """The content for people: other parts are named in their place."""
+        return "\n".join(part.text if isinstance(part, Text) else str(part) for part in self.parts)
 
 
 Prompt = str | Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -181,7 +218,22 @@ Prompt = str | Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_
 
 def as_text(prompt: Prompt) -> str:
     """A prompt without its roles: the contents of its messages, with empty lines between them."""
-    return prompt if isinstance(prompt, str) else "\n\n".join(message.content for message in prompt)
+    return prompt if isinstance(prompt, str) else "\n\n".join(message.text for message in prompt)
+
+
+def media_of(prompt: Prompt) -> tuple[Media, ...]:
+    """The pictures, sounds and clips of a prompt, in order."""
+    if isinstance(prompt, str):
+        return ()
+    return tuple(part for message in prompt for part in message.parts if isinstance(part, Media))
+
+
+def as_prompt(observation: Observation) -> Prompt:
+    """An observation that begins an episode, as the policy is asked it."""
+    parts = shown(observation)
+    return (
+        (Message("user", parts),) if any(isinstance(part, Media) for part in parts) else observation_text(observation)
+    )
 
 
 class Question(Struct, frozen=True):
