@@ -33,7 +33,8 @@ class Encoder:
         self.num_computed = 0
         """Media encoded so far."""
         self._model = model
-        self._dtype = dtype
+        self.dtype = dtype
+        """Of the features."""
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.RLock()  # a medium may end at any time, also while this thread holds it
@@ -56,7 +57,7 @@ class Encoder:
     def _computed(self, medium: Medium) -> Tensor:
         method = getattr(self._model, METHODS[medium.kind])
         taken = inspect.signature(method).parameters
-        inputs = {name: value.to(self._model.device) for name, value in medium.inputs.items() if name in taken}
+        inputs = {name: self._sent(value) for name, value in medium.inputs.items() if name in taken}
         found = _flat(method(**inputs, return_dict=True))
         self.num_computed += 1
         finalize(medium, self._forget, medium.number)
@@ -65,7 +66,11 @@ class Encoder:
                 f"{type(self._model).__name__} gives {len(found)} features of a medium, its processor expects "
                 f"{medium.num_features}: they do not match"
             )
-        return found.to(self._dtype)
+        return found.to(self.dtype)
+
+    def _sent(self, value: Tensor) -> Tensor:
+        """An input on the model's device, in the type of its weights."""
+        return value.to(self._model.device, self._model.dtype if value.is_floating_point() else value.dtype)
 
     def _forget(self, number: int) -> None:
         with self._lock:
