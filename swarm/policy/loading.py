@@ -313,7 +313,7 @@ def _media(
     revision = None if settings.model in MADE_HERE else settings.revision
     compute = model.dtype if dtype is torch.float32 else dtype
     from swarm.policy.media.inputs import read_media
-    from swarm.policy.media.processor import has_processor
+    from swarm.policy.media.modalities import has_processor
 
     source = find_source(settings.model)
     if not has_processor(source, revision):
