@@ -20,7 +20,7 @@ from swarm.policy.media.processor import as_array, waveform, without_videos
 from swarm.types import Message, Text
 from swarm.types.media import Audio, Image
 
-FAMILIES = ("qwen2_5_vl", "smolvlm", "glmasr")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "glmasr")
 TOKENIZER = Path(__file__).parent.parent / "swarm" / "policy" / "tiny_tokenizer.json"
 TEXT = {
     "hidden_size": 32,
@@ -36,11 +36,15 @@ TEXT = {
 }
 SPECIAL = {
     "qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
+    "qwen3_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
     "smolvlm": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
     "glmasr": ["<|pad|>"],
 }
 TEMPLATES = {
     "qwen2_5_vl": "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>",
+    "qwen3_vl": "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>",
     "smolvlm": "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}{% if c['type'] == 'image' %}<image>"
@@ -80,6 +84,28 @@ def directory(family: str, place: Path) -> Path:
                 size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}, patch_size=14
             )
             processor = _made(transformers.Qwen2_5_VLProcessor, pictures, tokenizer, None)
+        case "qwen3_vl":
+            rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0}
+            config = transformers.Qwen3VLConfig(
+                text_config={**text, "rope_parameters": rope, "head_dim": 8},
+                vision_config={
+                    **vision,
+                    "depth": 2,
+                    "num_heads": 2,
+                    "out_hidden_size": 32,
+                    "num_position_embeddings": 16,
+                    "deepstack_visual_indexes": [0],
+                },
+                image_token_id=id_of("<|image_pad|>"),
+                video_token_id=id_of("<|video_pad|>"),
+                vision_start_token_id=id_of("<|vision_start|>"),
+                vision_end_token_id=id_of("<|vision_end|>"),
+            )
+            model = transformers.Qwen3VLForConditionalGeneration(config)
+            pictures = Qwen2VLImageProcessorPil(
+                size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128}, patch_size=16
+            )
+            processor = _made(transformers.Qwen3VLProcessor, pictures, tokenizer, None)
         case "smolvlm":
             config = transformers.SmolVLMConfig(
                 text_config={**text, "model_type": "llama"},

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from swarm.errors import PolicyError
 from swarm.policy.batching import Packed, Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, completion_logprobs
@@ -101,3 +104,9 @@ def test_a_clip_is_read_as_its_frames_with_their_times(policy: Policy, family: s
         (Message("user", (Text("0.0 s:"), frame, Text("0.5 s:"), other, Text("What moves?"))),)
     )
     assert ids == expected
+
+
+def test_a_family_that_reads_pictures_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.policy.media.inputs._count", lambda positions, start, end, following: following)
+    with pytest.raises(PolicyError, match="in a way that is not known here"):
+        readers.load("qwen2_5_vl", tmp_path)

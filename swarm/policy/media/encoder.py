@@ -41,7 +41,11 @@ class Encoder:
 
     @torch.no_grad()
     def features(self, medium: Medium) -> Tensor:
-        """[places, H] features of a medium. Raises `PolicyError` if the model gives another number of them."""
+        """[places, D, H] features of a medium; the first of the D are embeddings, others are added to the hidden states
+        of the first layers, as DeepStack does (arXiv:2406.04334).
+
+        Raises `PolicyError` if the model gives another number of them.
+        """
         with self._lock:  # generation and updates may ask at once
             if (known := self._features.get(medium.number)) is not None:
                 self._features.move_to_end(medium.number)
@@ -58,7 +62,9 @@ class Encoder:
         method = getattr(self._model, METHODS[medium.kind])
         taken = inspect.signature(method).parameters
         inputs = {name: self._sent(value) for name, value in medium.inputs.items() if name in taken}
-        found = _flat(method(**inputs, return_dict=True))
+        output = method(**inputs, return_dict=True)
+        deeper = getattr(output, "deepstack_features", None) or ()
+        found = torch.stack([_flat(output), *map(_flat, deeper)], dim=1)
         self.num_computed += 1
         finalize(medium, self._forget, medium.number)
         if len(found) != medium.num_features:
@@ -79,7 +85,7 @@ class Encoder:
 
 
 def _flat(output: object) -> Tensor:
-    """[places, H] of what a model's method returns."""
+    """[places, H] of what a model's method returns, or a part of it."""
     found = output if isinstance(output, Tensor | tuple | list) else getattr(output, "pooler_output", None)
     if isinstance(found, tuple | list):
         found = torch.cat([each.flatten(0, -2) for each in found])

@@ -75,6 +75,10 @@ class Reader:
         """What the model has encoders for."""
         return tuple(self._feature_ids)
 
+    def feature_id(self, kind: Kind) -> int:
+        """The token that stands for a feature."""
+        return self._feature_ids[kind]
+
     def token(self, kind: Kind) -> str:
         """The text that stands for a medium in a prompt, before it is expanded."""
         return str(getattr(self._processor, f"{kind}_token"))
