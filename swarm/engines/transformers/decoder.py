@@ -196,7 +196,9 @@ def windows(name: str, model_class: type[PreTrainedModel], config: PretrainedCon
 
     Raises `EngineError` for a model whose forward pass or cache this engine does not know.
     """
-    missing = [argument for argument in FORWARD if argument not in inspect.signature(model_class.forward).parameters]
+    parameters = inspect.signature(model_class.forward).parameters
+    passed_on = {"use_cache"} if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else set()
+    missing = [argument for argument in FORWARD if argument not in {*parameters, *passed_on}]
     if missing:
         raise EngineError(f"the forward pass of {name} takes no {', '.join(missing)}, which this engine needs")
     found: dict[str, int | None] = {}
