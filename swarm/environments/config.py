@@ -16,6 +16,7 @@ from swarm.environments.answering import (
     RewardSettings,
     Template,
 )
+from swarm.environments.decoding.settings import MediaSettings
 from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
 from swarm.environments.fields import (
     MAX_HUB_ID_CHARS,
@@ -58,7 +59,7 @@ class ReasoningGymTask(QuestionSettings):
         return () if self.find == "tags" else super().finds_as
 
 
-class DatasetTask(QuestionSettings):
+class DatasetTask(QuestionSettings, MediaSettings):
     """A Hugging Face data set: hub id or local files with prompt and answer columns."""
 
     kind: Literal["dataset"]

@@ -50,6 +50,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     """Rows of data sets, by task."""
     unprepared: dict[str, str] = {}
     """Why the other tasks have no rows."""
+    folders: tuple[str, ...] = ()
+    """Of local data sets whose rows name files."""
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):

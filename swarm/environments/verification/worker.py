@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from swarm.environments.answering import FindSettings, QuestionSettings
 from swarm.environments.code import file_of, load
 from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
+from swarm.environments.decoding.choice import decoders
 from swarm.environments.episodes.config import TextArenaTask, VerifiersTask
 from swarm.environments.generated.config import GeneratedTask
 from swarm.environments.mixture import Source, TaskMixture, make_source
@@ -101,7 +102,8 @@ def _serve(descriptor: int, setup: Setup) -> None:
     rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
     code = [target for target in map(code_of, configs) if target is not None]
     confinement = Confinement()
-    confinement.enclose([*rows, *filter(None, map(file_of, code))], [Path(".")], network=False)
+    readable = [*rows, *map(Path, setup.folders), *filter(None, map(file_of, code))]
+    confinement.enclose(readable, [Path(".")], network=False)
     _import_libraries(configs)
     for target in code:
         with suppress(TaskError):  # the task's source reports it
@@ -131,6 +133,10 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
             import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
+    for config in configs:
+        if isinstance(config, DatasetTask) and config.media:
+            with suppress(TaskError):  # the task's source reports it
+                decoders(config.name, config)
     if any(isinstance(config, TextArenaTask) for config in configs):
         with suppress(TaskError, ImportError):  # the task's source reports it
             import swarm.environments.adapters.textarena
