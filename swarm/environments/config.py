@@ -17,7 +17,14 @@ from swarm.environments.answering import (
     Template,
 )
 from swarm.environments.decoding.settings import MediaSettings
-from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
+from swarm.environments.episodes.config import (
+    HoldemTask,
+    KuhnTask,
+    MazeTask,
+    NumberGuessingTask,
+    TextArenaTask,
+    VerifiersTask,
+)
 from swarm.environments.fields import (
     MAX_HUB_ID_CHARS,
     MAX_HUB_NAME_CHARS,
@@ -27,7 +34,7 @@ from swarm.environments.fields import (
     is_hub_id,
     is_hub_name,
 )
-from swarm.environments.generated.config import ShapesTask
+from swarm.environments.generated.config import ClipTask, DigitsTask, ShapesTask, TonesTask
 from swarm.environments.rewards import JudgeReward, RewardedTask, RewardPart
 from swarm.settings import Settings
 from swarm.types.media import Modality
@@ -156,7 +163,11 @@ TaskConfig = Annotated[
     | HoldemTask
     | TextArenaTask
     | VerifiersTask
-    | ShapesTask,
+    | ShapesTask
+    | DigitsTask
+    | MazeTask
+    | TonesTask
+    | ClipTask,
     Field(discriminator="kind"),
 ]
 

@@ -20,6 +20,7 @@ from swarm.environments.config import (
     rewards_of,
 )
 from swarm.environments.episodes.config import VerifiersTask
+from swarm.environments.modalities import modalities
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
     caches,
@@ -29,7 +30,7 @@ from swarm.environments.sandbox.directories import (
 )
 from swarm.environments.scoring.combination import names_of
 from swarm.environments.specs import is_on_disk, media_folder
-from swarm.environments.verification.messages import Prepare, Prepared, Setup
+from swarm.environments.verification.messages import Prepare, Prepared, Setup, max_reply_bytes
 from swarm.environments.verification.process import WorkerProcess
 
 
@@ -43,6 +44,8 @@ class WorkerStarter:
         self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
         self.rewards = {config.name: names_of(rewards_of(config)) for config in self._configs}
         """Names of each task's rewards."""
+        self.shows = {config.name: modalities(config) for config in self._configs}
+        """What each task has besides text."""
         self._lenient = lenient
         self._files = frozenset(files)
         self._directories = WorkerDirectories()
@@ -93,7 +96,8 @@ class WorkerStarter:
     def grader(self) -> WorkerProcess:
         """A process that draws and grades. Raises `OSError`."""
         room = self._directories.new()
-        return WorkerProcess(self._setup, room, environment(room, self._python_path))
+        told = environment(room, self._python_path)
+        return WorkerProcess(self._setup, room, told, max_reply_bytes(self.shows))
 
     def close(self) -> None:
         """Remove the workers' directories."""
