@@ -16,7 +16,8 @@ from rich.text import Text
 
 from swarm.central.terms import SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
-from swarm.environments.config import CODE_FIELDS, TRUSTED_TOOL, DatasetTask, TaskConfig, code_of, own_tool_tasks
+from swarm.environments.answering import TRUSTED_TOOL
+from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of, own_tool_tasks
 from swarm.environments.specs import (
     CODE,
     DIGEST,

@@ -9,146 +9,33 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
+from swarm.environments.answering import (
+    TRUSTED_TOOL,
+    MatchRule,
+    QuestionSettings,
+    RewardSettings,
+    Template,
+)
 from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
 from swarm.environments.fields import (
     MAX_HUB_ID_CHARS,
     MAX_HUB_NAME_CHARS,
-    MAX_TARGET_CHARS,
     Target,
     TaskName,
     Weight,
     is_hub_id,
     is_hub_name,
 )
-from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
+from swarm.environments.generated.config import ShapesTask
 from swarm.environments.rewards import JudgeReward, RewardedTask, RewardPart
 from swarm.settings import Settings
-from swarm.types import MAX_TURNS
+from swarm.types.media import Modality
 
-MAX_TEMPLATE_CHARS = 16_384
 MAX_PATTERN_CHARS = 1_024
 MAX_CHOICES = 26
 """Of one question: the letters."""
-Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 Each = Annotated[tuple[Template, ...], Field(min_length=2, max_length=MAX_CHOICES)]
 """Something for each choice."""
-
-MatchRule = Literal["exact", "numeric", "boxed"]
-
-FindRule = Literal["tags", "last_number", "boxed", "regex", "whole"]
-
-REQUESTS: Mapping[FindRule, str] = MappingProxyType(
-    {
-        "tags": "",
-        "last_number": "Think step by step if it helps, and end with the final number.",
-        "boxed": "Think step by step if it helps, then put the final answer in \\boxed{}.",
-        "whole": "Reply with the answer only.",
-    }
-)
-"""What follows a question so that the answer can be found; the system prompt asks for tags."""
-
-ToolName = Literal["calculator", "python", "trusted"]
-TRUSTED_TOOL: ToolName = "trusted"
-"""A tool that this node lacks and peers have whom it trusts."""
-
-GRADING_RULES = {"answer", "answer_pattern", "choice_labels", "match", "reward"}
-"""Fields that decide which answers are right, and what they are worth; `find` and `rewards` do so too."""
-
-OwnTool = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+:[A-Za-z_]\w*$")]
-"""A function of one's own, `(call: str) -> str`: it runs in the node's process, without a sandbox."""
-
-TOOL_REQUESTS: Mapping[str, str] = MappingProxyType(
-    {
-        "calculator": "You may use a calculator before you answer: a message with <tool>12 * (3.5 + 4) / 7</tool> is "
-        "answered with the result.",
-        "python": "You may run Python before you answer: a message with <tool>print(sum(range(10)))</tool> is answered "
-        "with what the program prints.",
-    }
-)
-"""What follows a question with a tool, before the request for the answer's form."""
-OWN_TOOL_REQUEST = "You may use a tool before you answer: a message with <tool>...</tool> is answered with its result."
-
-
-class RewardSettings(Settings):
-    """Converts a score in [0, 1] to a reward."""
-
-    threshold: float | None = Field(0.99, ge=0.0, le=1.0)
-    """Reward 1 at or above this score, else 0; `null` gives partial credit, the score itself."""
-
-    def reward(self, score: float) -> float:
-        """The reward, in [0, 1], for a score in [0, 1]."""
-        if self.threshold is None:
-            return score
-        return 1.0 if score >= self.threshold else 0.0
-
-
-class FindSettings(Settings):
-    """Where the answer is in a completion."""
-
-    find: FindRule | None = None
-    """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of
-    `find_pattern`; `whole`: the whole completion. Default: `tags`; in a data set without `find`, the last box counts if
-    there are no tags, and with `match: numeric` else the last number. Code of one's own gets the whole completion."""
-    find_pattern: str | None = Field(None, max_length=MAX_RE2_CHARS)
-    """Regular expression for `find: regex`, in RE2's syntax; group 1 is the answer if there is one, else the match."""
-    ask: Template | None = None
-    """Sentence after each question that asks for the answer in this form. Default: one that fits `find`; required for
-    `regex`; an empty text adds none."""
-
-    @property
-    def finds_as(self) -> tuple[str | None, ...]:
-        """What distinguishes the rule from the default, for digests; empty for the default."""
-        return () if self.find is None else (self.find, self.find_pattern)
-
-    def asked(self, question: str) -> str:
-        """A question, followed by the request for the answer's form if there is one."""
-        request = self._request()
-        return f"{question}\n{request}" if request else question
-
-    def _request(self) -> str:
-        return self.ask if self.ask is not None else REQUESTS[self.find or "tags"]
-
-    @model_validator(mode="after")
-    def _a_pattern_belongs_to_regex(self) -> FindSettings:
-        if (self.find == "regex") != (self.find_pattern is not None):
-            raise ValueError(f"find: regex and find_pattern go together, got {self.find} and {self.find_pattern!r}")
-        if self.find == "regex" and self.ask is None:
-            raise ValueError("find: regex needs `ask`, the sentence that tells the model the form of the answer")
-        return self
-
-    @model_validator(mode="after")
-    def _the_pattern_is_small(self) -> FindSettings:
-        check_pattern("find_pattern", self.find_pattern or "")
-        return self
-
-
-class QuestionSettings(FindSettings, RewardedTask):
-    """How a question is answered, at once or after calls of a tool, and rewarded."""
-
-    tool: ToolName | OwnTool | None = None
-    """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
-    function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
-    in `trusted`; or `trusted`: such a function that only they have, so that this node asks no questions of the task and
-    learns from theirs. A turn with `<tool>...</tool>` is a call, any other turn the answer."""
-    max_turns: int = Field(4, ge=2, le=MAX_TURNS)
-    """With a tool: turns of the policy after which an episode is over, without a return."""
-
-    def _request(self) -> str:
-        asked = super()._request()
-        if self.tool is None or self.ask is not None:
-            return asked
-        return f"{TOOL_REQUESTS.get(self.tool, OWN_TOOL_REQUEST)} {asked}".rstrip()
-
-    @property
-    def grades_as(self) -> tuple[Mapping[str, JsonValue], ...]:
-        """What distinguishes the rules for right answers from the default, for digests; empty for the default."""
-        rules = self.model_dump(mode="json", include=GRADING_RULES, exclude_defaults=True)
-        return ({"graded": rules},) if rules else ()
-
-    @property
-    def own_tool(self) -> str | None:
-        """The code of a tool of one's own, if any."""
-        return None if self.tool in get_args(ToolName) else self.tool
 
 
 class ReasoningGymTask(QuestionSettings):
@@ -253,6 +140,9 @@ class PythonTask(QuestionSettings):
     weight: Weight = 1.0
     options: dict[str, JsonValue] = {}
     """Values for the fields of the class."""
+    modalities: tuple[Modality, ...] = Field((), max_length=3)
+    """What its questions have besides text: `image`, `audio` and `video`. A question with anything else is refused, so
+    that it is known from the settings alone which policies can read the task."""
     reward: RewardSettings = RewardSettings(threshold=None)
 
 
@@ -264,7 +154,8 @@ TaskConfig = Annotated[
     | KuhnTask
     | HoldemTask
     | TextArenaTask
-    | VerifiersTask,
+    | VerifiersTask
+    | ShapesTask,
     Field(discriminator="kind"),
 ]
 

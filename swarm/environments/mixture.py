@@ -14,6 +14,7 @@ from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
 from swarm.environments.episodes.source import EnvironmentSource
 from swarm.environments.episodes.tool_use import ToolSource
+from swarm.environments.generated.config import GeneratedTask
 from swarm.environments.scoring.combination import Combination, Parts
 from swarm.environments.sources.stored import StoredRows
 from swarm.environments.tools.base import Tool
@@ -47,7 +48,9 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
 
 
 def _make_questions(
-    config: ReasoningGymTask | DatasetTask | PythonTask, counts: Counter[str], stored: StoredRows | None
+    config: ReasoningGymTask | DatasetTask | PythonTask | GeneratedTask,
+    counts: Counter[str],
+    stored: StoredRows | None,
 ) -> TaskSource:
     if isinstance(config, ReasoningGymTask):
         from swarm.environments.sources.reasoning_gym import ReasoningGymSource
@@ -57,6 +60,10 @@ def _make_questions(
         from swarm.environments.sources.python import PythonSource
 
         return PythonSource(config, counts=counts)
+    if isinstance(config, GeneratedTask):
+        from swarm.environments.generated.choice import generated_source
+
+        return generated_source(config)
     from swarm.environments.sources.hf_datasets import DatasetSource
 
     return DatasetSource(config, counts=counts, stored=stored)

@@ -16,17 +16,9 @@ from typing import cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from swarm.environments.answering import TRUSTED_TOOL, ToolName
 from swarm.environments.code import code_digest, is_offered, resolved
-from swarm.environments.config import (
-    CODE_FIELDS,
-    TASKS,
-    TRUSTED_TOOL,
-    DatasetTask,
-    TaskConfig,
-    ToolName,
-    code_of,
-    own_tool_tasks,
-)
+from swarm.environments.config import CODE_FIELDS, TASKS, DatasetTask, TaskConfig, code_of, own_tool_tasks
 from swarm.environments.digests import content_digest
 from swarm.environments.fields import is_hub_id
 from swarm.errors import TaskError

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 from reasoning_gym.utils import extract_answer
 
-from swarm.environments.config import DatasetTask, FindSettings, ReasoningGymTask, TaskConfig, VerificationSettings
+from swarm.environments.answering import FindSettings
+from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.scoring.finding import MAX_SEARCHED_CHARS as MAX_CHARS
 from swarm.environments.scoring.finding import finder, last_box, last_number, last_pair, whole

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.environments.config import MatchRule
+from swarm.environments.answering import MatchRule
 from swarm.environments.scoring.finding import by_match_rule
 from swarm.environments.scoring.grading import exact, last_number, matches, numeric
 from swarm.environments.scoring.latex import boxed_content

@@ -12,7 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from swarm.environments.config import DatasetTask, RewardSettings
+from swarm.environments.answering import RewardSettings
+from swarm.environments.config import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource, _is_plain, _row, store
 from swarm.errors import Refusal, TaskError
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Message, ProceduralRef

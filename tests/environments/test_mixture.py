@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.environments.config import DatasetTask, ReasoningGymTask, RewardSettings
+from swarm.environments.answering import RewardSettings
+from swarm.environments.config import DatasetTask, ReasoningGymTask
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS

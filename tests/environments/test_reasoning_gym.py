@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from swarm.environments.config import ReasoningGymTask, RewardSettings, VerificationSettings
+from swarm.environments.answering import RewardSettings
+from swarm.environments.config import ReasoningGymTask, VerificationSettings
 from swarm.environments.sources.reasoning_gym import ITEMS_PER_DATASET, ReasoningGymSource
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from swarm.environments.config import TASK_LIST, QuestionSettings, VerificationSettings
+from swarm.environments.answering import QuestionSettings
+from swarm.environments.config import TASK_LIST, VerificationSettings
 from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.rewards import OverlongReward

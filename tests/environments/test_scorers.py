@@ -16,7 +16,8 @@ import pytest
 from reasoning_gym.factory import DATASETS
 from reasoning_gym.games.rush_hour import Board
 
-from swarm.environments.config import ReasoningGymTask, RewardSettings
+from swarm.environments.answering import RewardSettings
+from swarm.environments.config import ReasoningGymTask
 from swarm.environments.scoring.answer_guard import REACH, Reach
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource, make_dataset

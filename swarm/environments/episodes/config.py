@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -12,6 +12,7 @@ from swarm.environments.fields import MAX_TASK_NAME_CHARS, Target, TaskName, Wei
 from swarm.environments.rewards import RewardedTask
 from swarm.environments.scoring.answer_guard import is_safe_option
 from swarm.types import MAX_TURNS
+from swarm.types.media import Modality
 
 GameName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=r"^[A-Za-z0-9][\w./-]*$")]
 
@@ -29,6 +30,9 @@ LibrarySettings = Annotated[dict[str, JsonValue], AfterValidator(_plain)]
 
 class EnvironmentTask(RewardedTask):
     """What all tasks on environments have: episodes of several turns."""
+
+    shows: ClassVar[frozenset[Modality]] = frozenset()
+    """What its observations have besides text."""
 
     kind: str
     name: TaskName

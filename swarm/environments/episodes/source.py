@@ -9,7 +9,7 @@ from collections.abc import Callable
 from swarm.environments.digests import check_options, digest, question_hash, with_code
 from swarm.environments.episodes.config import EnvironmentTask
 from swarm.environments.sources.again import made_again
-from swarm.environments.sources.lru import LruCache
+from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
@@ -39,7 +39,7 @@ class EnvironmentSource:
         self._options_digest = with_code(options, digest("library", library)) if library else options
         self._make = make
         self._counts = counts
-        self._questions: LruCache[tuple[int, int], Question] = LruCache(REMEMBERED)
+        self._questions: LruCache[tuple[int, int], Question] = LruCache(NUM_WITH_MEDIA if config.shows else REMEMBERED)
 
     @property
     def num_held_out(self) -> int | None:

@@ -8,7 +8,7 @@ from string import ascii_uppercase
 
 from msgspec import Struct
 
-from swarm.environments.config import MatchRule
+from swarm.environments.answering import MatchRule
 from swarm.environments.digests import draw
 from swarm.environments.scoring.grading import exact, matches
 from swarm.environments.scoring.latex import plain_text

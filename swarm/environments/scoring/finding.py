@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from swarm.environments.config import DatasetTask, FindSettings, MatchRule, code_of
+from swarm.environments.answering import FindSettings, MatchRule
+from swarm.environments.config import DatasetTask, code_of
 from swarm.environments.scoring.grading import is_negative, numbers
 from swarm.environments.scoring.latex import boxed_content
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from swarm.environments.config import MatchRule
+from swarm.environments.answering import MatchRule
 from swarm.environments.scoring.latex import boxed_content
 from swarm.environments.scoring.mathematics import equivalent, same_number
 

@@ -7,12 +7,14 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
-from swarm.environments.config import DatasetTask, MatchRule
+from swarm.environments.answering import MatchRule
+from swarm.environments.config import DatasetTask
 from swarm.environments.scoring.choices import Choices
 from swarm.environments.scoring.grading import matches
 from swarm.environments.sources.choice_columns import ChoiceColumns
 from swarm.environments.sources.columns import MalformedRow, Row, Template
-from swarm.types import Message, Prompt
+from swarm.environments.sources.last_text import last_text, with_last_text
+from swarm.types import Prompt, media_of
 
 MAX_REFERENCES = 256
 """Right answers of one question."""
@@ -52,7 +54,7 @@ class ItemReader:
     def read(self, values: Row, row: int) -> Item:
         """The item of row number `row`. Raises `MalformedRow`."""
         prompt = self._prompt.prompt(values)
-        if not _last_text(prompt).strip():
+        if not (last_text(prompt).strip() or media_of(prompt)):
             raise MalformedRow("empty prompt")
         if self._choices is None:
             return Item(self._asked(prompt), self._references(values))
@@ -72,12 +74,7 @@ class ItemReader:
 
     def _asked(self, prompt: Prompt, *choices: str) -> Prompt:
         """The prompt, its last text followed by the choices and the request for the answer's form."""
-        last = self._config.asked("\n".join((_last_text(prompt), *choices)))
-        return last if isinstance(prompt, str) else (*prompt[:-1], Message("user", last))
-
-
-def _last_text(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else prompt[-1].text
+        return with_last_text(prompt, lambda text: self._config.asked("\n".join((text, *choices))))
 
 
 def _last_match(pattern: re.Pattern[str], answer: str) -> str:

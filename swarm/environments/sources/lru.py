@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
+NUM_WITH_MEDIA = 16
+"""Questions with pictures, sounds or clips that a source keeps: each is asked for again with every completion of its
+group."""
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 

@@ -16,11 +16,13 @@ from swarm.environments.digests import check_options, digest, with_code
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.again import made_again, referenced
 from swarm.environments.sources.held_out import held_apart, is_held_out
-from swarm.environments.sources.lru import LruCache
+from swarm.environments.sources.last_text import with_last_text
+from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.environments.task import RewardFunction, Task
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
-from swarm.types import ProceduralRef, Question, TaskRef
+from swarm.types import ProceduralRef, Prompt, Question, Shown, TaskRef, Text, as_prompt, as_text
+from swarm.types.media import Media, media_problem, modality
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,9 @@ class PythonSource:
         self._task = _make(config)
         self._reward = OwnReward(self._task.reward, config.name, self.counts)
         self._find = finder(config)
-        self._items: LruCache[tuple[int, int], tuple[str, str]] = LruCache(NUM_ITEMS)
+        self._items: LruCache[tuple[int, int], tuple[Prompt, str]] = LruCache(
+            NUM_WITH_MEDIA if config.modalities else NUM_ITEMS
+        )
         options = digest(config.options, *config.finds_as, *config.grades_as, *config.combines_as)
         self._options_digest = with_code(options, code_digest(config.target))
 
@@ -105,15 +109,15 @@ class PythonSource:
         assert isinstance(ref, ProceduralRef)
         question, reference = self._made(ref.seed, ref.index)
         answer = self._find(completion)
-        score = 0.0 if answer is None else self._reward(question, answer, reference)
+        score = 0.0 if answer is None else self._reward(as_text(question), answer, reference)
         return self._config.reward.reward(score)
 
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whichever kind its text is of."""
-        prompt = self._config.asked(self._made(seed, index)[0])
+        prompt = with_last_text(self._made(seed, index)[0], self._config.asked)
         return referenced(self.name, LIBRARY, self._options_digest, seed, index, prompt)
 
-    def _made(self, seed: int, index: int) -> tuple[str, str]:
+    def _made(self, seed: int, index: int) -> tuple[Prompt, str]:
         """A question and its reference. Raises `TaskError`."""
         if (kept := self._items.get((seed, index))) is not None:
             return kept
@@ -122,10 +126,30 @@ class PythonSource:
         except Exception as error:  # the user's own code
             raise TaskError(f"task {self.name!r}: question {index} of {seed}: {error!r}") from error
         match made:
-            case (str(question), str(reference)) if question.strip():
-                self._items.put((seed, index), (question, reference))
-                return question, reference
+            case (str() | list() | tuple() as asked, str(reference)):
+                prompt = _prompt(asked, self._config)
+                self._items.put((seed, index), (prompt, reference))
+                return prompt, reference
         raise TaskError(f"task {self.name!r}: question() must return a question and its reference, got {made!r:.200}")
+
+
+def _prompt(asked: str | list[object] | tuple[object, ...], config: PythonTask) -> Prompt:
+    """A question of one's own as a prompt. Raises `TaskError` for one that cannot be asked."""
+    where = f"task {config.name!r}: question()"
+    parts = (asked,) if isinstance(asked, str) else asked
+    shown: list[Shown] = []
+    for part in parts:
+        if not isinstance(part, str | Media):
+            raise TaskError(f"{where} must return text, or a list of texts and media, got {part!r:.200}")
+        if isinstance(part, Media) and modality(part) not in config.modalities:
+            raise TaskError(f"{where} made {part}: list {modality(part)!r} in the task's `modalities`")
+        shown.append(Text(part) if isinstance(part, str) else part)
+    observation = tuple(shown)
+    if problem := media_problem([part for part in observation if isinstance(part, Media)]):
+        raise TaskError(f"{where} made {problem}")
+    if not (prompt := as_prompt(observation)) or (isinstance(prompt, str) and not prompt.strip()):
+        raise TaskError(f"{where} must return a question with text, got {asked!r:.200}")
+    return prompt
 
 
 def _make(config: PythonTask) -> Task:

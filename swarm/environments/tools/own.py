@@ -16,8 +16,9 @@ from threading import Lock
 
 from msgspec.structs import replace
 
+from swarm.environments.answering import QuestionSettings
 from swarm.environments.code import load
-from swarm.environments.config import QuestionSettings, TaskConfig
+from swarm.environments.config import TaskConfig
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import TaskError
 from swarm.protocols import TaskVerifier

@@ -20,18 +20,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from swarm.environments.answering import FindSettings, QuestionSettings
 from swarm.environments.code import file_of, load
-from swarm.environments.config import (
-    TASK_LIST,
-    DatasetTask,
-    FindSettings,
-    QuestionSettings,
-    ReasoningGymTask,
-    TaskConfig,
-    code_of,
-    rewards_of,
-)
+from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
 from swarm.environments.episodes.config import TextArenaTask, VerifiersTask
+from swarm.environments.generated.config import GeneratedTask
 from swarm.environments.mixture import Source, TaskMixture, make_source
 from swarm.environments.rewards import FormatReward
 from swarm.environments.sandbox.confinement import Confinement
@@ -144,6 +137,9 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
     if any(isinstance(config, VerifiersTask) for config in configs):
         with suppress(TaskError, ImportError):  # as above
             import swarm.environments.adapters.verifiers
+    if any(isinstance(config, GeneratedTask) for config in configs):
+        with suppress(ImportError):  # as above
+            import swarm.environments.generated.drawing  # numpy
     if any(map(_has_pattern, configs)):
         import swarm.environments.scoring.patterns
     if any(isinstance(config, QuestionSettings) and config.tool == "python" for config in configs):
