@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from swarm.policy.loading import Policy
+from swarm.policy.media.ids import joined
 from swarm.reasons import Reason
-from swarm.types import Context, NextTurn, Past, Prompt, Rejection
+from swarm.types import Context, NextTurn, Past, Prompt, Rejection, media_of
+from swarm.types.media import Media, modality
 
 
 class Contexts:
@@ -22,13 +24,27 @@ class Contexts:
 
     def prompt(self, index: int, prompt: Context) -> list[int] | Rejection:
         """The ids of one prompt."""
+        if unread := self._unreadable(prompt):
+            return unread
         return self._fitting(f"prompt {index}", self._policy.encode(prompt))
 
     def turn(self, turn: NextTurn) -> list[int] | Rejection:
         """Those of an episode's turn; of its past, only the steps since its last turn are tokenized."""
         context = turn.context
+        if unread := self._unreadable(context):
+            return unread
         ids = self._continued(turn.episode, context) if isinstance(context, Past) else self._start(context)
         return self._fitting(f"turn {turn.number} of episode {turn.episode}", ids)
+
+    def _unreadable(self, context: Context) -> Rejection | None:
+        """A refusal if a policy cannot read all of it."""
+        last = context.steps[-1:] if isinstance(context, Past) else ()
+        parts = [*media_of(context.prompt if isinstance(context, Past) else context)]
+        parts += [part for step in last for part in step.observation if isinstance(part, Media)]
+        missing = {modality(part) for part in parts} - self._policy.modalities
+        if not missing:
+            return None
+        return Rejection(Reason.CANNOT_PERCEIVE, f"{self._policy.name} cannot read {', '.join(sorted(missing))}")
 
     def _start(self, prompt: Prompt) -> list[int]:
         if prompt not in self._starts:
@@ -39,7 +55,7 @@ class Contexts:
         known, ids = self._pasts.get(episode, (None, []))
         if known is None or known != Past(past.prompt, past.steps[: len(known.steps)]):
             known, ids = Past(past.prompt, ()), self._start(past.prompt)
-        ids = [*ids, *self._policy.encode_steps(past.steps[len(known.steps) :])]
+        ids = joined([ids, self._policy.encode_steps(past.steps[len(known.steps) :])])
         self._pasts[episode] = past, ids
         return ids
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from swarm.policy.attention import Packing, packed_attention
@@ -61,7 +62,7 @@ class Layout:
     pieces: list[Piece]
     """The row and tokens of each part of the flattened [B * L] input."""
     positions: Tensor | None = None
-    """[B, L]; None counts from 0 in each row."""
+    """[B, L], or [D, B, L] for a model with D positions a token; None counts from 0 in each row."""
     packing: Packing | None = None
 
 
@@ -81,8 +82,16 @@ class Batching(Protocol):
         ...
 
 
+Positions = Callable[[Sequence[int]], Tensor]
+"""[D, L] positions of a whole sequence of L tokens."""
+
+
 class Padded:
     """One batch row per prompt and completion, padded on the right: causal attention needs no mask."""
+
+    def __init__(self, positions: Positions | None = None) -> None:
+        """`positions` are the model's; None where they count tokens."""
+        self._positions = positions
 
     def cut(self, rows: Sequence[R], max_tokens: int) -> Iterator[list[R]]:
         """Micro-batches of rows of similar length."""
@@ -109,7 +118,14 @@ class Padded:
             targets=torch.tensor(list(chain.from_iterable(row.completion for row in rows))),
             predictors=_predictors(rows, [i * width + len(row.prompt) for i, row in enumerate(rows)]),
             pieces=[Piece(i, 0, _length(row), width - _length(row)) for i, row in enumerate(rows)],
+            positions=self._padded_positions(rows, width),
         )
+
+    def _padded_positions(self, rows: Sequence[Tokens], width: int) -> Tensor | None:
+        if self._positions is None:
+            return None
+        found = [self._positions([*row.prompt, *_read(row)]) for row in rows]
+        return torch.stack([pad(each, (0, width - each.shape[1])) for each in found], dim=1)
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         """The model's own."""
@@ -118,6 +134,10 @@ class Padded:
 
 class Packed:
     """All rows in one sequence, each prompt once before its completions; no padding."""
+
+    def __init__(self, positions: Positions | None = None) -> None:
+        """`positions` are the model's; None where they count tokens."""
+        self._positions = positions
 
     def cut(self, rows: Sequence[R], max_tokens: int) -> Iterator[list[R]]:
         """Keep the order of rows, so that those of one prompt stay together."""
@@ -168,9 +188,18 @@ class Packed:
             targets=torch.tensor(list(chain.from_iterable(row.completion for row in rows))),
             predictors=predictors,
             pieces=pieces,
-            positions=_ranges(before, lengths)[None],
+            positions=_ranges(before, lengths)[None] if self._positions is None else self._placed(segments, prefixes),
             packing=Packing.of([len(segment) for segment in segments], prefixes),
         )
+
+    def _placed(self, segments: Sequence[Sequence[int]], prefixes: Sequence[int | None]) -> Tensor:
+        """[D, 1, tokens of all segments]"""
+        assert self._positions is not None
+        placed = []
+        for segment, prefix in zip(segments, prefixes, strict=True):
+            before = () if prefix is None else segments[prefix]
+            placed.append(self._positions([*before, *segment])[:, len(before) :])
+        return torch.cat(placed, dim=1)[:, None]
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         """Packed attention, which respects the segments."""

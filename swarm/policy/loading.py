@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,18 +16,24 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
+from swarm.policy.batching import Positions
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
+from swarm.policy.media.ids import joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
 from swarm.policy.packaged.smollm import ensure_smollm2
-from swarm.policy.reading import outline, read_model
+from swarm.policy.reading import has_encoder, outline, read_model
 from swarm.policy.routing import Routers
 from swarm.policy.scoring.head import give_float32_logits
 from swarm.policy.tiny import ensure_tiny
-from swarm.policy.turns import Between, has_system_role, without_system
-from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step, as_text, observation_text
+from swarm.policy.turns import Conversations
+from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step
+from swarm.types.media import Modality
+
+if TYPE_CHECKING:
+    from swarm.policy.media.inputs import MediaInputs
 
 UNBOUNDED_POSITIONS = 10**9
 SMALLER = "`swarm doctor --model NAME` says what would fit"
@@ -52,8 +58,10 @@ class Policy:
         adapters: Adapters | None = None,
         ranks: Ranks | None = None,
         routing_replay: bool = False,
+        media: MediaInputs | None = None,
     ) -> None:
-        """`adapters` are those in `model`, if any; `ranks` are the processes that hold the model.
+        """`adapters` are those in `model`, if any; `ranks` are the processes that hold the model; `media` reads what is
+        not text, if the model can.
 
         Raises `PolicyError` when model and tokenizer cannot work together.
         """
@@ -83,7 +91,9 @@ class Policy:
         self.longest_token_chars = max(map(len, tokenizer.get_vocab()))
         """Upper bound on the characters that one token decodes to, except for those that a tokenizer drops."""
         self.stop_ids = _stop_ids(model, tokenizer)
-        self._between = Between(tokenizer, self.stop_ids)
+        self.media = media
+        """How pictures and sounds enter forward passes; None for a policy that reads text only."""
+        self._conversations = Conversations(tokenizer, self.stop_ids, media.reader if media else None)
         self._unshown = frozenset(tokenizer.all_special_ids)
         self._num_tokens = len(tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -135,42 +145,47 @@ class Policy:
         """
         if not isinstance(context, Past):
             return self.encode_prompt(context)
-        return [*self.encode_prompt(context.prompt), *self.encode_steps(context.steps)]
+        return joined([self.encode_prompt(context.prompt), self.encode_steps(context.steps)])
 
     def encode_steps(self, steps: Sequence[Step]) -> list[int]:
         """Token ids of turns and what followed them. Raises `PolicyError` as above."""
-        ids: list[int] = []
-        for step in steps:
-            ids += [*step.token_ids, *self.encode_observation(step.observation, step.token_ids)]
-        return ids
+        return joined(
+            part
+            for step in steps
+            for part in (step.token_ids, self.encode_observation(step.observation, step.token_ids))
+        )
 
     def encode_observation(self, observation: Observation, after: Sequence[int]) -> list[int]:
         """Token ids between a turn with the ids `after` and the next one, with the chat template's marks of turns.
 
         Raises `PolicyError` as above.
         """
-        return self._between.ids(observation_text(observation), after)
+        return self._conversations.observation(observation, after)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a question, with the tokenizer's chat template if it has one.
 
-        The system prompt precedes it, unless a conversation begins with its own; where the template has no place for
-        it, it begins the user's first text.
+        The system prompt precedes it, unless a conversation begins with its own. A policy that reads text only gets
+        pictures and sounds by name.
         """
         messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
         if self.system_prompt and messages[0].role != "system":
             messages = (Message("system", self.system_prompt), *messages)
-        if self.tokenizer.chat_template:
-            messages = messages if self._has_system_role else without_system(messages)
-            turns = [{"role": message.role, "content": message.content} for message in messages]
-            ids = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-            return [int(i) for i in ids]
-        text = as_text(messages)
-        return list(self.tokenizer.encode(f"{text}\n" if len(messages) > 1 else text))
+        return self._conversations.prompt(messages)
 
-    @cached_property
-    def _has_system_role(self) -> bool:
-        return has_system_role(self.tokenizer)
+    @property
+    def modalities(self) -> frozenset[Modality]:
+        """What it can read beside text."""
+        return self.media.reader.modalities if self.media is not None else frozenset()
+
+    @property
+    def places(self) -> Positions | None:
+        """Positions of a sequence's tokens; None where they count them."""
+        return self.media.positions if self.media is not None and self.media.has_grid else None
+
+    def inputs(self, ids: Tensor) -> dict[str, Tensor]:
+        """What the model is given of ids [B, L]."""
+        return {"input_ids": ids} if self.media is None else self.media.given(self.model, ids)
 
     def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
         """Token ids of other policies' completions under this tokenizer.
@@ -220,6 +235,8 @@ class Policy:
         if self.adapters:
             self.adapters.save(directory, weights)
             return
+        if self.media is not None:
+            self.media.reader.save(directory)
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         buffers = {name: value for name, value in self.model.state_dict().items() if name not in parameters}
         self.model.save_pretrained(directory, state_dict={**buffers, **weights})
@@ -277,7 +294,31 @@ def load_policy(
         adapters=adapters,
         ranks=ranks,
         routing_replay=settings.routing_replay,
+        media=_media(settings, model, tokenizer, dtype, ranks),
     )
+
+
+def _media(
+    settings: PolicySettings,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    ranks: Ranks,
+) -> MediaInputs | None:
+    """How the policy reads what is not text; None if it does not. Raises `PolicyError`."""
+    if not has_encoder(model.config):
+        return None
+    if ranks.size > 1:
+        raise PolicyError("a model that reads pictures or sounds cannot be held by several processes yet")
+    revision = None if settings.model in MADE_HERE else settings.revision
+    compute = model.dtype if dtype is torch.float32 else dtype
+    from swarm.policy.media.inputs import read_media
+    from swarm.policy.media.processor import has_processor
+
+    source = find_source(settings.model)
+    if not has_processor(source, revision):
+        return None
+    return read_media(source, revision, settings.trust_remote_code, model, tokenizer, compute)
 
 
 def find_source(model: str, progress: Progress | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -43,6 +43,10 @@ class Routed(Tokens, Protocol):
         ...
 
 
+Given = Callable[[Tensor], Mapping[str, Tensor]]
+"""What a model is given of ids [B, L]."""
+
+
 class Scorer:
     """Log-probabilities at the sampling temperature; the softmax is at least float32."""
 
@@ -69,7 +73,7 @@ class Scorer:
         with self._policy.compute():
             flat = self._policy.ranks.forward(
                 lambda: self._head.logprobs(
-                    predicting_states(self._head, layout, device),
+                    predicting_states(self._head, layout, device, self._policy.inputs),
                     layout.targets.to(device),
                     self._temperature,
                     self._policy.compute_dtype,
@@ -82,9 +86,10 @@ class Scorer:
         return Scores(logprobs, entropies, mask)
 
 
-def predicting_states(head: OutputHead, layout: Layout, device: torch.device) -> Tensor:
-    """Hidden states [N, H] from which the N completion tokens are predicted."""
-    inputs: dict[str, object] = {"input_ids": layout.ids.to(device)}
+def predicting_states(head: OutputHead, layout: Layout, device: torch.device, given: Given | None = None) -> Tensor:
+    """Hidden states [N, H] from which the N completion tokens are predicted; `given` as `Policy.inputs`."""
+    ids = layout.ids.to(device)
+    inputs: dict[str, object] = {"input_ids": ids} if given is None else {**given(ids)}
     if layout.positions is not None:
         inputs["position_ids"] = layout.positions.to(device)
     if layout.packing is not None:
@@ -99,12 +104,12 @@ def choose_batching(policy: Policy, name: BatchingName) -> Batching:
     if small is not None and not can_pad(small):
         raise PolicyError(f"{policy.name} cannot be trained: what follows a token changes how the model reads it")
     if name == "padded" or (name == "auto" and (policy.device.type != "cpu" or policy.ranks.size > 1)):
-        return Padded()
+        return Padded(policy.places)
     if can_pack(small) if small is not None else policy.ranks.forward(lambda: can_pack(policy.model)):
-        return Packed()
+        return Packed(policy.places)
     if name == "packed":
         raise PolicyError(f"{policy.name} cannot be trained on packed rows; set update.batching to padded")
-    return Padded()
+    return Padded(policy.places)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -154,7 +159,7 @@ def completion_logprobs(
     `inserts` [R] are the environment's tokens within the completions; `filters` as in `Scorer`.
     """
     pairs = map(_Pair, prompts, completions, inserts or [()] * len(prompts))
-    return Scorer(policy, temperature, Padded(), filters)(list(pairs)).logprobs
+    return Scorer(policy, temperature, Padded(policy.places), filters)(list(pairs)).logprobs
 
 
 class Continuation:
@@ -193,8 +198,13 @@ class Continuation:
             unread = [*self._prompt, *self._completion[: end - 1]]
         targets = torch.tensor(self._completion[self.num_scored : end], device=self._policy.device)
         inputs = torch.tensor([unread], device=self._policy.device)
+        given: dict[str, object] = {}
+        if (places := self._policy.places) is not None:
+            positions = places([*self._prompt, *self._completion[: end - 1]])
+            given["position_ids"] = positions[:, None, -len(unread) :].to(inputs.device)
         with self._policy.compute():
-            hidden = self._head.hidden_states(input_ids=inputs, past_key_values=self._cache)[0, -num_tokens:]
+            given |= self._policy.inputs(inputs)
+            hidden = self._head.hidden_states(**given, past_key_values=self._cache)[0, -num_tokens:]
             logprobs, _ = self._head.logprobs(
                 hidden, targets, self._temperature, self._policy.compute_dtype, self._filters
             )

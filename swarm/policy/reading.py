@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 from swarm.errors import PolicyError
+from swarm.policy.media.encoder import freeze_encoder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 NAMED = 3
@@ -31,7 +35,8 @@ def read_model(
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(source, **options)
+        model, found = model_class(config).from_pretrained(
             source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -45,7 +50,29 @@ def read_model(
             f"the weights of {source!r} do not fit its config.json: {name} must have the shape {list(expected)}, got "
             f"{list(stored)} ({len(mismatched)} in total)"
         )
+    if has_encoder(config):
+        freeze_encoder(model)
     return model, tokenizer
+
+
+def has_encoder(config: PreTrainedConfig) -> bool:
+    """Whether a model reads pictures or sounds beside text."""
+    return type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+
+
+def model_class(config: PreTrainedConfig) -> Any:
+    """What loads a model with this configuration."""
+    if has_encoder(config):
+        return AutoModelForMultimodalLM
+    return AutoModelForCausalLM
+
+
+def empty_model(config: PreTrainedConfig, **options: object) -> PreTrainedModel:
+    """The model of a configuration, with the weights of its encoder frozen."""
+    model: PreTrainedModel = model_class(config).from_config(config, **options)
+    if has_encoder(config):
+        freeze_encoder(model)
+    return model
 
 
 def outline(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
@@ -53,7 +80,7 @@ def outline(source: str, revision: str | None, trust_remote_code: bool) -> PreTr
     config = read_config(source, revision, trust_remote_code)
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            return empty_model(config, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
 

@@ -24,7 +24,8 @@ from transformers.utils import logging as transformers_logging
 from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
 from swarm.policy.config import TINY, TINY_SPARSE, TINY_TOOL
 from swarm.policy.packaged.cache import Progress, made_once
-from swarm.policy.turns import Between
+from swarm.policy.turns import Conversations
+from swarm.types import Text
 
 TOKENIZER_FILE = Path(__file__).with_name("tiny_tokenizer.json")
 SPECIAL = ("<pad>", "<eos>")
@@ -289,14 +290,14 @@ def _tool_episodes(recipe: ToolStart, tokenizer: PreTrainedTokenizerFast) -> lis
     """Products with the right answer: at once, and after a call, in turn."""
     rng = random.Random(recipe.seed)
     end = tokenizer.eos_token_id
-    between = Between(tokenizer, {end})
+    conversations = Conversations(tokenizer, {end})
     examples = []
     for number, entry in enumerate(_entries(TINY_TOOL_TASK.name, TINY_TOOL_TASK.options, recipe)):
         ids = tokenizer.encode(entry["question"])
         labels = _ignored(ids)
         if number % 2:
             call = [*tokenizer.encode(f"<tool>{entry['metadata']['expression']}</tool>"), end]
-            shown = between.ids(entry["answer"], call)
+            shown = conversations.observation((Text(entry["answer"]),), call)
             ids += [*call, *shown]
             begun = call[:1] if rng.random() < recipe.begun else [IGNORED]
             labels += [*begun, *call[1:], *_ignored(shown)]

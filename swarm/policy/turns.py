@@ -1,55 +1,57 @@
-"""What chat templates leave open: the tokens between two turns of the policy, and where system text goes.
-
-Between two turns are the end of one, an observation, and the opening of the next.
+"""Conversations in a policy's tokens: by its chat template, or as plain text where there is none.
 
 A chat template renders whole conversations, and tokenizing what it renders may split an earlier turn into other tokens
-than were sampled. So only what follows a turn is taken from the template, once; a turn's own tokens stay as they are.
+than were sampled. So of an episode only what follows a turn is taken from the template, once; a turn's own tokens stay
+as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
-from swarm.types import Message
+from swarm.policy.media.ids import Kind, joined
+from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
+from swarm.types.media import Audio, Image
+
+if TYPE_CHECKING:
+    from swarm.policy.media.processor import Reader
 
 SYSTEM, QUESTION, ANSWER, OBSERVATION = "SYSTEMMARK", "QUESTIONMARK", "ANSWERMARK", "OBSERVATIONMARK"
 """They stand for texts while a template is read."""
 WITHOUT_TEMPLATE = "\n"
-"""Before and after an observation where there is no template."""
+"""Before and after an observation, and around media, where there is no template."""
 
 
-def has_system_role(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template renders system text; some refuse it, as Gemma's first, and some leave it out."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-    try:
-        return SYSTEM in str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except TemplateError:
-        return False
+class Conversations:
+    """Token ids of questions, and of what follows a turn."""
 
-
-def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The conversation with its system text, if any, before the user's first text."""
-    if messages[0].role != "system":
-        return messages
-    system, first, *rest = messages
-    return (Message(first.role, f"{system.content}\n\n{first.content}"), *rest)
-
-
-class Between:
-    """What a tokenizer's template puts between two turns of the policy."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
-        """`stop_ids` end a turn. The template is read when it is needed first."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], reader: Reader | None = None
+    ) -> None:
+        """`stop_ids` end a turn; `reader` makes media of what is not text. The template is read when it is needed."""
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
+        self._reader = reader
 
-    def ids(self, text: str, after: Sequence[int]) -> list[int]:
-        """Tokens of an observation's `text` between a turn with the tokens `after` and the next one.
+    def prompt(self, messages: tuple[Message, ...]) -> list[int]:
+        """Token ids of a question. System text that the template has no place for begins the user's first text."""
+        if self._tokenizer.chat_template:
+            messages = messages if self._has_system_role else without_system(messages)
+            return self._with_media(self._rendered(messages), messages, is_whole=True)
+        if self._reader is not None:
+            text = "\n\n".join(self._inline(message.parts) for message in messages)
+        else:
+            text = as_text(messages)
+        return self._with_media(f"{text}\n" if len(messages) > 1 else text, messages, is_whole=False)
+
+    def observation(self, observation: Observation, after: Sequence[int]) -> list[int]:
+        """Token ids of an observation between a turn with the ids `after` and the next one.
 
         Text that spells a special token stays text: an environment may repeat what a stranger said. Raises
         `PolicyError` for a template without such conversations.
@@ -57,8 +59,92 @@ class Between:
         before, behind = self._around
         if after and after[-1] in self._stop_ids and before and before[0] in self._stop_ids:
             before = before[1:]  # the turn has ended itself
-        said = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return [*before, *said, *behind]
+        if self._reader is None:
+            return [*before, *self._said(observation_text(observation)), *behind]
+        parts = [self._part(part) for part in self._reader.spread(shown(observation))]
+        return joined([before, *parts, behind])
+
+    def _part(self, part: Text | Image | Audio) -> list[int]:
+        assert self._reader is not None
+        if isinstance(part, Text):
+            return self._said(part.text)
+        kind: Kind = "image" if isinstance(part, Image) else "audio"
+        before, behind = self._around_media(kind)
+        return joined([self._plain(before), self._reader.ids(part), self._plain(behind)])
+
+    def _said(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _with_media(self, text: str, messages: Sequence[Message], is_whole: bool) -> list[int]:
+        """Tokens of a text, with those of the messages' media at their places; `is_whole`: with special tokens."""
+        ids = list(self._tokenizer.encode(text, add_special_tokens=not is_whole))
+        if self._reader is None:
+            return ids
+        parts = [part for message in messages for part in self._reader.spread(message.parts)]
+        media = iter([self._reader.ids(part) for part in parts if not isinstance(part, Text)])
+        marks = set(map(self._tokenizer.convert_tokens_to_ids, self._reader.tokens()))
+        found: list[list[int]] = [[]]
+        for token in ids:
+            if token in marks:
+                found += [next(media), []]
+            else:
+                found[-1].append(token)
+        return joined(found)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        """The conversation by the template, up to the policy's turn."""
+        content = self._as_parts if self._takes_parts else self._inline if self._reader is not None else None
+        turns = [
+            {"role": message.role, "content": message.text if content is None else content(message.parts)}
+            for message in messages
+        ]
+        return str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+
+    def _as_parts(self, parts: Sequence[Shown]) -> list[dict[str, str]]:
+        assert self._reader is not None
+        return [
+            {"type": "text", "text": self._reader.escaped(part.text)}
+            if isinstance(part, Text)
+            else {"type": "image" if isinstance(part, Image) else "audio"}
+            for part in self._reader.spread(parts)
+        ]
+
+    def _inline(self, parts: Sequence[Shown]) -> str:
+        assert self._reader is not None
+        return WITHOUT_TEMPLATE.join(
+            self._reader.escaped(part.text)
+            if isinstance(part, Text)
+            else self._reader.token("image" if isinstance(part, Image) else "audio")
+            for part in self._reader.spread(parts)
+        )
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the template renders messages of parts."""
+        if self._reader is None:
+            return False
+        kind, *_ = self._reader.kinds
+        parts = [{"type": kind}, {"type": "text", "text": QUESTION}]
+        try:
+            text = str(
+                self._tokenizer.apply_chat_template(
+                    [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
+                )
+            )
+        except (TemplateError, TypeError):
+            return False
+        return text.count(self._reader.token(kind)) == 1 and text.count(QUESTION) == 1 and "{" not in text
+
+    @cached_property
+    def _has_system_role(self) -> bool:
+        """Whether the template renders system text; some refuse it, as Gemma's first, and some leave it out."""
+        try:
+            return SYSTEM in self._rendered([Message("system", SYSTEM), Message("user", QUESTION)])
+        except TemplateError:
+            return False
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
@@ -66,20 +152,38 @@ class Between:
         before, behind = self._read_template() if self._tokenizer.chat_template else (WITHOUT_TEMPLATE,) * 2
         return self._plain(before), self._plain(behind)
 
-    def _plain(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
     def _read_template(self) -> tuple[str, str]:
-        messages = [
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": ANSWER},
-            {"role": "user", "content": OBSERVATION},
-        ]
+        asked, answered, told = Message("user", QUESTION), Message("assistant", ANSWER), Message("user", OBSERVATION)
         try:
-            text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            text = self._rendered([asked, answered, told])
         except TemplateError as error:
             raise PolicyError(f"the chat template refuses an episode of two turns: {error}") from error
         before, mark, behind = text.partition(ANSWER)[2].partition(OBSERVATION)
         if not mark:
             raise PolicyError("the chat template does not render an answer and what follows it, in this order")
         return before, behind
+
+    def _around_media(self, kind: Kind) -> tuple[str, str]:
+        """What the template puts before and behind a medium within a message."""
+        assert self._reader is not None
+        if not (self._tokenizer.chat_template and self._takes_parts):
+            return WITHOUT_TEMPLATE, WITHOUT_TEMPLATE
+        parts = [{"type": "text", "text": QUESTION}, {"type": kind}, {"type": "text", "text": OBSERVATION}]
+        text = str(
+            self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
+            )
+        )
+        within = text.partition(QUESTION)[2].partition(OBSERVATION)[0]
+        before, _, behind = within.partition(self._reader.token(kind))
+        return before, behind
+
+
+def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation with its system text, if any, before the user's first text."""
+    if messages[0].role != "system":
+        return messages
+    system, first, *rest = messages
+    if isinstance(first.content, str):
+        return (Message(first.role, f"{system.text}\n\n{first.content}"), *rest)
+    return (Message(first.role, (Text(f"{system.text}\n\n"), *first.content)), *rest)

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
-    AutoModelForCausalLM,
     DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
@@ -34,6 +33,7 @@ from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
 from swarm.policy.config import LoraSettings
 from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
+from swarm.policy.reading import empty_model
 from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
 from swarm.training.layers import TrainingLayers
 
@@ -269,7 +269,7 @@ def _in(dtype: torch.dtype) -> AbstractContextManager[object]:
 def _build(config: PreTrainedConfig, lora: LoraSettings, stored: torch.dtype) -> PreTrainedModel:
     """The model on the device `meta`, with adapters if there are any."""
     with torch.device("meta"), no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=stored)
+        model = empty_model(config, dtype=stored)
         model.tie_weights()
         if lora.rank:
             insert(model, lora)

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from swarm.engines.sampling import sample, uniforms
 from swarm.engines.stopping import Stops
@@ -107,7 +108,8 @@ class Batch:
         for place, prefix in kept.items():
             starts[place] = prefix.length
         unread = [
-            Unread(place, start, row.since(start)) for place, (row, start) in enumerate(zip(rows, starts, strict=True))
+            Unread(place, start, row.since(start), self._placed(row, start))
+            for place, (row, start) in enumerate(zip(rows, starts, strict=True))
         ]
         logits, routing = self._decoder.step(self._cache, unread)
         uniform = uniforms([row.seed for row in rows], [len(row.ids) for row in rows])
@@ -125,6 +127,15 @@ class Batch:
             self._keep(place, row)
         self._kept.shrink(self._room.tokens - self._cache.num_tokens(plan))
         return [row for _, row in finished]
+
+    def _placed(self, row: Draft, start: int) -> Tensor | None:
+        """[D, tokens] positions of a row's tokens from `start` on; None where they count tokens."""
+        if row.following is None or self._policy.places is None:
+            return None
+        if start < len(row.prompt):
+            return self._policy.places([*row.prompt, *row.ids])[:, start:]
+        first = row.following + start - len(row.prompt)
+        return torch.arange(first, first + row.num_tokens - start).expand(3, -1)
 
     def _keep(self, place: int, row: Draft) -> None:
         """Keep what the cache holds of an episode that may go on, if the present weights alone computed it."""

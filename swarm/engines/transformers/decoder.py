@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -101,9 +102,9 @@ class Decoder:
         attention = attending_by_group(model) if layout.groups else nullcontext()
         with self._policy.compute(), self._recorded() as chosen, attention:
             output = model(
-                input_ids=layout.ids,
+                **self._policy.inputs(layout.ids),
                 attention_mask=self._mask(layout.positions, layout.width),
-                position_ids=layout.positions,
+                position_ids=layout.positions if layout.placed is None else layout.placed,
                 past_key_values=cache.at(layout),
                 use_cache=True,
                 logits_to_keep=layout.last,
@@ -116,7 +117,7 @@ class Decoder:
         """One pass, padded on the right: causal attention ignores the padding, so it needs no mask."""
         ids, _ = pad(pasts, pasts[0][0])  # transformers warns about pad tokens without a mask
         with self._recorded() as chosen:
-            cache = self._read_padded(ids.to(self._policy.device))
+            cache = self._read_padded(ids.to(self._policy.device), self._placed(pasts, ids.shape[1]))
         layers = [(layer.keys, layer.values) for layer in cache.layers]
         routing = together(chosen).reshape(*ids.shape, len(chosen), -1) if chosen else None
         return [
@@ -128,13 +129,20 @@ class Decoder:
             for row, past in enumerate(pasts)
         ]
 
-    def _read_padded(self, ids: Tensor) -> DynamicCache:
+    def _placed(self, pasts: Sequence[list[int]], width: int) -> Tensor | None:
+        """[D, B, width] positions for the model; None where they count tokens."""
+        if (places := self._policy.places) is None:
+            return None
+        return torch.stack([functional.pad(places(past), (0, width - len(past))) for past in pasts], dim=1)
+
+    def _read_padded(self, ids: Tensor, placed: Tensor | None = None) -> DynamicCache:
         cache = DynamicCache()
+        positions = torch.arange(ids.shape[1])[None] if placed is None else placed
         with self._policy.compute():
             self._generating.model(
-                input_ids=ids,
+                **self._policy.inputs(ids),
                 attention_mask=None,
-                position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
+                position_ids=positions.to(ids.device),
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,

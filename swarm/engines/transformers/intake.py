@@ -18,6 +18,7 @@ class Intake:
         """`room` holds them all."""
         self._contexts = Contexts(policy, sampling.max_new_tokens, ("the cache", room.longest))
         self._seed = seed
+        self._places = policy.places
         self._questions = count(-1, -1)
         """For turns; those of prompts are their indices."""
         self._starts: dict[Prompt, int] = {}
@@ -28,7 +29,11 @@ class Intake:
         ids = self._contexts.prompt(index, prompt)
         if isinstance(ids, Rejection):
             return ids
-        return [Draft(index, k, ids, completion_seed(self._seed, index, k)) for k in range(num_completions)]
+        following = self._following(ids)
+        return [
+            Draft(index, k, ids, completion_seed(self._seed, index, k), following=following)
+            for k in range(num_completions)
+        ]
 
     def turn(self, turn: NextTurn) -> Draft | Rejection:
         """The draft of an episode's next turn."""
@@ -37,7 +42,18 @@ class Intake:
             return ids
         seed = completion_seed(self._seed, turn.episode, turn.number)
         question = self._question(turn.context)
-        return Draft(question, turn.episode, ids, seed, episode=turn.episode, turn=turn.number)
+        return Draft(
+            question,
+            turn.episode,
+            ids,
+            seed,
+            episode=turn.episode,
+            turn=turn.number,
+            following=self._following(ids),
+        )
+
+    def _following(self, ids: list[int]) -> int | None:
+        return None if self._places is None else int(self._places(ids).max()) + 1
 
     def _question(self, context: Context) -> int:
         """The same for those that can share a reading."""

@@ -32,6 +32,8 @@ class Unread(NamedTuple):
     start: int
     """Position of the first token."""
     tokens: list[int]
+    placed: Tensor | None = None
+    """[D, tokens] positions for the model; None where they count tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Layout:
     """Where the last token of each row is, as models take it."""
     groups: Sequence[Group] = ()
     """Of [1, N]: rows that attend together."""
+    placed: Tensor | None = None
+    """[D, B, T] or [D, 1, N] positions for a model with D of them a token."""
 
     def by_row(self, routing: Routing) -> list[Routing]:
         """The experts of each row's tokens, of those of the whole pass."""
@@ -101,6 +105,13 @@ class _Flat:
         self.first = self.lengths.cumsum() - self.lengths
         """Where each row's tokens begin."""
 
+    def placed(self, rows: Sequence[Unread], places: Places, device: torch.device) -> Tensor | None:
+        """[D, *places] positions for the model; None where they count tokens."""
+        found = [row.placed for row in rows if row.placed is not None]
+        if not found:
+            return None
+        return torch.cat(found, dim=1)[:, torch.from_numpy(places)].to(device)
+
     @property
     def width(self) -> int:
         return int((self.starts + self.lengths).max())
@@ -131,6 +142,7 @@ def _side_by_side(rows: list[Unread], device: torch.device) -> Layout:
         read=flat.adjacent(slice(None), device),
         width=flat.width,
         last=1,
+        placed=flat.placed(rows, places, device),
     )
 
 
@@ -148,5 +160,6 @@ def _one_after_another(groups: list[list[Unread]], device: torch.device) -> Layo
         read=slice(None),
         width=flat.width,
         last=torch.from_numpy(flat.first + flat.lengths - 1).to(device),
+        placed=flat.placed(rows, np.arange(len(flat.tokens))[None], device),
         groups=[Group(flat.adjacent(part, device), torch.from_numpy(flat.padded(part)).to(device)) for part in slices],
     )

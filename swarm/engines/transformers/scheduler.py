@@ -67,6 +67,8 @@ class Draft:
     """Experts so far, in order of the tokens: those of the prefix at its last prefill, then one entry per step."""
     mixed: bool = False
     """Whether different weights computed its cache."""
+    following: int | None = None
+    """Position of the first token after the prompt; None where positions count tokens."""
     num_tokens: int = field(init=False)
     """Tokens of prompt and completion so far: the width of its row in the next step. A number, because the scheduler
     asks every row several times a step."""

@@ -1,0 +1,101 @@
+"""Features of media: what a model's encoder makes of them, computed once and kept.
+
+The encoder is frozen, so that features stay as they are: generation and updates share them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
+from weakref import finalize
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from swarm.errors import PolicyError
+from swarm.policy.media.ids import Kind, Medium
+
+MAX_FEATURE_BYTES = 2**29
+"""Of the features kept; those that were used longest ago go first, and are computed anew when they are needed."""
+METHODS: Mapping[Kind, str] = MappingProxyType({"image": "get_image_features", "audio": "get_audio_features"})
+"""Of a model, by what they encode."""
+
+
+class Encoder:
+    """The frozen part of a model that reads media."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        """Features are kept in `dtype`."""
+        self.num_computed = 0
+        """Media encoded so far."""
+        self._model = model
+        self._dtype = dtype
+        self._features: OrderedDict[int, Tensor] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.RLock()  # a medium may end at any time, also while this thread holds it
+
+    @torch.no_grad()
+    def features(self, medium: Medium) -> Tensor:
+        """[places, H] features of a medium. Raises `PolicyError` if the model gives another number of them."""
+        with self._lock:  # generation and updates may ask at once
+            if (known := self._features.get(medium.number)) is not None:
+                self._features.move_to_end(medium.number)
+                return known
+            found = self._computed(medium)
+            self._features[medium.number] = found
+            self._num_bytes += found.nbytes
+            while self._num_bytes > MAX_FEATURE_BYTES and len(self._features) > 1:
+                _, oldest = self._features.popitem(last=False)
+                self._num_bytes -= oldest.nbytes
+            return found
+
+    def _computed(self, medium: Medium) -> Tensor:
+        method = getattr(self._model, METHODS[medium.kind])
+        taken = inspect.signature(method).parameters
+        inputs = {name: value.to(self._model.device) for name, value in medium.inputs.items() if name in taken}
+        found = _flat(method(**inputs, return_dict=True))
+        self.num_computed += 1
+        finalize(medium, self._forget, medium.number)
+        if len(found) != medium.num_features:
+            raise PolicyError(
+                f"{type(self._model).__name__} gives {len(found)} features of a medium, its processor expects "
+                f"{medium.num_features}: they do not match"
+            )
+        return found.to(self._dtype)
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            if (dropped := self._features.pop(number, None)) is not None:
+                self._num_bytes -= dropped.nbytes
+
+
+def _flat(output: object) -> Tensor:
+    """[places, H] of what a model's method returns."""
+    found = output if isinstance(output, Tensor | tuple | list) else getattr(output, "pooler_output", None)
+    if isinstance(found, tuple | list):
+        found = torch.cat([each.flatten(0, -2) for each in found])
+    if not isinstance(found, Tensor):
+        raise PolicyError(f"cannot read the features in {type(output).__name__}")
+    return found.flatten(0, -2)
+
+
+def freeze_encoder(model: PreTrainedModel) -> None:
+    """Train nothing but the part of the model that reads and writes text."""
+    language = {id(parameter) for parameter in model.get_decoder().parameters()}
+    if (head := model.get_output_embeddings()) is not None:
+        language |= {id(parameter) for parameter in head.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in language:
+            parameter.requires_grad_(False)
+
+
+def encoder_layers(model: PreTrainedModel) -> list[str]:
+    """Names of the layers outside the part that reads and writes text; none for a model that reads text only."""
+    if not any(hasattr(model, method) for method in METHODS.values()):
+        return []
+    language = {id(module) for module in model.get_decoder().modules()} | {id(model.get_output_embeddings())}
+    return [name for name, module in model.named_modules() if id(module) not in language and not any(module.children())]

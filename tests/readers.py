@@ -1,0 +1,128 @@
+"""Tiny random models of three families that read more than text, as directories that a policy is loaded from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedTokenizerFast, ProcessorMixin
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import Policy, load_policy
+from swarm.policy.media.processor import without_videos
+from swarm.types import Message, Text
+from swarm.types.media import Audio, Image
+
+FAMILIES = ("qwen2_5_vl", "smolvlm", "glmasr")
+TOKENIZER = Path(__file__).parent.parent / "swarm" / "policy" / "tiny_tokenizer.json"
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+}
+SPECIAL = {
+    "qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
+    "smolvlm": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
+    "glmasr": ["<|pad|>"],
+}
+TEMPLATES = {
+    "qwen2_5_vl": "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>",
+    "smolvlm": "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}{% if c['type'] == 'image' %}<image>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}<eos>{% endfor %}assistant:",
+    "glmasr": None,
+}
+
+
+def directory(family: str, place: Path) -> Path:
+    """Write a model of a family, with its processor."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER), pad_token="<pad>", eos_token="<eos>")
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL[family]})
+    tokenizer.chat_template = TEMPLATES[family]
+    id_of = tokenizer.convert_tokens_to_ids
+    text = {**TEXT, "vocab_size": len(tokenizer)}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "initializer_range": 0.3}
+    torch.manual_seed(5)
+    match family:
+        case "qwen2_5_vl":
+            rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
+            config = transformers.Qwen2_5_VLConfig(
+                text_config={**text, "rope_parameters": rope},
+                vision_config={
+                    **vision,
+                    "depth": 2,
+                    "num_heads": 2,
+                    "out_hidden_size": 32,
+                    "fullatt_block_indexes": [1],
+                },
+                image_token_id=id_of("<|image_pad|>"),
+                video_token_id=id_of("<|video_pad|>"),
+                vision_start_token_id=id_of("<|vision_start|>"),
+                vision_end_token_id=id_of("<|vision_end|>"),
+            )
+            model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+            pictures = Qwen2VLImageProcessorPil(
+                size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}, patch_size=14
+            )
+            processor = _made(transformers.Qwen2_5_VLProcessor, pictures, tokenizer, None)
+        case "smolvlm":
+            config = transformers.SmolVLMConfig(
+                text_config={**text, "model_type": "llama"},
+                vision_config={**vision, "image_size": 32, "patch_size": 8, "num_hidden_layers": 2},
+                image_token_id=id_of("<image>"),
+                scale_factor=2,
+                pad_token_id=0,
+            )
+            model = transformers.SmolVLMForConditionalGeneration(config)
+            pictures = SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+            processor = _made(transformers.SmolVLMProcessor, pictures, tokenizer, None, image_seq_len=4)
+        case _:
+            audio = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+            config = transformers.GlmAsrConfig(
+                text_config={**text, "model_type": "llama"},
+                audio_config={**audio, "num_mel_bins": 16, "initializer_range": 0.3},
+                audio_token_id=id_of("<|pad|>"),
+            )
+            model = transformers.GlmAsrForConditionalGeneration(config)
+            sounds = transformers.WhisperFeatureExtractor(feature_size=16)
+            processor = _made(transformers.GlmAsrProcessor, sounds, tokenizer)
+    model.save_pretrained(place)
+    processor.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def load(family: str, place: Path) -> Policy:
+    """The policy of a family in float32."""
+    return load_policy(PolicySettings(model=str(directory(family, place)), dtype="float32", system_prompt=""))
+
+
+def medium(family: str, number: int = 0) -> Image | Audio:
+    """A picture or sound that the family reads; another for each number."""
+    random = np.random.default_rng(number)
+    if family == "glmasr":
+        return Audio(16_000, random.integers(-3_000, 3_000, 4_000 + 1_600 * number, np.int16).astype("<i2").tobytes())
+    width, height = 56 + 28 * (number % 2), 56
+    return Image(width, height, random.integers(0, 256, (height, width, 3), np.uint8).tobytes())
+
+
+def question(family: str, number: int = 0, text: str = "Calculate 1 + 2") -> tuple[Message, ...]:
+    """A question with something to read in the middle."""
+    return (Message("user", (Text("Look: "), medium(family, number), Text(text))),)
+
+
+def _made(processor: type[ProcessorMixin], *parts: object, **settings: object) -> ProcessorMixin:
+    made: ProcessorMixin = without_videos(processor)(*parts, **settings)
+    return made
