@@ -338,7 +338,7 @@ def descend(
             group["lr"] = recipe.learning_rate * min(1.0, (step + 1) / recipe.warmup_steps) * decay
         now = loss()
         optimizer.zero_grad()
-        now.backward()
+        now.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         progress(step + 1, recipe.steps)
