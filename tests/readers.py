@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, ProcessorMixin
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.media.processor import without_videos
+from swarm.policy.media.processor import as_array, waveform, without_videos
 from swarm.types import Message, Text
 from swarm.types.media import Audio, Image
 
-FAMILIES = ("qwen2_5_vl", "smolvlm", "glmasr")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "glmasr")
 TOKENIZER = Path(__file__).parent.parent / "swarm" / "policy" / "tiny_tokenizer.json"
 TEXT = {
     "hidden_size": 32,
@@ -33,11 +36,15 @@ TEXT = {
 }
 SPECIAL = {
     "qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
+    "qwen3_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
     "smolvlm": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
     "glmasr": ["<|pad|>"],
 }
 TEMPLATES = {
     "qwen2_5_vl": "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>",
+    "qwen3_vl": "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>",
     "smolvlm": "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}{% if c['type'] == 'image' %}<image>"
@@ -77,6 +84,28 @@ def directory(family: str, place: Path) -> Path:
                 size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}, patch_size=14
             )
             processor = _made(transformers.Qwen2_5_VLProcessor, pictures, tokenizer, None)
+        case "qwen3_vl":
+            rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0}
+            config = transformers.Qwen3VLConfig(
+                text_config={**text, "rope_parameters": rope, "head_dim": 8},
+                vision_config={
+                    **vision,
+                    "depth": 2,
+                    "num_heads": 2,
+                    "out_hidden_size": 32,
+                    "num_position_embeddings": 16,
+                    "deepstack_visual_indexes": [0],
+                },
+                image_token_id=id_of("<|image_pad|>"),
+                video_token_id=id_of("<|video_pad|>"),
+                vision_start_token_id=id_of("<|vision_start|>"),
+                vision_end_token_id=id_of("<|vision_end|>"),
+            )
+            model = transformers.Qwen3VLForConditionalGeneration(config)
+            pictures = Qwen2VLImageProcessorPil(
+                size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128}, patch_size=16
+            )
+            processor = _made(transformers.Qwen3VLProcessor, pictures, tokenizer, None)
         case "smolvlm":
             config = transformers.SmolVLMConfig(
                 text_config={**text, "model_type": "llama"},
@@ -121,6 +150,39 @@ def medium(family: str, number: int = 0) -> Image | Audio:
 def question(family: str, number: int = 0, text: str = "Calculate 1 + 2") -> tuple[Message, ...]:
     """A question with something to read in the middle."""
     return (Message("user", (Text("Look: "), medium(family, number), Text(text))),)
+
+
+def own_logprobs(policy: Policy, family: str, number: int, answer: Sequence[int]) -> Tensor:
+    """Log-probabilities of an answer to a question, [T], by the processor and the model's own forward pass."""
+    assert policy.media is not None
+    processor: Any = policy.media.reader._processor
+    part = medium(family, number)
+    given: dict[str, Any] = (
+        {"images": [as_array(part)]}
+        if isinstance(part, Image)
+        else {"audio": [waveform(part, 16_000)], "sampling_rate": 16_000}
+    )
+    content = [{"type": "text", "text": "Look: "}, {"type": "image"}, {"type": "text", "text": "Calculate 1 + 2"}]
+    if policy.tokenizer.chat_template:
+        text = policy.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+    else:
+        text = f"Look: \n{policy.media.reader.tokens()[0]}\nCalculate 1 + 2"
+    inputs = processor(text=[text], return_tensors="pt", **given)
+    ids = torch.cat([inputs["input_ids"], torch.tensor([list(answer)])], dim=1)
+    inputs["input_ids"] = ids
+    inputs["attention_mask"] = torch.ones_like(ids)
+    if "mm_token_type_ids" in inputs:
+        kinds = inputs["mm_token_type_ids"]
+        inputs["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(answer))], dim=1)
+    for name in ("pixel_values", "input_features"):
+        if name in inputs:
+            inputs[name] = inputs[name].to(policy.model.dtype)
+    logits = policy.model(**inputs).logits[0, -len(answer) - 1 : -1]
+    if hasattr(policy.model.base_model, "rope_deltas"):
+        policy.model.base_model.rope_deltas = None
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(list(answer))[:, None])[:, 0]
 
 
 def _made(processor: type[ProcessorMixin], *parts: object, **settings: object) -> ProcessorMixin:

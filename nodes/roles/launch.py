@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from nodes.roles.versions import versions
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
+from swarm.environments.modalities import modalities
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
@@ -54,6 +55,7 @@ from swarm.page.serving import page_of
 from swarm.policy.config import MADE_HERE, SMOLLM2, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
+from swarm.policy.media.modalities import modalities_of
 from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_start
 from swarm.preflight.need import RoleName
@@ -221,6 +223,7 @@ def opened(
         if manifest and role.keeps_terms:
             check_terms(loaded.config, manifest)
         config = _judgeable(loaded.config, tasks_of_the_run, console)
+        config = _without(config, _unreadable(config), tasks_of_the_run, console)
         if short := check_start(config, role.name, ranks.size):
             warn(short, console)
         _show_plan(role, config, home.identity, manifest, ranks.size, console)
@@ -243,7 +246,25 @@ def _judgeable(config: NodeConfig, tasks_of_the_run: bool, console: Console) -> 
     """The configuration without the run's tasks for which this node has no judge. Raises `ConfigError`."""
     for difference in other_judges(config.tasks, config.judge):
         warn(f"{difference}: groups may be rated differently here", console)
-    lacking = lacking_judge(config.tasks, config.judge)
+    return _without(config, lacking_judge(config.tasks, config.judge), tasks_of_the_run, console)
+
+
+def _unreadable(config: NodeConfig) -> dict[str, str]:
+    """By name: which tasks this node's policy cannot read. Raises `PolicyError`."""
+    needed = {task.name: needs for task in config.tasks if (needs := modalities(task))}
+    if not needed:
+        return {}
+    readable = modalities_of(config.policy)
+    return {
+        name: f"its questions have media ({', '.join(sorted(needs))}) that {config.policy.model} cannot read"
+        for name, needs in needed.items()
+        if needs - readable
+    }
+
+
+def _without(config: NodeConfig, lacking: Mapping[str, str], tasks_of_the_run: bool, console: Console) -> NodeConfig:
+    """The configuration without some of the run's tasks, and why. Raises `ConfigError` if they are the node's own, or
+    all."""
     kept = tuple(task for task in config.tasks if task.name not in lacking)
     if lacking and not (tasks_of_the_run and kept):
         raise ConfigError("; ".join(f"task {name}: {reason}" for name, reason in lacking.items()))

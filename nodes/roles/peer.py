@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nodes.roles.coordinator import NODES_OWN, OwnParts, RankCoordinator
+from nodes.roles.run import unreadable_tasks
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
 from swarm.config import NodeConfig
 from swarm.environments.config import own_tool_tasks
@@ -219,6 +220,7 @@ class PeerNode:
             keep=self._shell.samples.keep,
             unshared=() if self._identity.peer_id in config.trusted else own_tool_tasks(config.tasks),
             trusted=config.trusted,
+            unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             clock=self._clock,
         )
 

@@ -18,6 +18,7 @@ from swarm.central.terms import SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.answering import TRUSTED_TOOL
 from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of, own_tool_tasks
+from swarm.environments.modalities import modalities
 from swarm.environments.specs import (
     CODE,
     DIGEST,
@@ -44,6 +45,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
 from swarm.policy.config import public_name
 from swarm.types import RunManifest, TaskSpec, Terms
+from swarm.types.media import Modality
 
 if TYPE_CHECKING:
     from swarm.policy.loading import Policy
@@ -105,6 +107,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         policy.tokenizer_hash if policy is not None else "",
         policy.tokenizer.chat_template if policy is not None else None,
         config.policy.lora.rounded,
+        policy.media.reader.digest if policy is not None and policy.media is not None else "",
     )
 
 
@@ -193,6 +196,20 @@ def left_out(
     """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
     reasons = {spec.name: why_left_out(spec, files, code, trusted) for spec in manifest.tasks}
     return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def unreadable_tasks(manifest: RunManifest | None, readable: Collection[Modality]) -> frozenset[str]:
+    """Names of the run's tasks with pictures, sounds or clips that a policy which reads these cannot read."""
+    known = [task for spec in (manifest.tasks if manifest else ()) for task in _set_up(spec)]
+    return frozenset(task.name for task in known if modalities(task) - set(readable))
+
+
+def _set_up(spec: TaskSpec) -> tuple[TaskConfig, ...]:
+    """The task as this node can set it up; empty if it cannot."""
+    try:
+        return from_specs([spec])
+    except TaskError:
+        return ()
 
 
 def sharing_of_own_tools(config: NodeConfig, peer_id: str) -> str | None:

@@ -30,8 +30,10 @@ def make_terms(
     tokenizer_hash: str,
     chat_template: object,
     rounded: str = "",
+    processor: str = "",
 ) -> Terms:
-    """A node's terms. `model` is its public name; without a loaded model, `tokenizer_hash` is empty."""
+    """A node's terms. `model` is its public name; without a loaded model, `tokenizer_hash` is empty. `processor` is the
+    digest of what makes a model's inputs of pictures and sounds."""
     return Terms(
         model=model,
         temperature=sampling.temperature,
@@ -42,6 +44,7 @@ def make_terms(
         tokenizer_hash=tokenizer_hash,
         template=_digest(None if chat_template is None else str(chat_template)) if tokenizer_hash else "",
         rounded=rounded,
+        processor=processor,
     )
 
 
@@ -64,6 +67,8 @@ def differences(worker: Terms, learner: Terms) -> Iterator[str]:
         yield "the learner's system prompt is another: set the same policy.system_prompt"
     if worker.template and learner.template and worker.template != learner.template:
         yield "the learner's chat template is another: get the same files of the model (policy.revision)"
+    if worker.processor and learner.processor and worker.processor != learner.processor:
+        yield "the learner's processor reads pictures or sounds otherwise: get the same files of the model"
 
 
 def _digest(text: str | None) -> str:

@@ -72,13 +72,15 @@ class Intake:
         teaches: Callable[[Sequence[float]], bool] = has_signal,
         keep: KeepSample = lambda fate, group: None,
         trusted: Collection[str] = (),
+        unreadable: Collection[str] = (),
         choice: Choice | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group that teaches does
         not suit this policy; None to keep it. `teaches` says whether a group with these rewards is wanted. `keep` is
         told what became of each group that was opened. `trusted` are the peers whose word counts for what their own
-        tools said. `choice` decides which groups to grade; by default all are.
+        tools said. Groups of `unreadable` tasks have pictures or sounds that this policy cannot read. `choice` decides
+        which groups to grade; by default all are.
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -88,6 +90,7 @@ class Intake:
         self._teaches = teaches
         self._keep = keep
         self._trusted = frozenset(trusted)
+        self._unreadable = frozenset(unreadable)
         self._choice = choice or Everything()
         self._clock = clock
         self._waiting = Waiting(limits)
@@ -133,7 +136,7 @@ class Intake:
         # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
         if self._waiting.has_group(content_id) or content_id in self._grading or content_id in held:
             self._drop(Reason.DUPLICATE, group)
-        elif reason := self._needless(group):
+        elif reason := self._unwanted(group):
             self._drop(reason, group)
             self._exchange.report(group.peer_id, reason)
             if chosen is not None:
@@ -143,11 +146,15 @@ class Intake:
         else:
             self._wait(self._received(content_id, group, group.memory_bytes))
 
+    def _unwanted(self, group: RolloutGroup) -> Reason | None:
+        """Why to drop a group before grading."""
+        return Reason.CANNOT_PERCEIVE if group.question.task in self._unreadable else self._needless(group)
+
     def _note(self, offered: OfferedGroup, held: Container[str]) -> None:
         """An offer waits if it teaches by its author's own word, and nothing is known of the group."""
         content_id = offered.offer.content_id.hex()
         known = any(content_id in places for places in (self._waiting, self._pulling, self._grading, held))
-        if not known and self._teaches(offered.offer.rewards):
+        if not known and offered.offer.task not in self._unreadable and self._teaches(offered.offer.rewards):
             self._ledger.offered(1)
             self._wait(self._received(content_id, offered, OFFER_BYTES))
 

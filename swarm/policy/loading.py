@@ -184,8 +184,8 @@ class Policy:
         """Positions of a sequence's tokens; None where they count them."""
         return self.media.positions if self.media is not None and self.media.has_grid else None
 
-    def inputs(self, ids: Tensor) -> dict[str, Tensor]:
-        """What the model is given of ids [B, L]."""
+    def inputs(self, ids: Tensor) -> dict[str, object]:
+        """What the model is called with for ids [B, L]."""
         return {"input_ids": ids} if self.media is None else self.media.given(self.model, ids)
 
     def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
@@ -313,8 +313,8 @@ def _media(
         raise PolicyError("a model that reads pictures or sounds cannot be held by several processes yet")
     revision = None if settings.model in MADE_HERE else settings.revision
     compute = model.dtype if dtype is torch.float32 else dtype
-    from swarm.policy.media.inputs import read_media
-    from swarm.policy.media.processor import has_processor
+    from swarm.policy.media.modalities import has_processor
+    from swarm.policy.media.opening import read_media
 
     source = find_source(settings.model)
     if not has_processor(source, revision):

@@ -43,7 +43,7 @@ class Routed(Tokens, Protocol):
         ...
 
 
-Given = Callable[[Tensor], Mapping[str, Tensor]]
+Given = Callable[[Tensor], Mapping[str, object]]
 """What a model is given of ids [B, L]."""
 
 

@@ -119,12 +119,14 @@ class SapoNode:
         keep: KeepSample = lambda fate, group: None,
         unshared: Collection[str] = (),
         trusted: Collection[str] = (),
+        unreadable: Collection[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own.
 
         `keep` is told what became of own and received groups; `pool` tells it of those that leave unused. Groups of
-        `unshared` tasks stay here. `trusted` are the peers whose word counts for what their own tools said.
+        `unshared` tasks stay here. `trusted` are the peers whose word counts for what their own tools said. Those of
+        `unreadable` tasks have pictures or sounds that the policy cannot read.
         """
         self.peer_id = peer_id
         self.round = 0
@@ -166,6 +168,7 @@ class SapoNode:
             pool.wants,
             keep,
             trusted,
+            unreadable,
             choice=self._shortlist,
             clock=clock,
         )

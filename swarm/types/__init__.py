@@ -595,6 +595,8 @@ class Terms(Struct, frozen=True):
     """Digest of the chat template; likewise."""
     rounded: Name = ""
     """To what frozen weights beside adapters are rounded, `int8` or `nf4`; empty for neither."""
+    processor: Name = ""
+    """Digest of the settings of the model's processor; empty without one, and while no model is loaded."""
 
 
 class RunManifest(Struct, frozen=True, omit_defaults=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
+from swarm.errors import PolicyError
 from swarm.policy.batching import Packed, Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, completion_logprobs
@@ -27,45 +27,12 @@ def policy(family: str, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return readers.load(family, tmp_path_factory.mktemp(family))
 
 
-def _theirs(policy: Policy, family: str, number: int, answer: list[int]) -> Tensor:
-    """Log-probabilities of an answer, [T], by the processor and the model's own forward pass."""
-    assert policy.media is not None
-    processor: Any = policy.media.reader._processor
-    part = readers.medium(family, number)
-    from swarm.policy.media.processor import as_array, waveform
-
-    given: dict[str, Any] = (
-        {"images": [as_array(part)]}
-        if isinstance(part, Image)
-        else {"audio": [waveform(part, 16_000)], "sampling_rate": 16_000}
-    )
-    content = [{"type": "text", "text": "Look: "}, {"type": "image"}, {"type": "text", "text": "Calculate 1 + 2"}]
-    if policy.tokenizer.chat_template:
-        text = policy.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-        )
-    else:
-        text = f"Look: \n{policy.media.reader.tokens()[0]}\nCalculate 1 + 2"
-    inputs = processor(text=[text], return_tensors="pt", **given)
-    ids = torch.cat([inputs["input_ids"], torch.tensor([answer])], dim=1)
-    inputs["input_ids"] = ids
-    inputs["attention_mask"] = torch.ones_like(ids)
-    if "mm_token_type_ids" in inputs:
-        kinds = inputs["mm_token_type_ids"]
-        inputs["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(answer))], dim=1)
-    with torch.no_grad():
-        logits = policy.model(**inputs).logits[0, -len(answer) - 1 : -1]
-    if hasattr(policy.model.base_model, "rope_deltas"):
-        policy.model.base_model.rope_deltas = None
-    return torch.log_softmax(logits.float(), -1).gather(-1, torch.tensor(answer)[:, None])[:, 0]
-
-
 def test_log_probabilities_are_those_of_the_models_own_forward_pass(policy: Policy, family: str) -> None:
     answer = [30, 31, 32, 40, 1]
     prompts = [policy.encode_prompt(readers.question(family, number)) for number in range(3)]
     found = completion_logprobs(policy, prompts, [answer] * 3, 1.0)
     for number in range(3):
-        assert (found[number] - _theirs(policy, family, number, answer)).abs().max() < 1e-4
+        assert (found[number] - readers.own_logprobs(policy, family, number, answer)).abs().max() < 1e-4
 
 
 def test_another_picture_gives_other_log_probabilities(policy: Policy, family: str) -> None:
@@ -137,3 +104,9 @@ def test_a_clip_is_read_as_its_frames_with_their_times(policy: Policy, family: s
         (Message("user", (Text("0.0 s:"), frame, Text("0.5 s:"), other, Text("What moves?"))),)
     )
     assert ids == expected
+
+
+def test_a_family_that_reads_pictures_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.policy.media.inputs._count", lambda positions, start, end, following: following)
+    with pytest.raises(PolicyError, match="in a way that is not known here"):
+        readers.load("qwen2_5_vl", tmp_path)

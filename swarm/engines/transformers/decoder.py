@@ -197,9 +197,8 @@ def windows(name: str, model_class: type[PreTrainedModel], config: PretrainedCon
     Raises `EngineError` for a model whose forward pass or cache this engine does not know.
     """
     parameters = inspect.signature(model_class.forward).parameters
-    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    # LLaVA and others that put a text model behind an encoder hand `use_cache` on to it.
-    missing = [name for name in FORWARD if name not in parameters and not (hands_on and name == "use_cache")]
+    passed_on = {"use_cache"} if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else set()
+    missing = [argument for argument in FORWARD if argument not in {*parameters, *passed_on}]
     if missing:
         raise EngineError(f"the forward pass of {name} takes no {', '.join(missing)}, which this engine needs")
     found: dict[str, int | None] = {}

@@ -4,6 +4,6 @@
                                                                     │
     forward pass ◀── inputs.py: embeddings, features at their places ◀── encoder.py: features, once a medium
 
-A sequence stays a list of integers: those from `FIRST_PLACE` on are places of features. So all that cuts, joins and
-compares sequences needs to know nothing of media.
+`opening.py` makes all of it for a model. A sequence stays a list of integers: those from `FIRST_PLACE` on are places of
+features. So all that cuts, joins and compares sequences needs to know nothing of media.
 """

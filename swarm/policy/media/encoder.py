@@ -33,14 +33,19 @@ class Encoder:
         self.num_computed = 0
         """Media encoded so far."""
         self._model = model
-        self._dtype = dtype
+        self.dtype = dtype
+        """Of the features."""
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.RLock()  # a medium may end at any time, also while this thread holds it
 
     @torch.no_grad()
     def features(self, medium: Medium) -> Tensor:
-        """[places, H] features of a medium. Raises `PolicyError` if the model gives another number of them."""
+        """[places, D, H] features of a medium; the first of the D are embeddings, others are added to the hidden states
+        of the first layers, as DeepStack does (arXiv:2406.04334).
+
+        Raises `PolicyError` if the model gives another number of them.
+        """
         with self._lock:  # generation and updates may ask at once
             if (known := self._features.get(medium.number)) is not None:
                 self._features.move_to_end(medium.number)
@@ -56,8 +61,10 @@ class Encoder:
     def _computed(self, medium: Medium) -> Tensor:
         method = getattr(self._model, METHODS[medium.kind])
         taken = inspect.signature(method).parameters
-        inputs = {name: value.to(self._model.device) for name, value in medium.inputs.items() if name in taken}
-        found = _flat(method(**inputs, return_dict=True))
+        inputs = {name: self._sent(value) for name, value in medium.inputs.items() if name in taken}
+        output = method(**inputs, return_dict=True)
+        deeper = getattr(output, "deepstack_features", None) or ()
+        found = torch.stack([_flat(output), *map(_flat, deeper)], dim=1)
         self.num_computed += 1
         finalize(medium, self._forget, medium.number)
         if len(found) != medium.num_features:
@@ -65,7 +72,11 @@ class Encoder:
                 f"{type(self._model).__name__} gives {len(found)} features of a medium, its processor expects "
                 f"{medium.num_features}: they do not match"
             )
-        return found.to(self._dtype)
+        return found.to(self.dtype)
+
+    def _sent(self, value: Tensor) -> Tensor:
+        """An input on the model's device, in the type of its weights."""
+        return value.to(self._model.device, self._model.dtype if value.is_floating_point() else value.dtype)
 
     def _forget(self, number: int) -> None:
         with self._lock:
@@ -74,7 +85,7 @@ class Encoder:
 
 
 def _flat(output: object) -> Tensor:
-    """[places, H] of what a model's method returns."""
+    """[places, H] of what a model's method returns, or a part of it."""
     found = output if isinstance(output, Tensor | tuple | list) else getattr(output, "pooler_output", None)
     if isinstance(found, tuple | list):
         found = torch.cat([each.flatten(0, -2) for each in found])

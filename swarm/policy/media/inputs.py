@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from swarm.errors import PolicyError
 from swarm.policy.media.encoder import Encoder
 from swarm.policy.media.ids import FIRST_PLACE, PLACES, runs
-from swarm.policy.media.processor import Reader, read_processor
+from swarm.policy.media.processor import Reader
 
 
 class MediaInputs:
@@ -23,22 +23,43 @@ class MediaInputs:
         self.encoder = encoder
         self.has_grid = has_grid
 
-    def given(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-        """`input_ids` [B, L], or `inputs_embeds` [B, L, H] if there are places among them."""
-        flat = ids.flatten()
-        places = (flat >= FIRST_PLACE).nonzero()[:, 0]
-        if not len(places):
+    def given(self, model: PreTrainedModel, ids: Tensor) -> dict[str, object]:
+        """What the model is called with for ids [B, L]: `input_ids`, if there are no places among them."""
+        is_place = ids >= FIRST_PLACE
+        if not bool(is_place.any()):
             return {"input_ids": ids}
-        embeddings = model.get_input_embeddings()(ids.masked_fill(ids >= FIRST_PLACE, 0))
-        offsets = flat[places] - FIRST_PLACE
-        features = torch.empty(len(places), embeddings.shape[-1], dtype=embeddings.dtype, device=embeddings.device)
-        numbers = offsets // PLACES
-        for number in set(numbers.tolist()):
-            chosen = numbers == number
-            found = self.encoder.features(self.reader[number])
-            features[chosen] = found[(offsets[chosen] % PLACES).to(found.device)].to(features)
-        spread = embeddings.flatten(0, -2).index_put((places,), features)
+        features = self._features(ids[is_place])
+        if features.shape[1] > 1:
+            return self._with_deeper(ids, is_place, features)
+        embeddings = model.get_input_embeddings()(ids.masked_fill(is_place, 0))
+        placed = is_place.flatten().nonzero()[:, 0]
+        spread = embeddings.flatten(0, -2).index_put((placed,), features[:, 0].to(embeddings))
         return {"inputs_embeds": spread.view_as(embeddings)}
+
+    def _features(self, places: Tensor) -> Tensor:
+        """[places, D, H] their features."""
+        offsets = places - FIRST_PLACE
+        numbers = offsets // PLACES
+        found = None
+        for number in set(numbers.tolist()):
+            medium = self.encoder.features(self.reader[number])
+            if found is None:
+                found = medium.new_empty(len(places), *medium.shape[1:])
+            chosen = numbers == number
+            found[chosen] = medium[offsets[chosen] % PLACES]
+        assert found is not None
+        return found
+
+    def _with_deeper(self, ids: Tensor, is_place: Tensor, features: Tensor) -> dict[str, object]:
+        """For a model that takes features of its encoder in several layers: they go where their token is.
+
+        A policy that sampled this token gets the padding instead, which no engine shows it.
+        """
+        token = self.reader.feature_id("image")
+        named = ids.masked_fill(ids == token, 0).masked_fill(is_place, token)
+        layers = [(each,) for each in features.unbind(dim=1)]
+        output = SimpleNamespace(pooler_output=layers[0], deepstack_features=layers[1:])
+        return {"input_ids": named, "mm_encoder_outputs": {"image": output}}
 
     def positions(self, ids: Sequence[int]) -> Tensor:
         """[3, L] positions of a whole sequence: text counts on from the largest before it.
@@ -56,29 +77,6 @@ class MediaInputs:
             read = run.start + run.length
         _count(positions, read, len(ids), following)
         return positions
-
-
-def read_media(
-    source: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    dtype: torch.dtype,
-) -> MediaInputs:
-    """How a model with an encoder reads media, by its processor in a directory or on the hub; `dtype` is that of its
-    forward passes. The tokenizer gets the processor's chat template if it has none.
-
-    Raises `PolicyError`.
-    """
-    options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    base = model.base_model
-    rope = getattr(base, "get_rope_index", None)
-    reader = Reader(read_processor(source, model.config, **options), model.config, rope)
-    if not reader.kinds:
-        raise PolicyError(f"cannot find which token of {source!r} stands for a picture or sound")
-    tokenizer.chat_template = tokenizer.chat_template or reader.template
-    return MediaInputs(reader, Encoder(model, dtype), has_grid=rope is not None)
 
 
 def _count(positions: Tensor, start: int, end: int, following: int) -> int:

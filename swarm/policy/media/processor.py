@@ -20,18 +20,14 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
-from transformers.utils import cached_file
 
 from swarm.errors import PolicyError
 from swarm.policy.media.ids import Kind, Known, Medium, TokenIds
+from swarm.policy.media.modalities import feature_ids, readable
 from swarm.types import Shown, Text
 from swarm.types.media import Audio, Image, Modality, Video, media_digest
 
-FILES = ("processor_config.json", "preprocessor_config.json")
-"""One of them is in every directory with a processor."""
 EXTRA = 'reading pictures and sounds needs Pillow and num2words: pip install "swarm-rl[media]"'
-TOKENS = {"image": ("image_token_id", "image_token_index"), "audio": ("audio_token_id", "audio_token_index")}
-"""Where a model's configuration has the id that stands for a feature."""
 
 VIDEOS = "video_processor"
 
@@ -53,17 +49,14 @@ class Reader:
         self._tokenizer = cast(PreTrainedTokenizerBase, processor.tokenizer)
         self._rope = rope
         self._known = Known()
-        self._feature_ids: dict[Kind, int] = {}
-        for kind, names in TOKENS.items():
-            token = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
-            if token is not None and getattr(processor, f"{kind}_token", None) is not None:
-                self._feature_ids[cast(Kind, kind)] = int(token)
+        self._feature_ids = {
+            kind: token for kind, token in feature_ids(config).items() if getattr(processor, f"{kind}_token", None)
+        }
 
     @property
     def modalities(self) -> frozenset[Modality]:
         """What it can read."""
-        found: set[Modality] = set(self._feature_ids)
-        return frozenset(found | {"video"} if "image" in found else found)
+        return readable(self._feature_ids)
 
     @property
     def template(self) -> str | None:
@@ -81,6 +74,10 @@ class Reader:
     def kinds(self) -> tuple[Kind, ...]:
         """What the model has encoders for."""
         return tuple(self._feature_ids)
+
+    def feature_id(self, kind: Kind) -> int:
+        """The token that stands for a feature."""
+        return self._feature_ids[kind]
 
     def token(self, kind: Kind) -> str:
         """The text that stands for a medium in a prompt, before it is expanded."""
@@ -173,16 +170,6 @@ def waveform(part: Audio, rate: int) -> npt.NDArray[np.float32]:
     from scipy.signal import resample_poly
 
     return np.asarray(resample_poly(samples, rate, part.rate), np.float32)
-
-
-def has_processor(source: str, revision: str | None) -> bool:
-    """Whether a directory, or a repository of the hub, has a processor beside its tokenizer."""
-    if Path(source).is_dir():
-        return any((Path(source) / name).is_file() for name in FILES)
-    return any(
-        cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
-        for name in FILES
-    )
 
 
 def read_processor(source: str, config: PreTrainedConfig, **options: object) -> ProcessorMixin:
