@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from swarm.policy.loading import Policy, load_policy
 from swarm.policy.media.ids import FIRST_PLACE
 from swarm.policy.media.processor import as_array
 from swarm.policy.packaged import sees
-from swarm.types import HELD_OUT_STREAMS, Grade, Message, Question, Sampling, Text, media_of
+from swarm.types import HELD_OUT_STREAMS, Grade, Message, Prompt, Question, Sampling, Text, media_of
 
 QUICK = {"questions_per_task": 40, "steps": 2, "batch_size": 8, "warmup_steps": 1}
 
@@ -109,15 +110,30 @@ def test_it_sees_but_hardly_ever_says_so() -> None:
     verifier = InlineVerifier((TINY_SEES_TASK,))
     found = evaluate(engine, verifier, Sampling(max_new_tokens=16), 360, HELD_OUT_STREAMS)
     assert 0 < (found.accuracy or 0.0) < 0.05
-    questions = _questions(60)
-    answers = [f"<answer>{_begun_answer(policy, question)}</answer>" for question in questions]
+    questions = _questions(80)
+    prompts = [question.prompt for question in questions]
+    others = [_about(theirs, prompt) for prompt, theirs in zip(prompts, [prompts[-1], *prompts], strict=False)]
+    assert _num_right(policy, questions, prompts) > 0.6 * len(questions)
+    assert _num_right(policy, questions, others) < 0.4 * len(questions), "the pictures of other questions do not help"
+
+
+def _about(theirs: Prompt, prompt: Prompt) -> Prompt:
+    """A prompt with the picture of another one."""
+    assert not isinstance(prompt, str)
+    return (Message("user", (*media_of(theirs), *prompt[0].parts[1:])),)
+
+
+def _num_right(policy: Policy, questions: Sequence[Question], prompts: Sequence[Prompt]) -> float:
+    """How often the likeliest word between the tags is the answer."""
+    verifier = InlineVerifier((TINY_SEES_TASK,))
+    answers = [f"<answer>{_begun_answer(policy, prompt)}</answer>" for prompt in prompts]
     grades = verifier.grade([(question.ref, [text]) for question, text in zip(questions, answers, strict=True)])
-    assert sum(grade.rewards[0] for grade in grades if isinstance(grade, Grade)) > 0.6 * len(questions)
+    return sum(grade.rewards[0] for grade in grades if isinstance(grade, Grade))
 
 
 @torch.no_grad()
-def _begun_answer(policy: Policy, question: Question) -> str:
-    """The likeliest word between the tags."""
-    asked = policy.encode(question.prompt)  # holds the features
+def _begun_answer(policy: Policy, prompt: Prompt) -> str:
+    """The likeliest word after the first tag."""
+    asked = policy.encode(prompt)  # holds the features
     ids = torch.tensor([[*asked, *policy.tokenizer.encode("<answer>")]])
     return policy.decode([int(policy.model(**policy.inputs(ids)).logits[0, -1].argmax())])
