@@ -85,6 +85,7 @@ ALLOWED = {
     | {
         "swarm.preflight",
         "swarm.config",
+        "swarm.environments.modalities",
         "swarm.policy",
         "swarm.engines",
         "swarm.training.layers",

@@ -33,7 +33,7 @@ from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
 from swarm.policy.config import LoraSettings
 from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
-from swarm.policy.reading import empty_model
+from swarm.policy.reading import empty_model, has_encoder
 from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
 from swarm.training.layers import TrainingLayers
 
@@ -87,6 +87,9 @@ class ModelSize(Struct, frozen=True):
     """Why the passes are unknown."""
     computed_bytes: int = 0
     """What it takes to compute the largest matrix that is stored in few bits; 0 without such ones."""
+    trains_head: bool = True
+    has_encoder: bool = False
+    """Whether it reads pictures or sounds; what reads them is frozen."""
 
     @property
     def weight_bytes(self) -> int:
@@ -118,12 +121,14 @@ def measure(config: PreTrainedConfig, lora: LoraSettings, find_dtype: Callable[[
     size = ModelSize(
         parameters=parameters,
         trained=trained,
-        frozen_bytes=plain * stored.itemsize + sum(map(_bytes_of_codes, rounded)) if lora.rank else 0,
+        frozen_bytes=(plain - (0 if lora.rank else trained)) * stored.itemsize + sum(map(_bytes_of_codes, rounded)),
         vocabulary=head.shape[0],
         hidden=head.shape[1],
         dtype=dtype,
         passes=None,
         computed_bytes=_most_computed_bytes(rounded, dtype),
+        trains_head=head.requires_grad,
+        has_encoder=has_encoder(config),
     )
     try:
         return structs.replace(size, passes=_measure_passes(config, lora, dtype, stored))
@@ -162,7 +167,7 @@ def head_bytes(size: ModelSize, tokens: int, device: str) -> int:
 
 @cache
 def _head_peak(size: ModelSize, tokens: int, chunk: int) -> int:
-    trains_head = size.frozen_bytes == 0
+    trains_head = size.trains_head
     with FakeTensorMode():
         weight = torch.empty(
             size.vocabulary, size.hidden, dtype=torch.float32 if trains_head else size.dtype, requires_grad=trains_head

@@ -10,6 +10,8 @@ from msgspec import Struct
 from swarm.config import NodeConfig
 from swarm.engines.config import EngineName
 from swarm.engines.transformers.budget import LOGIT_COPIES
+from swarm.environments.modalities import modalities
+from swarm.policy.media.encoder import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
 from swarm.training.layers import is_checkpointed
 from swarm.training.memory.optimizers import MOMENT_BYTES
@@ -25,6 +27,8 @@ SNAPSHOT_BYTES = {"native": 4, "bfloat16": 2, "int8": 1}
 """Of every trained parameter, by `learner.precision`; in the CPU's memory."""
 PROMPT_TOKENS = 128
 """Allowed for, beside the longest completion."""
+MEDIA_TOKENS = 1_024
+"""Allowed for the pictures and sounds of a question."""
 PROCESS_BYTES = {"cuda": GIB // 2, "cpu": GIB}
 """A process without its model: CUDA's context; torch and transformers, verification workers and daemon."""
 VLLM_BYTES = 3 * GIB // 2
@@ -139,7 +143,20 @@ class Node(Struct, frozen=True):
     @property
     def _row_tokens(self) -> int:
         """Longest completion with its prompt."""
-        return PROMPT_TOKENS + self.config.generation.max_new_tokens
+        return PROMPT_TOKENS + (MEDIA_TOKENS if self.reads_media else 0) + self.config.generation.max_new_tokens
+
+    @property
+    def reads_media(self) -> bool:
+        """Whether some of its questions have pictures or sounds, which its policy can read."""
+        return self.size.has_encoder and any(map(modalities, self.config.tasks))
+
+    @property
+    def feature_bytes(self) -> int:
+        """Features of the questions of a round, own and others'."""
+        if not self.reads_media:
+            return 0
+        num_questions = self.config.num_questions(self.device) + self.config.mix.external
+        return min(MAX_FEATURE_BYTES, num_questions * MEDIA_TOKENS * self.size.hidden * self.size.dtype.itemsize)
 
     @property
     def _rows(self) -> int:
@@ -167,6 +184,7 @@ def _held(node: Node) -> Iterator[Part]:
         yield Part("snapshots", kept * SNAPSHOT_BYTES[config.learner.precision] * size.trained)
     if config.evaluation.beside and config.evaluation.suites:
         yield Part("copy for suites", size.weight_bytes)
+    yield Part("features of media", node.feature_bytes)
     yield Part("process", PROCESS_BYTES.get(node.device, 0))
 
 
