@@ -20,7 +20,7 @@ from swarm.central.follower import FollowSettings
 from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TaskConfig, VerificationSettings
-from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.tiny import TINY_SEES_TASK, TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.groups.plausibility import PlausibilitySettings
 from swarm.judging.config import JudgeSettings
@@ -32,6 +32,7 @@ from swarm.policy.config import (
     SYSTEM_PROMPT_OF_FORMS,
     SYSTEM_PROMPT_WITH_FORMS,
     TINY,
+    TINY_SEES,
     PolicySettings,
     exported_prompt,
 )
@@ -234,11 +235,14 @@ def _preset(model: str) -> tuple[str, Values]:
         return f"default for {model}", {"update": {"learning_rate": 1e-5}}
     if model not in EMBEDDED:
         return "", {}
-    return f"default for {model}", {
+    values: Values = {
         "generation": {"max_new_tokens": 16, "max_batch_sequences": 1024},
         "update": {"learning_rate": 3e-4},
         "policy": {"threads": 1, "device": "cpu"},  # a GPU is slower for so small a model
     }
+    if model == TINY_SEES:
+        values["tasks"] = [TINY_SEES_TASK.model_dump(mode="json", exclude_defaults=True)]
+    return f"default for {model}", values
 
 
 def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:

@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from swarm.groups.episodes import Played, by_generate, play
 from swarm.protocols import RolloutEngine, Verifier
-from swarm.types import Rejection, Sample, Sampling, as_text
+from swarm.types import Rejection, Sample, Sampling, as_text, media_of
+from swarm.types.thumbnails import thumbnails
 
 CORRECT = 0.99
 """Least reward that counts as a correct answer, also for tasks with partial credit."""
@@ -15,6 +16,8 @@ CORRECT = 0.99
 NUM_SAMPLES = 3
 MAX_SAMPLE_CHARS = 400
 """Of a question, and of a completion."""
+MAX_SAMPLE_PICTURES = 2
+"""Of a question."""
 
 
 class Evaluation(Struct, frozen=True):
@@ -64,5 +67,7 @@ def evaluate(
         correct, asked = counts.get(question.ref.task, (0, 0))
         counts[question.ref.task] = (correct + right, asked + 1)
         if len(samples) < NUM_SAMPLES:
-            samples.append(Sample(as_text(question.prompt)[:MAX_SAMPLE_CHARS], text[:MAX_SAMPLE_CHARS], right))
+            seen = thumbnails(media_of(question.prompt), MAX_SAMPLE_PICTURES)
+            asked_text = as_text(question.prompt)[:MAX_SAMPLE_CHARS]
+            samples.append(Sample(asked_text, text[:MAX_SAMPLE_CHARS], right, seen))
     return Evaluation(dict(sorted(counts.items())), tuple(samples))

@@ -76,7 +76,7 @@ ALLOWED = {
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
     "swarm/central/capacity.py": PURE,
     "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool"} | LEDGER,
-    "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny"},
+    "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny", "swarm.environments.generated"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.groups.expectation", "swarm.sapo.mixing"}
     | {"swarm.sapo.pool", "swarm.telemetry.records"},

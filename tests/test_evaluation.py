@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.environments.tiny import TINY_SEES_TASK
+from swarm.environments.verification.inline import InlineVerifier
 from swarm.evaluation import MAX_SAMPLE_CHARS, Evaluation, evaluate
 from swarm.telemetry.intervals import wilson_interval
-from swarm.types import Sampling
+from swarm.types import HELD_OUT_STREAMS, Sampling, media_of
+from swarm.types.thumbnails import thumbnails
 from tests.sapo.test_round import FakeEngine, FakeVerifier
 
 
@@ -34,3 +37,11 @@ def test_the_first_graded_questions_are_kept_with_their_answers_shortened() -> N
     assert [sample.correct for sample in samples] == [False, False, True], "questions 0, 2 and 3"
     assert samples[2].completion == ("good" * 10_000)[:MAX_SAMPLE_CHARS] and samples[0].completion == "bad"
     assert len({sample.question for sample in samples}) == 3
+
+
+def test_a_question_is_kept_with_its_picture() -> None:
+    verifier = InlineVerifier((TINY_SEES_TASK,))
+    (sample,) = evaluate(FakeEngine(), verifier, Sampling(), 1, HELD_OUT_STREAMS).samples
+    (question,) = verifier.draw(HELD_OUT_STREAMS, 0, 1)
+    assert sample.pictures == thumbnails(media_of(question.prompt), 1) != ()
+    assert sample.question.startswith("[image 32 x 32]\n")

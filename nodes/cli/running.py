@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -71,8 +71,8 @@ def demo(
     start: Annotated[
         str | None,
         typer.Option(
-            help="sparse: a policy that is hardly ever right at first; dense: one that often is. "
-            "Default: sparse, with --mode learner dense."
+            help="sparse: a policy that is hardly ever right at first; dense: one that often is; sees: a sparse one, "
+            "asked about pictures. Default: sparse, with --mode learner dense."
         ),
     ] = None,
     control: Annotated[
@@ -80,22 +80,22 @@ def demo(
     ] = True,
     ui: Annotated[bool, typer.Option(help="Serve a page about all nodes for browsers on this machine.")] = True,
 ) -> None:
-    """Run a swarm on this machine, and one node alone: is it better to learn arithmetic together?"""
+    """Run a swarm on this machine, and one node alone: is it better to learn together?"""
     if transport not in ("hivemind", "memory"):
         raise ConfigError(f"--transport must be hivemind or memory, got {transport!r}")
     if mode not in ("swarm", "learner"):
         raise ConfigError(f"--mode must be swarm or learner, got {mode!r}")
     if mode == "learner" and (transport == "memory" or peers < 2):
         raise ConfigError("--mode learner needs --peers of at least 2 and --transport hivemind")
-    if start not in (None, "sparse", "dense"):
-        raise ConfigError(f"--start must be sparse or dense, got {start!r}")
+    if start not in (None, "sparse", "dense", "sees"):
+        raise ConfigError(f"--start must be sparse, dense or sees, got {start!r}")
     if start is not None and model is not None:
-        raise ConfigError(f"--start chooses between two embedded policies: leave it out with --model, got {model!r}")
+        raise ConfigError(f"--start chooses between embedded policies: leave it out with --model, got {model!r}")
     # Fields of the environment stand for options that are not given.
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
     policy = config.policy.model if "policy.model" in chosen else None
-    from nodes.commands.running.demo import DemoOptions
+    from nodes.commands.running.demo import DemoOptions, Start
     from nodes.commands.running.demo import demo as run
     from nodes.real_models.settings import num_rounds
 
@@ -110,7 +110,7 @@ def demo(
         transport="memory" if transport == "memory" else "hivemind",
         mode="learner" if mode == "learner" else "swarm",
         engine=config.generation.engine if "generation.engine" in chosen else None,
-        start="dense" if start == "dense" or (start is None and mode == "learner") else "sparse",
+        start=cast(Start, start or ("dense" if mode == "learner" else "sparse")),
         policy=policy,
         control=control,
         ui=ui,

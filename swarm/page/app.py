@@ -1,7 +1,8 @@
 """Serves the page: its files, what they show as server-sent events, and nothing that changes a node.
 
-Every answer forbids the browser to load or run anything but the page's own files, whatever a text in it says; requests
-must name this machine as their host, so that no other website can read the page by pointing its name here.
+Every answer forbids the browser to load or run anything but the page's own files, whatever a text in it says; pictures
+may also be in the page itself, as samples have them. Requests must name this machine as their host, so that no other
+website can read the page by pointing its name here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ REFRESH_EVERY_S = 1.0
 BEAT_EVERY_S = 10.0
 """Longest silence of a stream: a page that was closed is noticed when something is sent."""
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'",
     "x-content-type-options": "nosniff",

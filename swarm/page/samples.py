@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from swarm.page.node import MAX_NAME_CHARS
 from swarm.page.sharing import tail
 from swarm.reasons import sentence
 from swarm.telemetry.samples.records import SampledCompletion, SampleRecord, read
+from swarm.types.thumbnails import as_url
 
 READ_BYTES = 2**20
 MAX_SAMPLES = 40
@@ -21,6 +22,8 @@ MAX_QUESTION_CHARS = 1_000
 MAX_TEXT_CHARS = 1_000
 """Of one completion."""
 MAX_COMPLETIONS = 8
+MAX_PICTURES = 8
+"""Of a question, and of a completion."""
 
 
 class ShownCompletion(Struct, frozen=True):
@@ -33,6 +36,8 @@ class ShownCompletion(Struct, frozen=True):
     ended: str
     """Why it ended."""
     parts: dict[str, float]
+    pictures: list[str]
+    """What the policy was shown between its turns: addresses that hold the picture."""
 
 
 class ShownSample(Struct, frozen=True):
@@ -45,6 +50,8 @@ class ShownSample(Struct, frozen=True):
     """The reason's sentence; empty for a group trained on."""
     task: str
     question: str
+    pictures: list[str]
+    """Those of the question, likewise."""
     sender: str
     own: bool
     policy: str
@@ -74,6 +81,7 @@ def _shown(record: SampleRecord, names: Mapping[str, str]) -> ShownSample:
         why=sentence(record.reason) if record.reason else "",
         task=clean(record.task, MAX_NAME_CHARS),
         question=clean_lines((record.question or "")[:MAX_QUESTION_CHARS]),
+        pictures=_pictures(record.pictures),
         sender=f"{name} ({tail(record.sender)})" if name else tail(record.sender),
         own=record.own,
         policy=clean(record.policy, MAX_NAME_CHARS),
@@ -94,4 +102,10 @@ def _completion(completion: SampledCompletion) -> ShownCompletion:
         claimed=completion.claimed,
         ended=clean(completion.finish_reason, MAX_NAME_CHARS),
         parts={clean(name, MAX_NAME_CHARS): value for name, value in completion.parts.items()},
+        pictures=_pictures(png for turn in completion.turns for png in turn.pictures),
     )
+
+
+def _pictures(pngs: Iterable[bytes]) -> list[str]:
+    """The first of those that are pictures."""
+    return [url for png in pngs if (url := as_url(png))][:MAX_PICTURES]

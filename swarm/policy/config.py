@@ -18,7 +18,9 @@ TINY_SPARSE = "tiny-sparse"
 """As `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
 TINY_TOOL = "tiny-tool"
 """It knows how to multiply with a calculator, but hardly ever takes it."""
-EMBEDDED = (TINY, TINY_SPARSE, TINY_TOOL)
+TINY_SEES = "tiny-sees"
+"""It sees, and answers questions about pictures in the right form as rarely as `TINY_SPARSE` does its own."""
+EMBEDDED = (TINY, TINY_SPARSE, TINY_TOOL, TINY_SEES)
 SMOLLM2 = "smollm2"
 """SmolLM2-135M-Instruct from a package."""
 MADE_HERE = (*EMBEDDED, SMOLLM2)
@@ -73,8 +75,8 @@ class PolicySettings(Settings):
 
     model: str = TINY
     """A hub id, a local directory in Hugging Face format, an embedded policy (`tiny`; `tiny-sparse`, which starts with
-    hardly any reward; `tiny-tool`, which can call a calculator), or `smollm2`: SmolLM2-135M-Instruct, which needs the
-    extra `smollm` but no hub."""
+    hardly any reward; `tiny-tool`, which can call a calculator; `tiny-sees`, which sees pictures), or `smollm2`:
+    SmolLM2-135M-Instruct, which needs the extra `smollm` but no hub."""
     revision: str | None = None
     """Hub revision of the model."""
     device: str = "auto"

@@ -17,12 +17,13 @@ from transformers.utils import logging as transformers_logging
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
-from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, PolicySettings, default_prompt, local_name
+from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, TINY_SEES, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
 from swarm.policy.media.ids import joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
+from swarm.policy.packaged.sees import ensure_sees
 from swarm.policy.packaged.smollm import ensure_smollm2
 from swarm.policy.reading import has_encoder, outline, read_model
 from swarm.policy.routing import Routers
@@ -328,6 +329,8 @@ def find_source(model: str, progress: Progress | None = None) -> str:
     """
     if model == SMOLLM2:
         return str(ensure_smollm2(progress))
+    if model == TINY_SEES:
+        return str(ensure_sees(progress))
     return str(ensure_tiny(model, progress)) if model in EMBEDDED else model
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -158,10 +159,11 @@ def build_tokenizer(animals: Sequence[str] = ANIMALS) -> Tokenizer:
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """The frozen tokenizer shipped with the package."""
-    return _with_special_tokens(Tokenizer.from_file(str(TOKENIZER_FILE)))
+    return with_special_tokens(Tokenizer.from_file(str(TOKENIZER_FILE)))
 
 
-def _with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """As transformers takes it."""
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
@@ -208,7 +210,7 @@ def ensure_prepared(
 
     def make(directory: Path) -> None:
         transformers_logging.disable_progress_bar()
-        complete = _with_special_tokens(tokenizer)
+        complete = with_special_tokens(tokenizer)
         model = warm_start(recipe, config, complete, progress or (lambda done, total: None))
         model.save_pretrained(directory)
         complete.save_pretrained(directory)
@@ -230,30 +232,37 @@ def _digest(recipe: Recipe, config: Qwen3Config, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+@contextmanager
+def reproducibly(seed: int) -> Iterator[None]:
+    """Random numbers from `seed`, and one thread: at this size a second one slows training down."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def warm_start(
     recipe: Recipe, config: Qwen3Config, tokenizer: PreTrainedTokenizerFast, progress: Progress
 ) -> Qwen3ForCausalLM:
     """A policy that knows its tasks in part, of any size and tokenizer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # at this size a second thread slows it down
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)
-            model = Qwen3ForCausalLM(config)
-            _supervise(model, _examples(recipe, tokenizer), recipe, progress)
-    finally:
-        torch.set_num_threads(threads)
+    with reproducibly(recipe.seed):
+        model = Qwen3ForCausalLM(config)
+        _supervise(model, _examples(recipe, tokenizer), recipe, progress)
     return model
 
 
-class _Example(NamedTuple):
+class Example(NamedTuple):
     """Token ids, and the label of each; those that are not trained have the label `IGNORED`."""
 
     ids: list[int]
     labels: list[int]
 
 
-def _examples(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list[_Example]:
+def _examples(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list[Example]:
     match recipe:
         case WarmStart():
             return _answers(recipe, tokenizer)
@@ -262,7 +271,7 @@ def _examples(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list[_Examp
     raise AssertionError(f"there are no examples for {recipe}")
 
 
-def _answers(recipe: WarmStart, tokenizer: PreTrainedTokenizerFast) -> list[_Example]:
+def _answers(recipe: WarmStart, tokenizer: PreTrainedTokenizerFast) -> list[Example]:
     """Questions of the nine tasks with answers, formatted like a base model before post-training."""
     rng = random.Random(recipe.seed)
     examples = []
@@ -273,11 +282,11 @@ def _answers(recipe: WarmStart, tokenizer: PreTrainedTokenizerFast) -> list[_Exa
             text = answer if rng.random() < recipe.untagged else f"<answer>{answer}</answer>"
             prompt = tokenizer.encode(entry["question"])
             said = [*tokenizer.encode(text), tokenizer.eos_token_id]
-            examples.append(_Example([*prompt, *said], [*_ignored(prompt), *said]))
+            examples.append(Example([*prompt, *said], [*_ignored(prompt), *said]))
     return examples
 
 
-def _tool_episodes(recipe: ToolStart, tokenizer: PreTrainedTokenizerFast) -> list[_Example]:
+def _tool_episodes(recipe: ToolStart, tokenizer: PreTrainedTokenizerFast) -> list[Example]:
     """Products with the right answer: at once, and after a call, in turn."""
     rng = random.Random(recipe.seed)
     end = tokenizer.eos_token_id
@@ -293,7 +302,7 @@ def _tool_episodes(recipe: ToolStart, tokenizer: PreTrainedTokenizerFast) -> lis
             begun = call[:1] if rng.random() < recipe.begun else [IGNORED]
             labels += [*begun, *call[1:], *_ignored(shown)]
         answer = [*tokenizer.encode(f"<answer>{entry['answer']}</answer>"), end]
-        examples.append(_Example([*ids, *answer], [*labels, *answer]))
+        examples.append(Example([*ids, *answer], [*labels, *answer]))
     return examples
 
 
@@ -308,23 +317,34 @@ def _ignored(ids: Sequence[int]) -> list[int]:
     return [IGNORED] * len(ids)
 
 
-def _supervise(model: Qwen3ForCausalLM, examples: list[_Example], recipe: Recipe, progress: Progress) -> None:
+def _supervise(model: Qwen3ForCausalLM, examples: list[Example], recipe: Recipe, progress: Progress) -> None:
     rng = random.Random(recipe.seed + 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
+
+    def loss() -> torch.Tensor:
+        ids, labels = pad(rng.sample(examples, recipe.batch_size))  # [B, T]
+        return cast(torch.Tensor, model(input_ids=ids, labels=labels).loss)
+
+    descend(list(model.parameters()), loss, recipe, progress)
+
+
+def descend(
+    parameters: Sequence[torch.nn.Parameter], loss: Callable[[], torch.Tensor], recipe: Recipe, progress: Progress
+) -> None:
+    """Train by a recipe; `loss` is that of the next batch."""
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, betas=(0.9, 0.98))
     for step in range(recipe.steps):
         decay = 1 - (1 - recipe.final_fraction) * step / recipe.steps
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * min(1.0, (step + 1) / recipe.warmup_steps) * decay
-        ids, labels = _pad(rng.sample(examples, recipe.batch_size))  # [B, T]
-        loss = model(input_ids=ids, labels=labels).loss
+        now = loss()
         optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        now.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         progress(step + 1, recipe.steps)
 
 
-def _pad(batch: list[_Example]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-padded ids and labels [B, T]. Causal attention needs no mask."""
     width = max(len(each.ids) for each in batch)
     padded = torch.zeros(len(batch), width, dtype=torch.long)

@@ -383,6 +383,8 @@ class Sample(Struct, frozen=True):
     question: str
     completion: str
     correct: bool
+    pictures: tuple[bytes, ...] = ()
+    """Small PNGs of the question's first pictures and clips."""
 
 
 class PolicyId(Struct, frozen=True):

@@ -64,6 +64,7 @@ def run_here(
         (("join", "--engine", "steam"), "generation.engine (from command line): Input should be"),
         (("bootstrap", "--generation.group_size", "1"), "generation.group_size"),
         (("demo", "--transport", "pigeon"), "--transport must be hivemind or memory, got 'pigeon'"),
+        (("demo", "--start", "hears"), "--start must be sparse, dense or sees, got 'hears'"),
         (("demo", "--mix.local", "3"), "does not accept"),
     ],
 )

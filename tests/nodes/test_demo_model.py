@@ -65,6 +65,18 @@ def test_the_embedded_policys_demo_is_what_it_was(tmp_path: Path) -> None:
     assert demo_model.num_rounds(None) == demo_model.num_rounds("tiny") == 200
 
 
+def test_a_policy_that_sees_is_asked_about_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[DemoOptions] = []
+    monkeypatch.setattr("nodes.commands.running.demo.demo", lambda options, _: started.append(options) or 0)
+    for start in ("sees", "dense", "sparse"):
+        CliRunner().invoke(app, ["demo", "--start", start])
+    assert [options.model for options in started] == ["tiny-sees", "tiny", "tiny-sparse"]
+    options = structs.replace(started[0], out=tmp_path / "out")
+    config = _checked(options, _values(options))
+    assert [task.kind for task in config.tasks] == ["shapes"] and config.update.learning_rate == 3e-4
+    assert config.policy.system_prompt is None
+
+
 def test_fields_of_the_environment_count_below_options_and_not_again_in_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +100,7 @@ def test_fields_of_the_environment_count_below_options_and_not_again_in_the_proc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "smollm2", "--start", "dense"), "--start chooses between two embedded policies"),
+        (("--model", "smollm2", "--start", "dense"), "--start chooses between embedded policies"),
         (("--model", f".{os.sep}nowhere"), "there is no directory"),
     ],
 )

@@ -20,6 +20,8 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, SampleRecord, Turn, encode
 from swarm.types import Estimate, MemberSummary, SwarmWorth
+from swarm.types.media import Image
+from swarm.types.thumbnails import thumbnail
 from tests.telemetry.synthetic import TASKS, peer_events, write
 
 SCRIPT = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
@@ -167,6 +169,9 @@ def crowd(folder: Path, now: float, num_peers: int = 200) -> Path:
     return folder
 
 
+PICTURE = Image(32, 32, bytes([220, 40, 40]) * 32 * 32)
+
+
 def samples(home: Path, now: float, hostile: Sequence[str] = ()) -> None:
     """Own samples and others', of all outcomes; every text in them is one of these, if there are any."""
     outcomes = ("used_local", "used_external", "no_signal", "unused", "refused")
@@ -189,6 +194,7 @@ def samples(home: Path, now: float, hostile: Sequence[str] = ()) -> None:
                     SampledCompletion((Turn("policy", "<answer>7</answer>", 18),), 0.0, 1.0, text[:60]),
                 ),
                 num_completions=8,
+                pictures=(text.encode() if hostile else thumbnail(PICTURE),),
             )
             lines.append(encode(record))
     (home / SAMPLES_FILE).write_bytes(b"".join(lines))

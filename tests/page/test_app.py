@@ -27,6 +27,7 @@ def test_every_answer_forbids_what_is_not_the_page_s_own(tmp_path: Path) -> None
             _, headers, _ = page.get(path)
             policy = headers["content-security-policy"]
             assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+            assert [rule for rule in policy.split("; ") if "data:" in rule] == ["img-src 'self' data:"]
             assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
             assert headers["cross-origin-resource-policy"] == "same-origin"
             assert "access-control-allow-origin" not in headers

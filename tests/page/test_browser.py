@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from swarm.telemetry.records import METRICS_FILE, EndEvent, encode
-from tests.page.folders import crowd, events, hostile, swarm
+from tests.page.folders import PICTURE, crowd, events, hostile, swarm
 from tests.page.served import Served, serving, until
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def test_what_it_shows(chromium: Chrome, width: int, scheme: str, tmp_path: Path
         until(lambda: "refused" in _text(chromium, "samples"), "samples")
         chromium.execute_script("document.querySelector('#samples summary').click()")
         until(lambda: "greatest common divisor" in _text(chromium, "samples"), "an opened sample")
+        width_of = "return document.querySelector('#samples img')?.naturalWidth ?? 0"
+        until(lambda: chromium.execute_script(width_of) == PICTURE.width, "the picture of the question")
         assert chromium.execute_script(CONTRAST) == []
         _picture(chromium, f"swarm-{width}-{scheme}")
 

@@ -17,7 +17,8 @@ from swarm.page.sharing import MAX_MEMBERS
 from swarm.page.site import Site
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, NoteEvent, encode
-from tests.page.folders import LONG, crowd, ending_at, events, hostile, swarm
+from swarm.types.thumbnails import as_url, thumbnail
+from tests.page.folders import LONG, PICTURE, crowd, ending_at, events, hostile, swarm
 from tests.telemetry.synthetic import EPOCH, TASKS, write
 
 NOW = EPOCH + 10_000
@@ -92,6 +93,7 @@ def test_samples_of_both_sides_and_what_became_of_them(tmp_path: Path) -> None:
     refused = next(each for each in shown if each["outcome"] == "refused")
     assert refused["why"] and refused["sender"] == "peer-2 (ooWpeer2)"
     assert refused["completions"][1]["claimed"] == 1.0 and refused["completions"][1]["reward"] == 0.0
+    assert refused["pictures"] == [as_url(thumbnail(PICTURE))] and refused["completions"][0]["pictures"] == []
 
 
 def test_nodes_that_start_later_are_found(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from swarm.telemetry.report import page, write_report
 from swarm.telemetry.sections.traffic import rates, traffic
 from swarm.telemetry.summary import SwarmSummary, swarm_summary
 from swarm.types import Sample
+from swarm.types.media import Image
+from swarm.types.thumbnails import as_url, thumbnail
 
 from . import synthetic
 
@@ -315,6 +317,26 @@ def test_answers_before_and_after_are_shown_as_one_line_of_text(tmp_path: Path) 
     (first, second) = table[1:]
     assert first[:2] == ["1 + 1?", "It is 3.wrong"] and len(first[2]) < 600 and first[2].endswith("right")
     assert second == ["<b>2</b> + 2?", "?[31m4right", "?[31m4right"]
+
+
+def test_answers_about_pictures_are_matched_by_picture_and_show_it(tmp_path: Path) -> None:
+    red, blue = (thumbnail(Image(1, 1, bytes(colour))) for colour in ((255, 0, 0), (0, 0, 255)))
+
+    def answered(*texts: str) -> tuple[Sample, ...]:
+        return tuple(Sample("Which colour?", text, True, (png,)) for text, png in zip(texts, (red, blue), strict=True))
+
+    events = [
+        replace(event, samples=answered("a", "b") if event.round == 0 else answered("c", "d"))
+        if isinstance(event, EvaluationEvent)
+        else event
+        for event in synthetic.peer_events()
+    ]
+    histories = [PeerHistory.read(synthetic.write(tmp_path / "run", events))]
+    parsed = Page(page(histories, swarm_summary(histories, CONFIG, VERSIONS)))
+    [table] = [table for table in parsed.tables if table[0] == ["question", "before", "after"]]
+    assert table[1:] == [["Which colour?", "aright", "cright"], ["Which colour?", "bright", "dright"]]
+    pictures = [link for link in parsed.links if not link.startswith("#")]
+    assert parsed.tags.count("img") == 2 and pictures == [as_url(red), as_url(blue)]
 
 
 def test_a_run_without_answers_shows_none(tmp_path: Path) -> None:

@@ -13,9 +13,17 @@ from nodes.commands.watching.samples import SampleFilter, show_samples
 from swarm.errors import ConfigError
 from swarm.reasons import Reason
 from swarm.telemetry.config import TelemetrySettings
-from swarm.telemetry.samples.log import MAX_COMPLETIONS, MAX_GROUP_CHARS, SampleLog
+from swarm.telemetry.samples.log import (
+    MAX_COMPLETIONS,
+    MAX_GROUP_CHARS,
+    MAX_PICTURES,
+    MAX_TURN_PICTURES,
+    SampleLog,
+)
 from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE, read
 from swarm.types import Completion, Earned, Message, Text, Turn
+from swarm.types.media import Audio, Image
+from swarm.types.thumbnails import thumbnail
 from tests.example_groups import graded, rollout_group
 
 ME = "12D3me"
@@ -79,6 +87,37 @@ def test_a_conversation_is_kept_as_its_text(tmp_path: Path) -> None:
     log.keep("used_local", replace(graded(ME), prompt=(Message("system", "Be brief."), Message("user", "1 + 1?"))))
     log.close()
     assert [record.question for record in read(tmp_path)] == ["Be brief.\n\n1 + 1?"]
+
+
+PICTURE = Image(2, 1, bytes(range(6)))
+
+
+def test_pictures_are_kept_small_and_their_number_is_bounded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _log(tmp_path)
+    asked = (Message("user", (Text("Which?"), *[PICTURE] * (MAX_PICTURES + 2), Audio(8_000, bytes(4)))),)
+    log.keep("used_local", replace(graded(ME), prompt=asked))
+    log.keep(Reason.REPEATED, rollout_group("12D3other"))
+    log.close()
+    (record, refused) = read(tmp_path)
+    assert record.pictures == (thumbnail(PICTURE),) * MAX_PICTURES and refused.pictures == ()
+    shown = _shown(tmp_path, capsys)
+    assert shown.count("[image 2 x 1]") == MAX_PICTURES + 2 and "[audio 0.00 s]" in shown
+    assert "iVBOR" not in shown, "what a terminal cannot show"
+
+
+def test_pictures_of_an_episode_are_kept_with_the_turn_that_shows_them(tmp_path: Path) -> None:
+    log, group = _log(tmp_path), graded(ME)
+    said = Completion("12", "stop", (7, 8), (-1.0, -1.0), turns=(Turn(1, 1, "stop"), Turn(1, 1, "stop")))
+    seen = ((Text("here"), *[PICTURE] * 99),)
+    completions = (said,) * 8
+    episode = replace(group, group=replace(group.group, completions=completions), observations=(seen,) * 8)
+    log.keep("used_local", replace(episode, rewards=(1.0,) * 8))
+    log.close()
+    (record,) = read(tmp_path)
+    pictures = [[len(turn.pictures) for turn in completion.turns] for completion in record.completions]
+    assert pictures == [[0, MAX_TURN_PICTURES // 8, 0]] * 8
 
 
 def test_a_round_keeps_so_many_of_each_fate_and_the_next_one_again(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import yaml
@@ -37,7 +38,7 @@ from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, environment_values, load_config, overlay
 from swarm.errors import ConfigError, Interrupted
 from swarm.page.serving import check_installed, page_of
-from swarm.policy.config import EMBEDDED, TINY, TINY_SPARSE, check_model_path
+from swarm.policy.config import EMBEDDED, TINY, TINY_SEES, TINY_SPARSE, check_model_path
 from swarm.telemetry.benefit import in_words
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line, summary_table
@@ -53,6 +54,9 @@ CONTROL_FILE = "alone.yaml"
 LEARNER = "learner"
 LEARNER_MODE_QUESTIONS = 16
 GRACE_S = 15.0
+Start = Literal["sparse", "dense", "sees"]
+STARTS: Mapping[Start, str] = MappingProxyType({"sparse": TINY_SPARSE, "dense": TINY, "sees": TINY_SEES})
+"""The embedded policy of each."""
 
 
 class DemoOptions(Struct, frozen=True):
@@ -69,7 +73,7 @@ class DemoOptions(Struct, frozen=True):
     mode: Literal["swarm", "learner"] = "swarm"
     engine: str | None = None
     """None: as configured by default."""
-    start: Literal["sparse", "dense"] = "sparse"
+    start: Start = "sparse"
     """Which embedded policy all nodes start from, unless another is chosen."""
     policy: str | None = None
     """A directory, a hub id or a name; None: the embedded policy of `start`."""
@@ -82,7 +86,7 @@ class DemoOptions(Struct, frozen=True):
     @property
     def model(self) -> str:
         """The policy that all nodes start from."""
-        return self.policy or (TINY_SPARSE if self.start == "sparse" else TINY)
+        return self.policy or STARTS[self.start]
 
     @property
     def num_nodes(self) -> int:

@@ -252,13 +252,20 @@ function opened(each) {
   return [
     each.why ? el("p", { class: "note" }, each.why) : "",
     el("p", { class: "note" }, `${each.policy}, version ${each.version}, ${clock(each.time)}`),
+    pictures(each.pictures, "of the question"),
     el("pre", { tabindex: "0", "aria-label": "question" }, each.question || "(question not made here)"),
     ...each.completions.flatMap((completion) => [
       el("p", { class: "note" }, rewardWords(completion)),
       el("pre", { tabindex: "0", "aria-label": "completion" }, completion.text || "(nothing)"),
+      pictures(completion.pictures, "between the turns"),
     ]),
     left > 0 ? el("p", { class: "note" }, `and ${left} more completions`) : "",
   ];
+}
+
+function pictures(addresses, where) {
+  if (addresses.length === 0) return "";
+  return el("p", { class: "pictures" }, addresses.map((src, k) => el("img", { src, alt: `picture ${k + 1} ${where}` })));
 }
 
 function rewardWords(completion) {

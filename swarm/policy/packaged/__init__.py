@@ -1,4 +1,4 @@
 """Policies that need no hub: made once on this machine from a package, then cached.
 
-The embedded policy, which is trained here, is `policy/tiny.py`; it uses the same cache.
+Embedded policies are trained here and kept in the same cache: `policy/tiny.py`, and `sees.py` for pictures.
 """

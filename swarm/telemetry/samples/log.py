@@ -20,13 +20,19 @@ from swarm.telemetry.samples.records import (
     Turn,
     encode,
 )
-from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, as_text, dialogue
+from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, as_text, dialogue, media_of
+from swarm.types.media import Media
+from swarm.types.thumbnails import thumbnails
 
 logger = logging.getLogger(__name__)
 
 MAX_QUESTION_CHARS = 4_000
 MAX_COMPLETIONS = 16
 MAX_GROUP_CHARS = 32_000
+"""Of all completions of a group together; each gets the same share."""
+MAX_PICTURES = 4
+"""Of a question, and of a turn."""
+MAX_TURN_PICTURES = 16
 """Of all completions of a group together; each gets the same share."""
 
 
@@ -116,7 +122,12 @@ class SampleLog:
             version=source.policy.version,
             completions=tuple(
                 SampledCompletion(
-                    turns=_turns(completion, graded.observed(k) if graded else (), MAX_GROUP_CHARS // len(shown)),
+                    turns=_turns(
+                        completion,
+                        graded.observed(k) if graded else (),
+                        MAX_GROUP_CHARS // len(shown),
+                        MAX_TURN_PICTURES // len(shown),
+                    ),
                     reward=graded.rewards[k] if graded else None,
                     claimed=None if own or k >= len(source.rewards) else source.rewards[k],
                     finish_reason=completion.finish_reason,
@@ -125,6 +136,7 @@ class SampleLog:
                 for k, completion in enumerate(shown)
             ),
             num_completions=len(source.completions),
+            pictures=thumbnails(media_of(graded.prompt), MAX_PICTURES) if graded else (),
         )
 
 
@@ -136,7 +148,16 @@ def _outcome(fate: Fate, own: bool) -> Outcome:
     return "unused" if own else "refused"
 
 
-def _turns(completion: Completion, observations: Sequence[Observation], max_chars: int) -> tuple[Turn, ...]:
+def _turns(
+    completion: Completion, observations: Sequence[Observation], max_chars: int, max_pictures: int
+) -> tuple[Turn, ...]:
     """What was said in turns; without a grade it is not known what the environment said."""
     said = dialogue(completion, observations)
-    return tuple(Turn(role, text[: max_chars // len(said)], len(text)) for role, text in said)
+    seen = iter(observations)
+    turns = []
+    for role, text in said:
+        parts = [part for part in next(seen) if isinstance(part, Media)] if role == "environment" else []
+        pictures = thumbnails(parts, min(max_pictures, MAX_PICTURES))
+        max_pictures -= len(pictures)
+        turns.append(Turn(role, text[: max_chars // len(said)], len(text), pictures))
+    return tuple(turns)

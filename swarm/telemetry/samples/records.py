@@ -28,6 +28,8 @@ class Turn(Struct, frozen=True):
     """Cut to a number of characters."""
     num_chars: int
     """Characters before the cut."""
+    pictures: tuple[bytes, ...] = ()
+    """Small PNGs of the first pictures and clips that the text names."""
 
 
 class SampledCompletion(Struct, frozen=True):
@@ -67,6 +69,8 @@ class SampleRecord(Struct, frozen=True):
     completions: tuple[SampledCompletion, ...]
     """The first of them."""
     num_completions: int
+    pictures: tuple[bytes, ...] = ()
+    """Small PNGs of the first pictures and clips that the question names."""
 
 
 _encoder = msgspec.json.Encoder()

@@ -9,7 +9,7 @@ from swarm.foreign import clean
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent, SuiteEvent
-from swarm.telemetry.sections.html import interval, percent, plural, table, words
+from swarm.telemetry.sections.html import interval, percent, pictures, plural, table, words
 from swarm.types import Sample
 
 
@@ -105,14 +105,22 @@ def sample_table(histories: Sequence[PeerHistory]) -> str:
         first, last = history.evaluation_before(), history.evaluation_after()
         if first is None or last is None:
             continue
-        after = {sample.question: sample for sample in last.samples}
-        both = [(sample, after[sample.question]) for sample in first.samples if sample.question in after]
+        after = {_asked(sample): sample for sample in last.samples}
+        both = [(sample, after[_asked(sample)]) for sample in first.samples if _asked(sample) in after]
         if both:
-            rows = [(words(before.question), _answered(before), _answered(now)) for before, now in both]
+            rows = [
+                (pictures(before.pictures) + words(before.question), _answered(before), _answered(now))
+                for before, now in both
+            ]
             note = f"The first held-out questions, answered by {history.name} before the first round and at the end."
             head = ("question", "before", "after")
             return table(head, rows, text_columns=3) + f'<p class="note">{escape(note)}</p>'
     return ""
+
+
+def _asked(sample: Sample) -> tuple[str, tuple[bytes, ...]]:
+    """What was asked: the same words about another picture are another question."""
+    return sample.question, sample.pictures
 
 
 def _answered(sample: Sample) -> str:

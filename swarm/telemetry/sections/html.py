@@ -8,6 +8,7 @@ from html import escape
 from swarm.foreign import clean
 from swarm.telemetry.history import PeerSummary
 from swarm.telemetry.intervals import accuracy
+from swarm.types.thumbnails import as_url
 
 STYLE = """
 :root {
@@ -48,6 +49,7 @@ th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(
 th { color: var(--faint); font-weight: 500; vertical-align: bottom; }
 td { white-space: nowrap; }
 .words { display: block; white-space: normal; overflow-wrap: anywhere; min-width: 10rem; max-width: 22rem; }
+.picture { display: block; height: 6rem; max-width: 22rem; image-rendering: pixelated; margin-bottom: .3rem; }
 .text { text-align: left; }
 .total tr:last-child td { font-weight: 600; border-top: 2px solid var(--edge); }
 small { color: var(--faint); }
@@ -122,3 +124,9 @@ def duration(seconds: float) -> str:
 def words(text: str) -> str:
     """Foreign text of any length, in one paragraph."""
     return f'<span class="words">{escape(clean(" ".join(text.split())))}</span>'
+
+
+def pictures(pngs: Iterable[bytes]) -> str:
+    """Small pictures, each in the page itself."""
+    urls = [url for png in pngs if (url := as_url(png))]
+    return "".join(f'<img class="picture" src="{url}" alt="picture {k}">' for k, url in enumerate(urls, start=1))
