@@ -133,9 +133,10 @@ def directory(family: str, place: Path) -> Path:
     return place
 
 
-def load(family: str, place: Path) -> Policy:
+def load(family: str, place: Path, **settings: Any) -> Policy:
     """The policy of a family in float32."""
-    return load_policy(PolicySettings(model=str(directory(family, place)), dtype="float32", system_prompt=""))
+    written = str(directory(family, place))
+    return load_policy(PolicySettings(model=written, dtype="float32", system_prompt="", **settings))
 
 
 def medium(family: str, number: int = 0) -> Image | Audio:

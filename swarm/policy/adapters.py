@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import LoraSettings, check_peft
 from swarm.policy.frozen.layers import freeze, thaw
-from swarm.policy.media.encoder import encoder_layers
+from swarm.policy.media.encoder import encoder_layers, is_encoder_trained
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -102,7 +102,7 @@ def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=list(settings.targets) or "all-linear",
-        exclude_modules=encoder_layers(model) or None,
+        exclude_modules=None if is_encoder_trained(model) else encoder_layers(model) or None,
         task_type="CAUSAL_LM",
     )
     if settings.rounded:

@@ -96,6 +96,10 @@ class PolicySettings(Settings):
     routing_replay: bool = False
     """For mixture-of-experts models: train every token with the experts that routed it at generation. Reduces the
     difference between engine and trainer (`sampling/sampling_logp_difference/mean`). Source: arXiv:2510.11370."""
+    encoder: Literal["frozen", "trained"] = "frozen"
+    """What reads pictures or sounds in a model that does. `frozen`: features are computed once a question; adapters are
+    in the language part alone. `trained`: with it, and with adapters there, too; features are computed anew in every
+    pass of an update, and after it."""
     lora: LoraSettings = LoraSettings()
 
 

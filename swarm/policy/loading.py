@@ -20,6 +20,7 @@ from swarm.policy.batching import Positions
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, TINY_SEES, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.gate import WeightGate
+from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.media.ids import joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
@@ -186,7 +187,7 @@ class Policy:
 
     def inputs(self, ids: Tensor) -> dict[str, object]:
         """What the model is called with for ids [B, L]."""
-        return {"input_ids": ids} if self.media is None else self.media.given(self.model, ids)
+        return {"input_ids": ids} if self.media is None else self.media.given(self.model, ids, self.gate.changes)
 
     def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
         """Token ids of other policies' completions under this tokenizer.
@@ -364,7 +365,10 @@ def _read(
     )
     frozen = settings.lora.rank > 0 and settings.lora.frozen_dtype != "float32"
     stored = dtype if frozen or rounded else torch.float32
-    return (*read_model(source, revision, settings.trust_remote_code, stored), dtype)
+    model, tokenizer = read_model(source, revision, settings.trust_remote_code, stored)
+    if has_encoder(model.config) and settings.encoder == "frozen":
+        freeze_encoder(model)
+    return model, tokenizer, dtype
 
 
 def find_dtype(name: str, device: torch.device, num_parameters: Callable[[], int]) -> torch.dtype:

@@ -19,7 +19,6 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 from swarm.errors import PolicyError
-from swarm.policy.media.encoder import freeze_encoder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 NAMED = 3
@@ -50,8 +49,6 @@ def read_model(
             f"the weights of {source!r} do not fit its config.json: {name} must have the shape {list(expected)}, got "
             f"{list(stored)} ({len(mismatched)} in total)"
         )
-    if has_encoder(config):
-        freeze_encoder(model)
     return model, tokenizer
 
 
@@ -68,10 +65,8 @@ def model_class(config: PreTrainedConfig) -> Any:
 
 
 def empty_model(config: PreTrainedConfig, **options: object) -> PreTrainedModel:
-    """The model of a configuration, with the weights of its encoder frozen."""
+    """The model of a configuration."""
     model: PreTrainedModel = model_class(config).from_config(config, **options)
-    if has_encoder(config):
-        freeze_encoder(model)
     return model
 
 

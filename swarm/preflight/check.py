@@ -124,7 +124,12 @@ def preflight(config: NodeConfig, role: RoleName, memory: Memory | None = None, 
 
     @cache
     def size(lora: LoraSettings) -> ModelSize:
-        return measure(described, lora, lambda parameters: find_dtype(policy.dtype, device, lambda: parameters))
+        return measure(
+            described,
+            lora,
+            lambda parameters: find_dtype(policy.dtype, device, lambda: parameters),
+            trains_encoder=policy.encoder == "trained",
+        )
 
     return judge(size, config, role, memory, num_processes, look)
 

@@ -33,6 +33,7 @@ from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
 from swarm.policy.config import LoraSettings
 from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
+from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
 from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
 from swarm.training.layers import TrainingLayers
@@ -102,13 +103,20 @@ class ModelSize(Struct, frozen=True):
         return self.parameters * self.dtype.itemsize
 
 
-def measure(config: PreTrainedConfig, lora: LoraSettings, find_dtype: Callable[[int], torch.dtype]) -> ModelSize:
+def measure(
+    config: PreTrainedConfig,
+    lora: LoraSettings,
+    find_dtype: Callable[[int], torch.dtype],
+    trains_encoder: bool = False,
+) -> ModelSize:
     """The size of the model that `config` describes; `find_dtype` gives the type of its passes by its parameters.
+
+    What reads pictures or sounds is frozen unless the node `trains_encoder`; its own passes are not measured.
 
     Raises `PolicyError`.
     """
     try:
-        whole = _build(config, lora, torch.float32)
+        whole = _build(config, lora, torch.float32, trains_encoder)
     except Exception as error:  # a model's own code may raise anything
         raise PolicyError(f"the size of a {type(config).__name__} cannot be found: {_in_words(error)}") from error
     plain = sum(weight.numel() for name, weight in whole.named_parameters() if ".lora_" not in name)
@@ -271,11 +279,15 @@ def _in(dtype: torch.dtype) -> AbstractContextManager[object]:
     return nullcontext() if dtype is torch.float32 else torch.autocast("cpu", dtype=dtype)
 
 
-def _build(config: PreTrainedConfig, lora: LoraSettings, stored: torch.dtype) -> PreTrainedModel:
+def _build(
+    config: PreTrainedConfig, lora: LoraSettings, stored: torch.dtype, trains_encoder: bool = False
+) -> PreTrainedModel:
     """The model on the device `meta`, with adapters if there are any."""
     with torch.device("meta"), no_init_weights():
         model = empty_model(config, dtype=stored)
         model.tie_weights()
+        if has_encoder(config) and not trains_encoder:
+            freeze_encoder(model)
         if lora.rank:
             insert(model, lora)
     if model.config._attn_implementation == "sdpa":

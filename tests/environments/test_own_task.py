@@ -16,12 +16,14 @@ from swarm.config import load_config
 from swarm.environments.code import GROUP, code_digest, load, resolved
 from swarm.environments.config import DatasetTask, PythonTask, VerificationSettings
 from swarm.environments.mixture import TaskMixture
+from swarm.environments.modalities import modalities
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.sources.python import PythonSource
 from swarm.environments.specs import CODE, LOCAL, from_specs, to_specs, why_left_out
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
-from swarm.types import HELD_OUT_STREAMS, Grade, ProceduralRef, Question, Rejection, TaskSpec
+from swarm.types import HELD_OUT_STREAMS, Grade, ProceduralRef, Question, Rejection, TaskSpec, Text
+from swarm.types.media import Image
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "own_task.py"
@@ -281,3 +283,56 @@ def test_code_that_fails_in_a_worker_is_named(tmp_path: Path) -> None:
         pytest.raises(TaskError, match="mine.py:Mine: ModuleNotFoundError"),
     ):
         pool.wait_until_ready()
+
+
+BRIGHTNESS = """
+from swarm.environments.task import Task
+from swarm.types.media import Image
+
+
+class Brightness(Task):
+    side: int = 4
+
+    def question(self, random):
+        level = random.randrange(256)
+        picture = Image(self.side, self.side, bytes([level] * 3 * 16))
+        return [picture, "Dark or bright?"], "bright" if level >= 128 else "dark"
+
+    def reward(self, question, completion, reference):
+        assert question == "[image 4 x 4]\\nDark or bright?"
+        return float(completion == reference)
+"""
+
+
+def brightness(folder: Path, **changes: object) -> PythonTask:
+    (folder / "own.py").write_text(BRIGHTNESS)
+    settings = {"name": "own", "find": "whole", "ask": "One word.", "modalities": ["image"], **changes}
+    return PythonTask.model_validate({"kind": "python", "target": f"{folder}/own.py:Brightness", **settings})
+
+
+def test_a_question_of_one_s_own_has_a_picture_in_every_process(tmp_path: Path) -> None:
+    config = brightness(tmp_path)
+    here = TaskMixture([config]).question(3, 1)
+    assert not isinstance(here.prompt, str)
+    image, text = here.prompt[0].parts
+    assert isinstance(image, Image) and text == Text("Dark or bright?\nOne word.")
+    assert modalities(config) == {"image"} and from_specs(to_specs([config]), code={"own": config.target}) == (config,)
+    right, wrong = ("bright", "dark") if image.pixels[0] >= 128 else ("dark", "bright")
+    with closing(VerificationPool([config], VerificationSettings())) as pool:
+        assert pool.draw(3, 1, 1) == [here]
+        (grade,) = pool.grade([(here.ref, [right, wrong])])
+        assert isinstance(grade, Grade) and grade.rewards == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"modalities": []}, r"made \[image 4 x 4\]: list 'image' in the task's `modalities`"),
+        ({"options": {"side": 5}}, r"made \[image 5 x 5\] has 48 bytes, must have 75"),
+    ],
+)
+def test_a_picture_that_was_not_announced_or_is_not_whole_is_named(
+    changes: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError, match=problem):
+        PythonSource(brightness(tmp_path, **changes)).question(3, 1)

@@ -12,6 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.environments.media_examples import picture
+
 from .hub import PRIVATE, serving
 
 READ = """
@@ -19,11 +21,12 @@ import json, os, sys
 from swarm.errors import SwarmError
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.specs import from_specs
-from swarm.types import TaskSpec
+from swarm.types import TaskSpec, as_text
 for path in sys.argv[1:]:
     try:
-        [config] = from_specs([TaskSpec("rows", "dataset", 1.0, {"path": path})])
-        said = DatasetSource(config).question(1, 1).prompt
+        shown = {"images": "picture"} if "shown" in path else {}
+        [config] = from_specs([TaskSpec("rows", "dataset", 1.0, {"path": path, **shown})])
+        said = as_text(DatasetSource(config).question(1, 1).prompt)
     except SwarmError as error:
         said = f"{type(error).__name__}: {error}"
     print(json.dumps(said), flush=True)
@@ -38,12 +41,14 @@ def card(place: object) -> bytes:
     return f"---\nconfigs: {json.dumps(configs)}\n---\n".encode()
 
 
-def pictures() -> bytes:
-    """Rows whose questions are pictures, by the path of a file."""
+def pictures(stored: dict[str, object], column: str = "question") -> bytes:
+    """Rows with a picture that is stored in this way."""
     import datasets
 
-    features = datasets.Features({"question": datasets.Image(), "answer": datasets.Value("string")})
-    rows = {"question": [{"path": "/etc/hostname", "bytes": None}] * 20, "answer": ["1"] * 20}
+    features = datasets.Features({"question": datasets.Value("string"), "answer": datasets.Value("string")})
+    features[column] = datasets.Image()
+    rows: dict[str, list[object]] = {"question": ["public"] * 20, "answer": ["1"] * 20}
+    rows[column] = [stored] * 20
     sink = pyarrow.BufferOutputStream()
     table = pyarrow.Table.from_pydict(rows, schema=features.arrow_schema)
     pyarrow.parquet.write_table(table, sink)
@@ -70,7 +75,11 @@ def test_only_a_public_repository_is_read(secret: Path, tmp_path: Path) -> None:
             "evil/request": {"train.jsonl": ROWS, "README.md": card(f"{elsewhere.url}/x.jsonl")},
             "evil/beside": {"train.jsonl": ROWS, ".huggingface.yaml": b"configs: []"},
             "evil/archive": {"train.tar": b"\0" * 10_240},
-            "evil/pictures": {"train.parquet": pictures()},
+            "evil/pictures": {"train.parquet": pictures({"path": "/etc/hostname"})},
+            "good/shown": {"train.parquet": pictures({"bytes": picture(), "path": "1.png"}, "picture")},
+            "evil/shown-path": {"train.parquet": pictures({"path": str(secret)}, "picture")},
+            "evil/shown-url": {"train.parquet": pictures({"path": f"{elsewhere.url}/1.png"}, "picture")},
+            "evil/shown-question": {"train.parquet": pictures({"path": str(secret)})},
         }
         with serving(repositories) as hub:
             paths = {"HF_HOME": str(tmp_path / "hf"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
@@ -84,6 +93,7 @@ def test_only_a_public_repository_is_read(secret: Path, tmp_path: Path) -> None:
         assert asked.returncode == 0, asked.stderr
         said = dict(zip(repositories, map(json.loads, asked.stdout.splitlines()), strict=True))
         assert said["good/sums"].startswith("public")
+        assert said["good/shown"] == "[image 24 x 16]\npublic"
         reasons = {
             "member/diary": "RepositoryNotFoundError",
             "evil/absolute": "not in the repository",
@@ -93,6 +103,9 @@ def test_only_a_public_repository_is_read(secret: Path, tmp_path: Path) -> None:
             "evil/beside": "which is not supported",
             "evil/archive": "its reader is 'webdataset'",
             "evil/pictures": "must be of texts and numbers, got Image",
+            "evil/shown-path": "only local data sets may have paths",
+            "evil/shown-url": "only local data sets may have paths",
+            "evil/shown-question": "no column 'picture'",
         }
         for path, reason in reasons.items():
             assert reason in said[path] and "SECRET" not in said[path], said[path]

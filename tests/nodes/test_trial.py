@@ -12,7 +12,8 @@ from rich.console import Console
 from nodes.cli import main
 from nodes.commands.tasks.trial import Episode, _describe, play
 from swarm.environments.config import PythonTask
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.episodes.config import MazeTask, NumberGuessingTask
+from swarm.environments.generated.config import ShapesTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.policy.loading import Policy
 from swarm.reasons import Reason
@@ -59,6 +60,24 @@ def test_an_episode_of_several_turns_is_shown_with_what_the_environment_answers(
         ("1?\n> higher\n2?", 1.0),
         ("1?\n> higher\n2?", 0.0),
     }
+
+
+class Walking(FakeEngine):
+    """Says left, then up, and so on."""
+
+    def generate(self, prompts: object, num_completions: int, sampling: Sampling, seed: int) -> list[Answers]:
+        assert isinstance(prompts, list)
+        turns = [len(each.steps) if isinstance(each, Past) else 0 for each in prompts]
+        return [(Completion(("left", "up", "right", "down")[turn % 4], "stop"),) for turn in turns]
+
+
+def test_pictures_are_named_in_their_places() -> None:
+    verifier = InlineVerifier([ShapesTask(kind="shapes"), MazeTask(kind="maze")])
+    (counted,) = play(Walking(), verifier, verifier.draw(0, 0, 1, "shapes"), Sampling())
+    assert counted.question.startswith("[image 32 x 32]\n") and counted.reward == 0
+    (walked, *_) = play(Walking(), verifier, verifier.draw(0, 0, 4, "maze"), Sampling())
+    assert walked.question == "[image 32 x 32]\nWalk from red to green: left, right, up or down."
+    assert "[image 32 x 32]\nup" in walked.completion and walked.reward is not None
 
 
 def test_episodes_are_shown_without_control_sequences() -> None:

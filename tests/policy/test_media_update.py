@@ -12,6 +12,7 @@ from torch import Tensor
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
+from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
@@ -43,9 +44,10 @@ def _loss(policy: Policy, family: str, numbers: Sequence[int], advantages: Seque
     return -torch.stack(terms).mean()
 
 
+@pytest.mark.parametrize("encoder", ["frozen", "trained"])
 @pytest.mark.parametrize("batching", ["padded", "packed"])
-def test_the_gradient_is_that_of_a_loop_over_rows(family: str, batching: str, tmp_path: Path) -> None:
-    policy, twin = readers.load(family, tmp_path), readers.load(family, tmp_path)
+def test_the_gradient_is_that_of_a_loop_over_rows(family: str, batching: str, encoder: str, tmp_path: Path) -> None:
+    policy, twin = (readers.load(family, tmp_path, encoder=encoder) for _ in range(2))
     for each in (policy, twin):
         each.model.double()
     assert policy.media is not None and twin.media is not None
@@ -63,6 +65,7 @@ def test_the_gradient_is_that_of_a_loop_over_rows(family: str, batching: str, tm
     (found,) = steps
     wanted = {name: weight.grad for name, weight in twin.model.named_parameters() if weight.grad is not None}
     assert found.keys() == wanted.keys()
+    assert any("vis" in name or "audio" in name for name in found) == (encoder == "trained")
     for name, gradient in wanted.items():
         assert gradient is not None
         assert (found[name] - gradient).abs().max() <= 1e-6 * max(1.0, float(gradient.abs().max())), name
@@ -98,3 +101,16 @@ def test_a_saved_policy_reads_pictures_as_before(family: str, tmp_path: Path) ->
     assert again.media.reader.digest == policy.media.reader.digest
     found = [readers.own_logprobs(each, family, 0, ANSWERS[0]) for each in (policy, again)]
     assert torch.equal(*found)
+
+
+def test_features_of_a_trained_encoder_follow_its_weights(family: str, tmp_path: Path) -> None:
+    policy = readers.load(family, tmp_path, encoder="trained")
+    assert policy.media is not None
+    prompt = policy.encode_prompt(readers.question(family, 0))
+    before = completion_logprobs(policy, [prompt], [ANSWERS[0]], 1.0).detach()
+    updater = PolicyUpdater(policy, UpdateSettings(learning_rate=1e-2), MixSettings(), 1.0)
+    assert not updater.update([_group(policy, family, 0)], []).skipped
+    with torch.no_grad():
+        after = completion_logprobs(policy, [prompt], [ANSWERS[0]], 1.0)[0]
+    assert not torch.equal(before[0], after)
+    assert (after - readers.own_logprobs(policy, family, 0, ANSWERS[0])).abs().max() < 1e-4

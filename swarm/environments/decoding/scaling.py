@@ -36,9 +36,10 @@ def new_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
     """Width and height of about the same proportion, within the limit and `MAX_SIDE`."""
     if width * height <= max_pixels and max(width, height) <= MAX_SIDE:
         return width, height
-    room = min(max_pixels, MAX_SIDE**2 * min(width, height) // max(width, height))
-    sides = isqrt(room * width // height), isqrt(room * height // width)
-    return min(max(1, sides[0]), MAX_SIDE), min(max(1, sides[1]), MAX_SIDE)
+    room = max(1, min(max_pixels, MAX_SIDE**2 * min(width, height) // max(width, height)))
+    new_width = min(max(1, isqrt(room * width // height)), MAX_SIDE, max_pixels)
+    new_height = min(max(1, isqrt(room * height // width)), MAX_SIDE, max(1, max_pixels // new_width))
+    return new_width, new_height
 
 
 def _starts(length: int, count: int) -> numpy.typing.NDArray[numpy.int64]:

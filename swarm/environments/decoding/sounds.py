@@ -16,6 +16,8 @@ from swarm.types.media import MAX_MEDIA_BYTES, MAX_RATE, Audio
 Samples = numpy.typing.NDArray[numpy.int64]
 
 FORMATS = frozenset({"WAV", "WAVEX", "FLAC", "OGG", "MP3"})
+WHOLE = frozenset({"WAV", "WAVEX", "FLAC"})
+"""Formats that say how long a sound is."""
 MAX_CHANNELS = 16
 BLOCK = 2**16
 """Samples read at a time, so that memory does not depend on what a file says of its length."""
@@ -26,13 +28,17 @@ def read_sound(file: bytes, settings: MediaSettings) -> Audio:
     with decoding(file, "sound"):
         if not _looks_right(file):
             raise Undecodable("it is neither WAV, FLAC, Ogg nor MP3")
+        if file[:4] == b"RIFF" and not _is_whole(file):
+            raise Undecodable("it says that it is longer than the file")
         with soundfile.SoundFile(BytesIO(file)) as opened:
             if opened.format not in FORMATS or not 1 <= opened.channels <= MAX_CHANNELS:
                 raise Undecodable(f"it has {opened.channels} channels in the format {opened.format}")
             if not 1 <= (rate := opened.samplerate) <= MAX_RATE:
                 raise Undecodable(f"it has {rate} samples a second, more than {MAX_RATE}")
             room = min(int(settings.max_seconds * rate), MAX_MEDIA_BYTES // 2)
-            samples = numpy.concatenate(list(_blocks(opened, room)) or [numpy.zeros(0, numpy.int64)])
+            samples = numpy.concatenate([numpy.zeros(0, numpy.int64), *_blocks(opened, room)])
+            if opened.format in WHOLE and len(samples) != opened.frames:
+                raise Undecodable(f"it ends after {len(samples)} of {opened.frames} samples")
         if settings.rate is not None:
             samples, rate = resampled(samples, rate, settings.rate), settings.rate
         if not 1 <= len(samples) <= MAX_MEDIA_BYTES // 2:
@@ -44,6 +50,14 @@ def _looks_right(file: bytes) -> bool:
     """By the first bytes: other formats are not even tried."""
     is_mp3 = file[:3] == b"ID3" or (len(file) > 1 and file[0] == 0xFF and file[1] & 0xE0 == 0xE0)
     return file[:4] in (b"fLaC", b"OggS") or (file[:4] == b"RIFF" and file[8:12] == b"WAVE") or is_mp3
+
+
+def _is_whole(file: bytes) -> bool:
+    """Whether all chunks of a WAV file end within it: the library would read what there is."""
+    place = 12
+    while place + 8 <= len(file):
+        place += 8 + (size := int.from_bytes(file[place + 4 : place + 8], "little")) + size % 2
+    return place <= len(file) + 1
 
 
 def _blocks(opened: soundfile.SoundFile, room: int) -> Iterator[Samples]:

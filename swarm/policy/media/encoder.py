@@ -1,6 +1,7 @@
 """Features of media: what a model's encoder makes of them, computed once and kept.
 
-The encoder is frozen, so that features stay as they are: generation and updates share them.
+Those of a frozen encoder stay as they are: generation and updates share them. A trained one computes them anew in each
+pass with gradient, and after each change of the weights.
 """
 
 from __future__ import annotations
@@ -26,36 +27,44 @@ METHODS: Mapping[Kind, str] = MappingProxyType({"image": "get_image_features", "
 
 
 class Encoder:
-    """The frozen part of a model that reads media."""
+    """The part of a model that reads media, frozen unless it is trained."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         """Features are kept in `dtype`."""
         self.num_computed = 0
         """Media encoded so far."""
+        self.is_trained = is_encoder_trained(model)
         self._model = model
         self.dtype = dtype
         """Of the features."""
+        self._changes = 0
+        """Of the weights that computed the features kept."""
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.RLock()  # a medium may end at any time, also while this thread holds it
 
-    @torch.no_grad()
-    def features(self, medium: Medium) -> Tensor:
+    def features(self, medium: Medium, changes: int) -> Tensor:
         """[places, D, H] features of a medium; the first of the D are embeddings, others are added to the hidden states
-        of the first layers, as DeepStack does (arXiv:2406.04334).
+        of the first layers, as DeepStack does (arXiv:2406.04334). `changes` counts those of the policy's weights.
 
         Raises `PolicyError` if the model gives another number of them.
         """
-        with self._lock:  # generation and updates may ask at once
+        if self.is_trained and torch.is_grad_enabled():
+            return self._computed(medium)
+        with self._lock, torch.inference_mode(False), torch.no_grad():  # generation and updates may ask at once
+            if self.is_trained and changes != self._changes:
+                self._features.clear()
+                self._changes, self._num_bytes = changes, 0
             if (known := self._features.get(medium.number)) is not None:
                 self._features.move_to_end(medium.number)
                 return known
-            found = self._computed(medium)
+            found = self._computed(medium).to(self.dtype)
             self._features[medium.number] = found
             self._num_bytes += found.nbytes
             while self._num_bytes > MAX_FEATURE_BYTES and len(self._features) > 1:
                 _, oldest = self._features.popitem(last=False)
                 self._num_bytes -= oldest.nbytes
+            finalize(medium, self._forget, medium.number)
             return found
 
     def _computed(self, medium: Medium) -> Tensor:
@@ -66,13 +75,12 @@ class Encoder:
         deeper = getattr(output, "deepstack_features", None) or ()
         found = torch.stack([_flat(output), *map(_flat, deeper)], dim=1)
         self.num_computed += 1
-        finalize(medium, self._forget, medium.number)
         if len(found) != medium.num_features:
             raise PolicyError(
                 f"{type(self._model).__name__} gives {len(found)} features of a medium, its processor expects "
                 f"{medium.num_features}: they do not match"
             )
-        return found.to(self.dtype)
+        return found
 
     def _sent(self, value: Tensor) -> Tensor:
         """An input on the model's device, in the type of its weights."""
@@ -102,6 +110,17 @@ def freeze_encoder(model: PreTrainedModel) -> None:
     for parameter in model.parameters():
         if id(parameter) not in language:
             parameter.requires_grad_(False)
+
+
+def is_encoder_trained(model: PreTrainedModel) -> bool:
+    """Whether anything outside the part that reads and writes text is trained."""
+    names = set(encoder_layers(model))
+    return any(
+        parameter.requires_grad
+        for name, module in model.named_modules()
+        if name in names
+        for parameter in module.parameters(recurse=False)
+    )
 
 
 def encoder_layers(model: PreTrainedModel) -> list[str]:

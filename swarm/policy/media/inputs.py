@@ -23,12 +23,15 @@ class MediaInputs:
         self.encoder = encoder
         self.has_grid = has_grid
 
-    def given(self, model: PreTrainedModel, ids: Tensor) -> dict[str, object]:
-        """What the model is called with for ids [B, L]: `input_ids`, if there are no places among them."""
+    def given(self, model: PreTrainedModel, ids: Tensor, changes: int = 0) -> dict[str, object]:
+        """What the model is called with for ids [B, L]: `input_ids`, if there are no places among them.
+
+        `changes` counts those of the policy's weights.
+        """
         is_place = ids >= FIRST_PLACE
         if not bool(is_place.any()):
             return {"input_ids": ids}
-        features = self._features(ids[is_place])
+        features = self._features(ids[is_place], changes)
         if features.shape[1] > 1:
             return self._with_deeper(ids, is_place, features)
         embeddings = model.get_input_embeddings()(ids.masked_fill(is_place, 0))
@@ -36,19 +39,16 @@ class MediaInputs:
         spread = embeddings.flatten(0, -2).index_put((placed,), features[:, 0].to(embeddings))
         return {"inputs_embeds": spread.view_as(embeddings)}
 
-    def _features(self, places: Tensor) -> Tensor:
+    def _features(self, places: Tensor, changes: int) -> Tensor:
         """[places, D, H] their features."""
         offsets = places - FIRST_PLACE
         numbers = offsets // PLACES
-        found = None
+        order, parts = [], []
         for number in set(numbers.tolist()):
-            medium = self.encoder.features(self.reader[number])
-            if found is None:
-                found = medium.new_empty(len(places), *medium.shape[1:])
-            chosen = numbers == number
-            found[chosen] = medium[offsets[chosen] % PLACES]
-        assert found is not None
-        return found
+            chosen = (numbers == number).nonzero()[:, 0]
+            order.append(chosen)
+            parts.append(self.encoder.features(self.reader[number], changes)[offsets[chosen] % PLACES])
+        return torch.cat(parts)[torch.cat(order).argsort()]
 
     def _with_deeper(self, ids: Tensor, is_place: Tensor, features: Tensor) -> dict[str, object]:
         """For a model that takes features of its encoder in several layers: they go where their token is.
