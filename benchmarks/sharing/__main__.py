@@ -38,6 +38,7 @@ QUICK = Size(
     kinds=("copies", "gibberish"),
     hostile=(2,),
     each_defence=False,
+    each_policy=False,
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=8, every=1, groups=2),
     timed=Scale(nodes=2, rounds=12, seeds=1, evaluation=36, every=4),
     sampled=Scale(nodes=6, rounds=8, seeds=1, evaluation=0),
@@ -53,6 +54,7 @@ DEFAULT = Size(
     kinds=KINDS,
     hostile=(4,),
     each_defence=False,
+    each_policy=False,
     real=REAL,
     timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
     sampled=Scale(nodes=32, rounds=24, seeds=2, evaluation=0),
@@ -64,6 +66,7 @@ FULL = replace(
     evaluation=360,
     hostile=(1, 2, 4),
     each_defence=True,
+    each_policy=True,
     timed=replace(DEFAULT.timed, rounds=200),
 )
 EVERY_SHORT = [name for name, table in TABLES.items() if not table.only_when_named]

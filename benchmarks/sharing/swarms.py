@@ -67,6 +67,8 @@ class Size(Scale):
     """How many of the nodes are."""
     each_defence: bool
     """Also without each defence alone, not only without all."""
+    each_policy: bool
+    """Also with each other mixing policy, and with hardly any own groups."""
     real: RealScale
     timed: Scale
     sampled: Scale

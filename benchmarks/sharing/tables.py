@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from rich.console import Console
@@ -35,6 +36,10 @@ from swarm.telemetry.comparison.table import Estimate, ratio
 
 FIXED = (ALONE, "6/2", UNIFORM, "2/6")
 """SAPO's. Source: arXiv:2509.08721, section 5."""
+FEW_OWN = ("1/7", "0/8")
+POLICIES = ("worth", "edge", "advantage", "positive", "novelty")
+OWN_OF_POLICIES = "2/6"
+"""Own and others' groups of an update by these policies: the best fixed mix."""
 MORE_ALONE = "20/0"
 """The honest control: with no one else, as many completions as a node of the swarm sees."""
 
@@ -85,8 +90,29 @@ def heterogeneous(size: Size) -> list[Comparison]:
         "sizes and tokenizers": lambda: sizes_and_tokenizers(size, ensure_larger()),
         "late joiners": lambda: late_joiners(size),
     }
-    mixes = (*FIXED, DEFAULT)
-    return [compare_mixes(name, mixes, size, seatings[name]()) for name in size.swarms]
+    comparisons = []
+    for name in size.swarms:
+        seating = seatings[name]()
+        mixes = (*FIXED, *(FEW_OWN if size.each_policy else ()), DEFAULT)
+        compared = compare_mixes(name, mixes, size, seating)
+        others = _with_each_policy(name, size, seating) if size.each_policy else {}
+        comparisons.append(replace(compared, cells={**compared.cells, **others}))
+    return comparisons
+
+
+def _with_each_policy(title: str, size: Size, seating: Seating) -> dict[str, list[Cell]]:
+    """Cells of the other mixing policies, each with the best fixed numbers of own and of others' groups."""
+    local, external = OWN_OF_POLICIES.split("/")
+    changes: Fields = [
+        ("mix.local", local),
+        ("mix.external", external),
+        ("generation.questions_per_round", str(int(local) + int(external))),
+    ]
+    rows = {policy: f"{policy}, {OWN_OF_POLICIES}" for policy in POLICIES}
+    return {
+        row: swarm_cells(f"{title}, {row}", size, seating, START_MODELS["sparse"], policy, changes)
+        for policy, row in rows.items()
+    }
 
 
 def prepare_heterogeneous(size: Size, console: Console) -> None:

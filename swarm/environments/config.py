@@ -16,7 +16,15 @@ from swarm.environments.answering import (
     RewardSettings,
     Template,
 )
-from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
+from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.episodes.config import (
+    HoldemTask,
+    KuhnTask,
+    MazeTask,
+    NumberGuessingTask,
+    TextArenaTask,
+    VerifiersTask,
+)
 from swarm.environments.fields import (
     MAX_HUB_ID_CHARS,
     MAX_HUB_NAME_CHARS,
@@ -26,7 +34,7 @@ from swarm.environments.fields import (
     is_hub_id,
     is_hub_name,
 )
-from swarm.environments.generated.config import ShapesTask
+from swarm.environments.generated.config import ClipTask, DigitsTask, ShapesTask, TonesTask
 from swarm.environments.rewards import JudgeReward, RewardedTask, RewardPart
 from swarm.settings import Settings
 from swarm.types.media import Modality
@@ -58,7 +66,7 @@ class ReasoningGymTask(QuestionSettings):
         return () if self.find == "tags" else super().finds_as
 
 
-class DatasetTask(QuestionSettings):
+class DatasetTask(QuestionSettings, MediaSettings):
     """A Hugging Face data set: hub id or local files with prompt and answer columns."""
 
     kind: Literal["dataset"]
@@ -155,7 +163,11 @@ TaskConfig = Annotated[
     | HoldemTask
     | TextArenaTask
     | VerifiersTask
-    | ShapesTask,
+    | ShapesTask
+    | DigitsTask
+    | MazeTask
+    | TonesTask
+    | ClipTask,
     Field(discriminator="kind"),
 ]
 

@@ -9,7 +9,14 @@ from itertools import accumulate
 
 from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, is_asked, rewards_of
 from swarm.environments.digests import draw
-from swarm.environments.episodes.config import HoldemTask, KuhnTask, NumberGuessingTask, TextArenaTask, VerifiersTask
+from swarm.environments.episodes.config import (
+    HoldemTask,
+    KuhnTask,
+    MazeTask,
+    NumberGuessingTask,
+    TextArenaTask,
+    VerifiersTask,
+)
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
 from swarm.environments.episodes.source import EnvironmentSource
@@ -33,6 +40,10 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, NumberGuessingTask):
         return EnvironmentSource(config, lambda: NumberGuessing(config.highest, config.progress), counts)
+    if isinstance(config, MazeTask):
+        from swarm.environments.episodes.maze import Maze
+
+        return EnvironmentSource(config, lambda: Maze(config), counts)
     if isinstance(config, KuhnTask | HoldemTask):
         return EnvironmentSource(config, _poker(config), counts)
     if isinstance(config, TextArenaTask):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.environments.config import PythonTask
+from swarm.environments.config import DatasetTask, PythonTask
 from swarm.environments.episodes.config import EnvironmentTask
 from swarm.environments.generated.config import GeneratedTask
 from swarm.settings import Settings
@@ -16,4 +16,6 @@ def modalities(config: Settings) -> frozenset[Modality]:
             return config.shows
         case PythonTask():
             return frozenset(config.modalities)
+        case DatasetTask():
+            return config.media
     return frozenset()

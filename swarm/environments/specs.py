@@ -159,6 +159,14 @@ def is_on_disk(config: TaskConfig) -> bool:
     return False
 
 
+def media_folder(config: TaskConfig) -> Path | None:
+    """The folder whose files the rows of a task may name; None for a task without such rows."""
+    if not (isinstance(config, DatasetTask) and config.media and is_on_disk(config)):
+        return None
+    place = Path(config.path).expanduser().absolute()
+    return place if place.is_dir() else place.parent
+
+
 def _looks_local(path: str) -> bool:
     parts = Path(path)
     return path.startswith(("/", ".", "~", "\\")) or len(parts.parts) > 2 or parts.suffix.lower() in FORMATS

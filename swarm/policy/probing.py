@@ -64,7 +64,7 @@ def _small(config: PretrainedConfig) -> PretrainedConfig:
         elif _is_window(name):
             setattr(config, name, min(size, WINDOW))
     for name in TOKENS:
-        token = getattr(config, name, None)
+        token = vars(config).get(name)
         if token is not None and not (isinstance(token, int) and token < VOCABULARY):
             setattr(config, name, 0)
     return config

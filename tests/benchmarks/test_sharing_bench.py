@@ -324,6 +324,7 @@ SHORT = Size(
     kinds=("gibberish",),
     hostile=(1,),
     each_defence=False,
+    each_policy=False,
     # The embedded policy in the real one's place.
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=6, every=1, groups=2, policy="tiny"),
     timed=Scale(nodes=2, rounds=2, seeds=1, evaluation=4, every=1),

@@ -8,24 +8,35 @@ from collections import Counter
 from contextlib import closing
 
 import numpy
+import numpy.typing
 import pytest
 from msgspec.structs import replace
+from sklearn.datasets import load_digits
 
 from swarm.environments.config import TASK_LIST, TaskConfig, VerificationSettings
 from swarm.environments.generated.chance import Chance
-from swarm.environments.generated.config import ShapesTask
+from swarm.environments.generated.clip import make_clip
+from swarm.environments.generated.config import ClipTask, DigitsTask, ShapesTask, TonesTask
+from swarm.environments.generated.digits import make_digits
 from swarm.environments.generated.shapes import make_shapes
 from swarm.environments.generated.source import Made
+from swarm.environments.generated.tones import make_tones
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.modalities import modalities
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.pool import VerificationPool
 from swarm.types import HELD_OUT_STREAMS, Grade, ProceduralRef, Rejection, Text, media_of
-from swarm.types.media import Image, media_problem
+from swarm.types.media import Audio, Image, Video, media_problem
 
 SHAPES = ShapesTask(kind="shapes")
-TASKS: dict[str, TaskConfig] = {"shapes": SHAPES}
-DIGESTS = {"shapes": "54d8d002e1fada7e2221f8dfe7de771d"}
+DIGITS, TONES, CLIP = DigitsTask(kind="digits"), TonesTask(kind="tones"), ClipTask(kind="clip")
+TASKS: dict[str, TaskConfig] = {"shapes": SHAPES, "digits": DIGITS, "tones": TONES, "clip": CLIP}
+DIGESTS = {
+    "shapes": "54d8d002e1fada7e2221f8dfe7de771d",
+    "digits": "e30195ed846fa9354fae5e88c9b2482d",
+    "tones": "681a5cc4a4159dedacc095f17ba6bac5",
+    "clip": "49c0b2cdfc3c7b78f209565dbbbdeb10",
+}
 """Of the media of question 0 of stream 1: the same on every machine."""
 
 
@@ -84,6 +95,92 @@ def test_of_the_two_shapes_that_are_compared_there_are_not_as_many() -> None:
     assert set(answers) == {"circles", "squares"} and min(answers.values()) > 70
     first = Counter(each.text.split()[1] == each.answer for each in made)
     assert min(first.values()) > 70, "the first one named is not always the answer"
+
+
+def test_the_sum_of_the_digits_is_that_of_their_pictures() -> None:
+    digits = load_digits()
+    known = {
+        (image * 255 // 16).astype(numpy.uint8).tobytes(): int(n)
+        for image, n in zip(digits.images.astype(int), digits.target, strict=True)
+    }
+    for layout, scale in (("one", 1), ("several", 3)):
+        task = DigitsTask(kind="digits", num_digits=3, scale=scale, layout=layout)  # type: ignore[arg-type]
+        for index in range(50):
+            made = make_digits(task, Chance((index, 0)))
+            shown = numpy.concatenate([pixels(image) for image in made.media], axis=1)[::scale, ::scale, 0]
+            assert shown.shape == (8, 24)
+            total = sum(known[numpy.ascontiguousarray(shown[:, 8 * n : 8 * n + 8]).tobytes()] for n in range(3))
+            assert made.answer == str(total) and made.text == "What is the sum of the digits?"
+
+
+def test_no_digit_of_an_evaluation_is_one_to_train_on() -> None:
+    one = DigitsTask(kind="digits", num_digits=1, scale=1)
+    trained, held_out = (
+        {make_digits(one, Chance((seed, index))).media for index in range(3_000)} for seed in (5, HELD_OUT_STREAMS + 5)
+    )
+    assert not trained & held_out and len(held_out) > 150 and len(trained) > 1_000
+
+
+def heard(made: Made) -> tuple[numpy.typing.NDArray[numpy.int16], int]:
+    (sound,) = made.media
+    assert isinstance(sound, Audio)
+    return numpy.frombuffer(sound.samples, "<i2"), sound.rate
+
+
+def notes(made: Made, beat: int) -> list[numpy.typing.NDArray[numpy.int16]]:
+    """The tones between the pauses."""
+    samples, _ = heard(made)
+    beats = samples.reshape(-1, beat)
+    lit, found = [bool(each.any()) for each in beats], []
+    for number, sounds in enumerate(lit):
+        if sounds and not lit[number - 1]:
+            end = lit.index(False, number)
+            found.append(beats[number:end].reshape(-1))
+    return found
+
+
+def test_what_is_asked_of_a_sound_is_heard_in_it() -> None:
+    for question in ("highest", "beeps", "rhythm"):
+        task = TonesTask(kind="tones", questions=(question,))  # type: ignore[arg-type]
+        answers = Counter()
+        for index in range(80):
+            made = make_tones(task, chance(index))
+            tones = notes(made, task.beat)
+            strongest = [int(abs(numpy.fft.rfft(tone)).argmax()) * task.rate // len(tone) for tone in tones]
+            told = {
+                "highest": ("first", "second", "third")[strongest.index(max(strongest))] if len(tones) == 3 else "",
+                "beeps": str(len(tones)),
+                "rhythm": "-".join("long" if len(tone) == 3 * task.beat else "short" for tone in tones),
+            }
+            assert made.answer == told[question]
+            answers[made.answer] += 1
+        assert len(answers) == {"highest": 3, "beeps": 5, "rhythm": 8}[question]
+
+
+def middles(made: Made) -> list[tuple[float, float]]:
+    """Where what is bright is, frame by frame."""
+    (clip,) = made.media
+    assert isinstance(clip, Video)
+    frames = numpy.frombuffer(clip.frames, numpy.uint8).reshape(clip.num_frames, clip.height, clip.width, 3)
+    return [tuple(float(axis.mean()) for axis in frame.any(axis=2).nonzero()[::-1]) for frame in frames]  # type: ignore[misc]
+
+
+def test_what_is_asked_of_a_clip_is_seen_in_it() -> None:
+    task = ClipTask(kind="clip", questions=("direction",))
+    for index in range(60):
+        made = make_clip(task, chance(index))
+        (x, y), *_, (last_x, last_y) = middles(made)
+        told = {"left": x - last_x, "right": last_x - x, "up": y - last_y, "down": last_y - y}
+        assert made.answer == max(told, key=lambda way: told[way]) and max(told.values()) > 15
+    task = ClipTask(kind="clip", questions=("bounces",), num_frames=33)
+    for index in range(60):
+        made = make_clip(task, chance(index))
+        places = [sum(each) for each in middles(made)]
+        moves = [later - earlier for earlier, later in zip(places, places[1:], strict=False)]
+        turns = sum(now * before < 0 for before, now in zip(moves, moves[1:], strict=False) if now and before)
+        assert abs(turns - int(made.answer)) <= 1 and (made.answer == "0") == (not any(moves))
+    answers = Counter(make_clip(ClipTask(kind="clip", questions=("which",)), chance(n)).answer for n in range(90))
+    assert set(answers) == {"circle", "square", "triangle"} and min(answers.values()) > 15
 
 
 @pytest.mark.parametrize(
@@ -160,7 +257,9 @@ def test_a_sandboxed_worker_makes_and_grades_them() -> None:
 
 
 def test_what_a_policy_must_read_is_known_from_the_settings() -> None:
-    assert modalities(SHAPES) == {"image"}
+    assert [modalities(each) for each in (SHAPES, DIGITS, TONES, CLIP)] == [
+        {"image"}, {"image"}, {"audio"}, {"video"},
+    ]  # fmt: skip
 
 
 def test_a_question_ends_with_what_it_asks_for() -> None:

@@ -12,7 +12,7 @@ from swarm.environments.fields import MAX_TASK_NAME_CHARS, Target, TaskName, Wei
 from swarm.environments.rewards import RewardedTask
 from swarm.environments.scoring.answer_guard import is_safe_option
 from swarm.types import MAX_TURNS
-from swarm.types.media import Modality
+from swarm.types.media import MAX_MEDIA_BYTES, Modality
 
 GameName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=r"^[A-Za-z0-9][\w./-]*$")]
 
@@ -67,6 +67,34 @@ class NumberGuessingTask(EnvironmentTask):
     progress: float = Field(0.0, ge=0, le=1)
     """Part of the return that guesses earn by leaving fewer numbers, in proportion to the logarithm; see
     `update.credit`."""
+
+
+class MazeTask(EnvironmentTask):
+    """Walk through a maze that is shown after each move. Reward 1 for reaching the goal, else 0."""
+
+    shows = frozenset[Modality]({"image"})
+
+    kind: Literal["maze"]
+    name: TaskName = "maze"
+    """Name in this run."""
+    max_turns: int = Field(6, ge=1, le=MAX_TURNS)
+    """Moves, those against walls included."""
+    side: int = Field(4, ge=2, le=32)
+    """Cells of a row, and rows."""
+    cell: int = Field(8, ge=4, le=64)
+    """Pixels of a cell's side; walls take one of them on each side."""
+    farthest: int = Field(4, ge=1, le=MAX_TURNS)
+    """Most moves from the start to the goal."""
+    progress: float = Field(0.0, ge=0, le=1)
+    """Part of the return that moves earn by coming nearer to the goal than ever before; see `update.credit`."""
+
+    @model_validator(mode="after")
+    def _the_goal_can_be_reached_and_shown(self) -> MazeTask:
+        if self.farthest > self.max_turns:
+            raise ValueError(f"max_turns must be at least farthest, {self.farthest}, got {self.max_turns}")
+        if (num_bytes := self.max_turns * (self.side * self.cell) ** 2 * 3) > MAX_MEDIA_BYTES:
+            raise ValueError(f"an episode's pictures have up to {num_bytes} bytes, more than {MAX_MEDIA_BYTES}")
+        return self
 
 
 class PokerTask(EnvironmentTask):

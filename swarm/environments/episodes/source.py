@@ -112,7 +112,7 @@ class _Guarded:
             answer = self._environment.step(action)
             rewards = [answer] if isinstance(answer, End) else [part for part in answer if isinstance(part, Earned)]
             if any(not 0 <= each.reward <= 1 for each in rewards):
-                raise ValueError(f"a turn adds a reward in [0, 1], got {answer}")
+                raise ValueError(f"a turn adds a reward in [0, 1], got {rewards}")
             return answer
         except Exception as error:  # an environment may be anybody's code, and reads foreign text
             self._counts["environment_failures"] += 1

@@ -18,7 +18,7 @@ from swarm.environments.sources.last_text import with_last_text
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.errors import Refusal
 from swarm.reasons import Reason
-from swarm.types import Message, ProceduralRef, Question, TaskRef, Text
+from swarm.types import HELD_OUT_STREAMS, Message, ProceduralRef, Question, TaskRef, Text
 from swarm.types.media import Media
 
 Config = TypeVar("Config", bound=GeneratedTask)
@@ -37,11 +37,17 @@ class Made(Struct, frozen=True):
 class GeneratedSource(Generic[Config]):
     """Implements `TaskSource` for a function of settings and chance."""
 
-    def __init__(self, config: Config, make: Callable[[Config, Chance], Made], version: int = 1) -> None:
-        """`version` changes with what `make` makes of the same arguments."""
+    def __init__(
+        self, config: Config, make: Callable[[Config, Chance], Made], version: int = 1, has_own_streams: bool = False
+    ) -> None:
+        """`version` changes with what `make` makes of the same arguments.
+
+        `has_own_streams`: `make` itself sees to it that held-out streams share no question with others.
+        """
         self.name = config.name
         self._config = config
         self._make = make
+        self._has_own_streams = has_own_streams
         self._find = finder(config)
         self._library = f"{config.kind}/{version}"
         rules = (*config.finds_as, *config.grades_as, *config.combines_as)
@@ -55,7 +61,7 @@ class GeneratedSource(Generic[Config]):
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`."""
-        return held_apart(self._at, seed, index)
+        return self._at(seed, index) if self._has_own_streams else held_apart(self._at, seed, index)
 
     def recall(self, ref: TaskRef) -> Question:
         """Make the question behind a reference again.
@@ -70,6 +76,8 @@ class GeneratedSource(Generic[Config]):
 
     def is_held_out(self, ref: TaskRef) -> bool:
         """Whether its stream or its content is held out. See `TaskSource`."""
+        if self._has_own_streams:
+            return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
         return is_held_out(ref)
 
     def score(self, ref: TaskRef, completion: str) -> float:

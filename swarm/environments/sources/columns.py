@@ -6,7 +6,7 @@ A path is data, not code: a column's name, then keys and positions, looked up on
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from swarm.types import MAX_MESSAGES, Message, Prompt
 
@@ -77,7 +77,7 @@ class Template:
     def prompt(self, row: Row) -> Prompt:
         """A text, or the conversation in a list of messages. Raises `MalformedRow`."""
         value = self.value(row)
-        return _conversation(value) if isinstance(value, list) else self._plain(value)
+        return conversation(value) if isinstance(value, list) else self._plain(value)
 
     def texts(self, row: Row) -> tuple[str, ...]:
         """The text, or all texts of a list. Raises `MalformedRow`."""
@@ -101,8 +101,8 @@ def describe(value: object) -> str:
     return f"{type(value).__name__}{keys}"
 
 
-def _conversation(values: list[object]) -> Prompt:
-    """Messages; a single one of the user is a plain question."""
+def conversation(values: Sequence[object]) -> Prompt:
+    """Messages; a single one of the user with text alone is a plain question. Raises `MalformedRow`."""
     if not 1 <= len(values) <= MAX_MESSAGES:
         raise MalformedRow(f"a conversation must have 1 to {MAX_MESSAGES} messages, got {len(values)}")
     messages = tuple(map(_message, values))
@@ -114,12 +114,13 @@ def _conversation(values: list[object]) -> Prompt:
     if last != "user":
         raise MalformedRow(f"a conversation must end with a message of the user, got {last}")
     (first, *others) = messages
-    return messages if others else first.text
+    return first.content if isinstance(first.content, str) and not others else messages
 
 
 def _message(value: object) -> Message:
     content = value.get("content") if isinstance(value, Mapping) else None
-    if not (isinstance(value, Mapping) and isinstance(content, str)):
+    # A tuple has been made of a list of parts: rows hold none.
+    if not (isinstance(value, Mapping) and isinstance(content, str | tuple)):
         raise MalformedRow(f"a message must have a role and a content of text, got {describe(value)}")
     match value.get("role"):
         case "system" | "user" | "assistant" as role:

@@ -26,9 +26,11 @@ from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.items import Item, ItemReader
+from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
+from swarm.environments.sources.media_files import MediaFiles
 from swarm.environments.sources.python import load_reward
 from swarm.environments.sources.stored import FileRows, StoredRows
-from swarm.environments.specs import FORMATS, LOCAL, is_on_disk
+from swarm.environments.specs import FORMATS, LOCAL, is_on_disk, media_folder
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Prompt, Question, TaskRef, as_text, media_of
@@ -40,6 +42,7 @@ HELD_OUT_EVERY = 10
 EVALUATION_SPLITS = frozenset({"test", "validation", "valid", "val", "dev", "eval"})
 """Splits made for evaluation: all their rows are used for it."""
 _LISTS = (datasets.List, datasets.LargeList)
+_MEDIA = (datasets.Image, datasets.Audio, datasets.Video)
 
 
 class Rows(Protocol):
@@ -85,16 +88,18 @@ class DatasetSource:
         stored = stored or store(config)
         rows, self._revision = _read(stored), stored.revision
         try:
-            self._items = ItemReader(config, rows.column_names)
+            folder = media_folder(config)
+            self._items = ItemReader(config, rows.column_names, MediaFiles(folder) if folder is not None else None)
             for column in self._items.columns:
-                _check(column, rows.features[column.name], config.public)
+                _check(column, rows.features[column.name], config.public, column.name in self._items.with_media)
         except ValueError as error:
             raise TaskError(f"task {config.name!r}: {error}") from error
         self._rows = rows.select_columns(sorted({column.name for column in self._items.columns}))
         splits = {part.split("[")[0].strip() for part in config.split.split("+")}
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
-        rules = (*config.finds_as, *config.offers_as, *config.grades_as, *config.combines_as)
+        rules = (*config.finds_as, *config.offers_as, *config.grades_as, *config.combines_as, *config.shows_as)
         options = digest(config.subset, config.split, config.prompt, *rules)
+        self._kept: LruCache[int, Item] | None = LruCache(NUM_WITH_MEDIA) if config.media else None
         self._own_reward = load_reward(config.scorer, config.name, self.counts) if config.scorer else None
         self._options_digest = with_code(options, code_digest(config.scorer)) if config.scorer else options
 
@@ -108,7 +113,7 @@ class DatasetSource:
         for attempt in range(_MAX_ATTEMPTS):
             row = _row(len(self._rows), seed, self.name, index, attempt, whole=self._is_for_evaluation)
             try:
-                prompt = self._items.read(self._rows[row], row).prompt
+                prompt = self._item(row).prompt
             except MalformedRow as error:
                 self.counts["malformed_rows"] += 1
                 reason = f"row {row}: {error}"
@@ -117,6 +122,16 @@ class DatasetSource:
         raise TaskError(
             f"task {self.name!r}: {_MAX_ATTEMPTS} rows drawn from {self._config.path} were malformed; {reason}"
         )
+
+    def _item(self, row: int) -> Item:
+        """The item of a row. Raises `MalformedRow`."""
+        if self._kept is None:
+            return self._items.read(self._rows[row], row)
+        item = self._kept.get(row)
+        if item is None:
+            item = self._items.read(self._rows[row], row)
+            self._kept.put(row, item)
+        return item
 
     def _reference(self, row: int, prompt: Prompt) -> DatasetRef:
         return DatasetRef(
@@ -163,7 +178,7 @@ class DatasetSource:
         if not 0 <= ref.row < len(self._rows):
             raise Refusal(Reason.QUESTION_MISMATCH, f"{here} with {len(self._rows)} rows")
         try:
-            item = self._items.read(self._rows[ref.row], ref.row)
+            item = self._item(ref.row)
         except MalformedRow as error:
             raise Refusal(Reason.QUESTION_MISMATCH, f"{here}: {error}") from error
         check_question(ref, self._reference(ref.row, item.prompt), here)
@@ -229,12 +244,30 @@ def store(config: DatasetTask) -> StoredRows:
 
 def _read(stored: StoredRows) -> Rows:
     """The memory-mapped rows."""
-    parts = [
-        datasets.Dataset.from_file(part.path).select(range(part.first, part.first + part.count))
-        for part in stored.files
-    ]
+    parts = [_open(part.path).select(range(part.first, part.first + part.count)) for part in stored.files]
     rows: Rows = datasets.concatenate_datasets(parts)
     return rows
+
+
+def _open(path: str) -> datasets.Dataset:
+    """The rows of an Arrow file, their pictures, sounds and clips as they are stored: `datasets` decodes none."""
+    opened = datasets.Dataset.from_file(path)
+    stored = datasets.Features({name: _undecoded(feature) for name, feature in opened.features.items()})
+    if stored == opened.features:
+        return opened
+    return datasets.Dataset.from_file(path, info=datasets.DatasetInfo(features=stored))
+
+
+def _undecoded(feature: object) -> object:
+    if isinstance(feature, _MEDIA):
+        return type(feature)(decode=False)
+    if isinstance(feature, datasets.List):
+        return datasets.List(_undecoded(feature.feature), length=feature.length)
+    if isinstance(feature, datasets.LargeList):
+        return datasets.LargeList(_undecoded(feature.feature))
+    if isinstance(feature, Mapping):
+        return {name: _undecoded(each) for name, each in feature.items()}
+    return feature
 
 
 def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
@@ -253,12 +286,12 @@ def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
     return datasets.load_dataset_builder(FORMATS[suffix], data_files=str(path), **options)
 
 
-def _check(column: Column, feature: object, public: bool) -> None:
+def _check(column: Column, feature: object, public: bool, may_have_media: bool) -> None:
     """Raises `ValueError` for a path that leads nowhere in any row.
 
-    In a `public` data set also for types that refer to files, such as images: reading a row would open them.
+    In a `public` data set also for types that refer to files, such as images, in columns where the task has none.
     """
-    if public and not _is_plain(feature):
+    if public and not _is_plain(feature, may_have_media):
         raise ValueError(f"column {column.name!r} must be of texts and numbers, got {type(feature).__name__}")
     for step in column.steps:
         while isinstance(step, str) and isinstance(feature, _LISTS):
@@ -269,14 +302,16 @@ def _check(column: Column, feature: object, public: bool) -> None:
             feature = feature.feature
         elif isinstance(feature, Mapping) and step in feature:
             feature = feature[step]
+        elif isinstance(feature, _MEDIA) and step in ("bytes", "path"):
+            return
         else:
             keys = f" with {', '.join(feature)}" if isinstance(feature, Mapping) else ""
             raise ValueError(f"{column.path!r}: there is no {step!r} in {type(feature).__name__}{keys}")
 
 
-def _is_plain(feature: object) -> bool:
+def _is_plain(feature: object, may_have_media: bool = False) -> bool:
     if isinstance(feature, _LISTS):
-        return _is_plain(feature.feature)
+        return _is_plain(feature.feature, may_have_media)
     if isinstance(feature, Mapping):
-        return all(map(_is_plain, feature.values()))
-    return isinstance(feature, datasets.Value | datasets.ClassLabel)
+        return all(_is_plain(each, may_have_media) for each in feature.values())
+    return isinstance(feature, datasets.Value | datasets.ClassLabel) or (may_have_media and isinstance(feature, _MEDIA))

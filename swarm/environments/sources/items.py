@@ -14,6 +14,8 @@ from swarm.environments.scoring.grading import matches
 from swarm.environments.sources.choice_columns import ChoiceColumns
 from swarm.environments.sources.columns import MalformedRow, Row, Template
 from swarm.environments.sources.last_text import last_text, with_last_text
+from swarm.environments.sources.media_columns import MediaColumns
+from swarm.environments.sources.media_files import MediaFiles
 from swarm.types import Prompt, media_of
 
 MAX_REFERENCES = 256
@@ -38,14 +40,21 @@ class Item(Struct, frozen=True):
 class ItemReader:
     """Makes items of a task's rows."""
 
-    def __init__(self, config: DatasetTask, columns: Collection[str]) -> None:
-        """`columns` are the data set's. Raises `ValueError` for an unknown column or an invalid pattern."""
+    def __init__(self, config: DatasetTask, columns: Collection[str], files: MediaFiles | None = None) -> None:
+        """`columns` are the data set's; `files` those that its rows may name.
+
+        Raises `ValueError` for an unknown column or an invalid pattern, `TaskError` for a missing library.
+        """
         self._config = config
+        self._media = MediaColumns(config, columns, files) if config.media else None
         self._prompt = Template(config.prompt, columns)
         self._answer = Template(config.answer, columns)
         self._choices = ChoiceColumns(config, columns) if config.choices is not None else None
-        self.columns = [*self._prompt.columns, *(self._choices or self._answer).columns]
+        media = self._media.columns if self._media is not None else []
+        self.columns = [*self._prompt.columns, *(self._choices or self._answer).columns, *media]
         """All columns in use."""
+        self.with_media = {column.name for column in (*media, *(self._prompt.columns if config.inline else ()))}
+        """Those that may hold pictures, sounds and clips."""
         try:
             self._answer_pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         except re.error as error:
@@ -53,13 +62,18 @@ class ItemReader:
 
     def read(self, values: Row, row: int) -> Item:
         """The item of row number `row`. Raises `MalformedRow`."""
-        prompt = self._prompt.prompt(values)
+        prompt = self._asked_in(values)
         if not (last_text(prompt).strip() or media_of(prompt)):
             raise MalformedRow("empty prompt")
         if self._choices is None:
             return Item(self._asked(prompt), self._references(values))
         choices = self._choices.read(values, row)
         return Item(self._asked(prompt, choices.listed()), choices=choices)
+
+    def _asked_in(self, values: Row) -> Prompt:
+        if self._media is None:
+            return self._prompt.prompt(values)
+        return self._media.prompt(self._prompt.value(values), values)
 
     def _references(self, values: Row) -> tuple[str, ...]:
         answers, pattern = self._answer.texts(values), self._answer_pattern

@@ -238,11 +238,15 @@ class Dispatcher:
         except (Oversized, msgspec.DecodeError, RecursionError) as error:
             self._lost(worker, "violations", str(error))
             return
-        if reply is None:
+        if message is None or reply is None:
             return
         asked = worker.asked
-        if asked is None or not in_order(asked, reply, self._starter.rewards) or not self._counted(reply):
-            self._lost(worker, "violations", f"it answered {str(reply)[:200]}")
+        if (
+            asked is None
+            or not in_order(asked, reply, self._starter.rewards, self._starter.shows)
+            or not self._counted(reply)
+        ):
+            self._lost(worker, "violations", f"it answered {message[:200]!r}")
         elif worker.job is not None:
             self._note_end(worker)
             job, worker.job = worker.job, None

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import le
+from types import MappingProxyType
 
 import msgspec
 
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
-from swarm.types import MAX_TURNS, Actions, Earned, Grade, Question, Rejection, TaskRef, as_text
-from swarm.types.media import Media
+from swarm.types import (
+    MAX_TURNS,
+    Actions,
+    Earned,
+    Grade,
+    Observation,
+    Prompt,
+    Question,
+    Rejection,
+    TaskRef,
+    as_text,
+    media_of,
+)
+from swarm.types.media import MAX_MEDIA_BYTES, Media, Modality, content, media_problem, modality
 
-MAX_REPLY_BYTES = 2**24
+MAX_TEXT_REPLY_BYTES = 2**24
+"""Of a reply without pictures, sounds and clips."""
 MAX_PROMPT_CHARS = 2**20
 """Of a question, and of the observations of a group's episodes together."""
+MAX_OBSERVED_BYTES = 2**26
+"""Decoded bytes of the media in the observations of a group's episodes together."""
 MAX_DETAIL_CHARS = 2_000
 """Characters of a reply's text for people."""
 MAX_COUNTS = 16
@@ -50,6 +66,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     """Rows of data sets, by task."""
     unprepared: dict[str, str] = {}
     """Why the other tasks have no rows."""
+    folders: tuple[str, ...] = ()
+    """Of local data sets whose rows name files."""
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
@@ -125,10 +143,23 @@ decode_request = msgspec.msgpack.Decoder[Request](Request).decode
 decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode
 
 
-def in_order(request: Request, reply: Reply, tasks: Mapping[str, Collection[str]]) -> bool:
+def max_reply_bytes(shows: Mapping[str, Collection[Modality]]) -> int:
+    """Bytes of a reply in a run whose tasks show these media besides text."""
+    if not any(shows.values()):
+        return MAX_TEXT_REPLY_BYTES
+    return MAX_TEXT_REPLY_BYTES + MAX_MEDIA_BYTES + MAX_OBSERVED_BYTES
+
+
+def in_order(
+    request: Request,
+    reply: Reply,
+    tasks: Mapping[str, Collection[str]],
+    shows: Mapping[str, Collection[Modality]] = MappingProxyType({}),
+) -> bool:
     """Whether an intact worker could send this reply in a run with these tasks and names of their rewards.
 
-    Foreign text may have taken over the worker; wrong rewards are then all that it can cause.
+    `shows` are the media that each task has besides text. Foreign text may have taken over the worker; wrong rewards
+    are then all that it can cause.
     """
     match request, reply:
         case Prepare(), Prepared(stored, unprepared):
@@ -138,14 +169,17 @@ def in_order(request: Request, reply: Reply, tasks: Mapping[str, Collection[str]
             return known and all(0 <= count <= _MOST for count in held_out.values())
         case Draw(task=task), Drawn(question, counts):
             asked = question.ref.task in ([task] if task else tasks)
-            bounded = len(as_text(question.prompt)) <= MAX_PROMPT_CHARS and 1 <= question.max_turns <= MAX_TURNS
-            return asked and bounded and _plausible(counts)
+            bounded = prompt_problem(question.prompt) is None and 1 <= question.max_turns <= MAX_TURNS
+            shown = _shows_only(media_of(question.prompt), shows.get(question.ref.task, ()))
+            return asked and bounded and shown and _plausible(counts)
         case GradeGroup(ref, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
-            bounded = max(len(as_text(grade.prompt)), num_observed_chars(grade)) <= MAX_PROMPT_CHARS
+            bounded = prompt_problem(grade.prompt) is None and observed_problem(grade) is None
+            shown = _shows_only((*media_of(grade.prompt), *_observed(grade)), shows.get(ref.task, ()))
             adds_up = _adds_up(grade, tasks.get(ref.task, ()))
-            return fair and timed and bounded and _follows(grade, texts) and adds_up and _plausible(counts)
+            follows = _follows(grade, texts)
+            return fair and timed and bounded and shown and follows and adds_up and _plausible(counts)
         case ((Draw() | GradeGroup()), Refused(rejection)):
             return len(rejection.detail) <= MAX_DETAIL_CHARS
         case ((Setup() | Draw()), Failed()):
@@ -153,10 +187,49 @@ def in_order(request: Request, reply: Reply, tasks: Mapping[str, Collection[str]
     return False
 
 
-def num_observed_chars(grade: Grade) -> int:
+def prompt_problem(prompt: Prompt) -> str | None:
+    """Why a question is too much for a reply; None if it is not."""
+    if (num_chars := len(as_text(prompt))) > MAX_PROMPT_CHARS:
+        return f"a question of {num_chars} characters, more than {MAX_PROMPT_CHARS}"
+    return media_problem(media_of(prompt))
+
+
+def observed_problem(grade: Grade) -> str | None:
+    """Why the observations of a group's episodes are too much for a reply; None if they are not."""
+    num_chars = _num_observed_chars(grade)
+    if num_chars > MAX_PROMPT_CHARS:
+        return f"observations of {num_chars} characters, more than {MAX_PROMPT_CHARS}"
+    for episode in grade.observations:
+        if problem := next(filter(None, map(media_problem, map(_media_in, episode))), None):
+            return f"an observation with {problem}"
+        if (num_bytes := _num_bytes(part for shown in episode for part in _media_in(shown))) > MAX_MEDIA_BYTES:
+            return f"an episode whose observations have {num_bytes} bytes of media, more than {MAX_MEDIA_BYTES}"
+    if (num_bytes := _num_bytes(_observed(grade))) > MAX_OBSERVED_BYTES:
+        return f"a group whose observations have {num_bytes} bytes of media, more than {MAX_OBSERVED_BYTES}"
+    return None
+
+
+def _num_observed_chars(grade: Grade) -> int:
     """Characters of all observations of a group, and one more for each part: empty ones take memory, too."""
     parts = (part for episode in grade.observations for shown in episode for part in shown)
     return sum(1 if isinstance(part, Earned | Media) else len(part.text) + 1 for part in parts)
+
+
+def _media_in(observation: Observation) -> tuple[Media, ...]:
+    return tuple(part for part in observation if isinstance(part, Media))
+
+
+def _observed(grade: Grade) -> Iterator[Media]:
+    """The media of all observations of a group."""
+    return (part for episode in grade.observations for shown in episode for part in _media_in(shown))
+
+
+def _num_bytes(parts: Iterable[Media]) -> int:
+    return sum(len(content(part)) for part in parts)
+
+
+def _shows_only(parts: Iterable[Media], allowed: Collection[Modality]) -> bool:
+    return all(modality(part) in allowed for part in parts)
 
 
 def _follows(grade: Grade, texts: Sequence[Actions]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swarm.environments.verification.channel import Channel
 from swarm.environments.verification.messages import (
-    MAX_REPLY_BYTES,
+    MAX_TEXT_REPLY_BYTES,
     Draw,
     GradeGroup,
     Prepare,
@@ -45,13 +45,15 @@ class Job:
 class WorkerProcess:
     """One process, its socket and its current job."""
 
-    def __init__(self, request: Prepare | Setup, room: Path, told: dict[str, str]) -> None:
+    def __init__(
+        self, request: Prepare | Setup, room: Path, told: dict[str, str], max_reply_bytes: int = MAX_TEXT_REPLY_BYTES
+    ) -> None:
         """Start it in the empty directory `room` with the environment variables `told`."""
         self.request = request
         self._room = room
         self._stderr = room.with_suffix(".stderr")
         end, theirs = socket.socketpair()
-        self.channel = Channel(end, MAX_REPLY_BYTES)
+        self.channel = Channel(end, max_reply_bytes)
         with theirs, self._stderr.open("ab") as stderr:
             # not multiprocessing: a plain child neither imports the parent's __main__ nor inherits its memory
             self.process = subprocess.Popen(

@@ -20,6 +20,7 @@ from swarm.environments.config import (
     rewards_of,
 )
 from swarm.environments.episodes.config import VerifiersTask
+from swarm.environments.modalities import modalities
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
     caches,
@@ -28,8 +29,8 @@ from swarm.environments.sandbox.directories import (
     token_file,
 )
 from swarm.environments.scoring.combination import names_of
-from swarm.environments.specs import is_on_disk
-from swarm.environments.verification.messages import Prepare, Prepared, Setup
+from swarm.environments.specs import is_on_disk, media_folder
+from swarm.environments.verification.messages import Prepare, Prepared, Setup, max_reply_bytes
 from swarm.environments.verification.process import WorkerProcess
 
 
@@ -43,6 +44,8 @@ class WorkerStarter:
         self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
         self.rewards = {config.name: names_of(rewards_of(config)) for config in self._configs}
         """Names of each task's rewards."""
+        self.shows = {config.name: modalities(config) for config in self._configs}
+        """What each task has besides text."""
         self._lenient = lenient
         self._files = frozenset(files)
         self._directories = WorkerDirectories()
@@ -53,6 +56,7 @@ class WorkerStarter:
             memory_limit_bytes=settings.memory_limit_bytes,
             elsewhere=str(self._directories.lock),
             lenient=lenient,
+            folders=self._folders(),
         )
 
     def preparer(self) -> WorkerProcess | None:
@@ -60,8 +64,7 @@ class WorkerStarter:
         wanted = [config for config in self._configs if isinstance(config, DatasetTask | VerifiersTask)]
         if not wanted:
             return None
-        own = [config for config in wanted if not self._lenient or config.name in self._files]
-        files = [config.path for config in own if isinstance(config, DatasetTask) and is_on_disk(config)]
+        files = [config.path for config in self._own() if isinstance(config, DatasetTask) and is_on_disk(config)]
         places = caches()
         for place in places:
             place.mkdir(parents=True, exist_ok=True)
@@ -70,6 +73,16 @@ class WorkerStarter:
         request = Prepare(self._setup.configs, readable, tuple(map(str, places)), len(files) < len(wanted))
         room = self._directories.new()
         return WorkerProcess(request, room, download_environment(room, self._python_path, not self._lenient))
+
+    def _own(self) -> list[TaskConfig]:
+        """Tasks whose local files this node's user named."""
+        return [config for config in self._configs if not self._lenient or config.name in self._files]
+
+    def _folders(self) -> tuple[str, ...]:
+        """Folders of data sets whose rows name files; not those that hold far more than a data set."""
+        far_more = {Path.home(), Path("/")}
+        folders = {folder for config in self._own() if (folder := media_folder(config)) is not None}
+        return tuple(sorted(map(str, folders - far_more)))
 
     def accept(self, prepared: Prepared) -> bool:
         """Let graders read the prepared rows; False when a file of them lies outside the cache."""
@@ -83,7 +96,8 @@ class WorkerStarter:
     def grader(self) -> WorkerProcess:
         """A process that draws and grades. Raises `OSError`."""
         room = self._directories.new()
-        return WorkerProcess(self._setup, room, environment(room, self._python_path))
+        told = environment(room, self._python_path)
+        return WorkerProcess(self._setup, room, told, max_reply_bytes(self.shows))
 
     def close(self) -> None:
         """Remove the workers' directories."""

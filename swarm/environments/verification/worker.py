@@ -23,8 +23,9 @@ from msgspec.structs import replace
 from swarm.environments.answering import FindSettings, QuestionSettings
 from swarm.environments.code import file_of, load
 from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
-from swarm.environments.episodes.config import TextArenaTask, VerifiersTask
-from swarm.environments.generated.config import GeneratedTask
+from swarm.environments.decoding.choice import decoders
+from swarm.environments.episodes.config import MazeTask, TextArenaTask, VerifiersTask
+from swarm.environments.generated.config import DigitsTask, GeneratedTask
 from swarm.environments.mixture import Source, TaskMixture, make_source
 from swarm.environments.rewards import FormatReward
 from swarm.environments.sandbox.confinement import Confinement
@@ -32,7 +33,6 @@ from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.messages import (
     MAX_DETAIL_CHARS,
-    MAX_PROMPT_CHARS,
     Draw,
     Drawn,
     Failed,
@@ -47,12 +47,13 @@ from swarm.environments.verification.messages import (
     Setup,
     decode_request,
     encode,
-    num_observed_chars,
+    observed_problem,
+    prompt_problem,
 )
 from swarm.environments.verification.stand_ins import DRAWING, stand_ins
 from swarm.errors import TaskError
 from swarm.reasons import Reason
-from swarm.types import Grade, Prompt, Rejection, as_text
+from swarm.types import Grade, Prompt, Rejection
 
 ALARM_GRACE_S = 1.0
 """The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
@@ -101,7 +102,8 @@ def _serve(descriptor: int, setup: Setup) -> None:
     rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
     code = [target for target in map(code_of, configs) if target is not None]
     confinement = Confinement()
-    confinement.enclose([*rows, *filter(None, map(file_of, code))], [Path(".")], network=False)
+    readable = [*rows, *map(Path, setup.folders), *filter(None, map(file_of, code))]
+    confinement.enclose(readable, [Path(".")], network=False)
     _import_libraries(configs)
     for target in code:
         with suppress(TaskError):  # the task's source reports it
@@ -131,15 +133,22 @@ def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
             import swarm.environments.sources.reasoning_gym
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
+    for config in configs:
+        if isinstance(config, DatasetTask) and config.media:
+            with suppress(TaskError):  # the task's source reports it
+                decoders(config.name, config)
     if any(isinstance(config, TextArenaTask) for config in configs):
         with suppress(TaskError, ImportError):  # the task's source reports it
             import swarm.environments.adapters.textarena
     if any(isinstance(config, VerifiersTask) for config in configs):
         with suppress(TaskError, ImportError):  # as above
             import swarm.environments.adapters.verifiers
-    if any(isinstance(config, GeneratedTask) for config in configs):
+    if any(isinstance(config, GeneratedTask | MazeTask) for config in configs):
         with suppress(ImportError):  # as above
             import swarm.environments.generated.drawing  # numpy
+    if any(isinstance(config, DigitsTask) for config in configs):
+        with suppress(TaskError):  # as above
+            import swarm.environments.generated.digits
     if any(map(_has_pattern, configs)):
         import swarm.environments.scoring.patterns
     if any(isinstance(config, QuestionSettings) and config.tool == "python" for config in configs):
@@ -183,18 +192,13 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
 
 
 def _too_long(prompt: Prompt) -> Rejection | None:
-    num_chars = len(as_text(prompt))
-    if num_chars <= MAX_PROMPT_CHARS:
-        return None
-    return Rejection(Reason.QUESTION_MISMATCH, f"a question of {num_chars} characters, more than {MAX_PROMPT_CHARS}")
+    problem = prompt_problem(prompt)
+    return Rejection(Reason.QUESTION_MISMATCH, problem) if problem is not None else None
 
 
 def _too_much(grade: Grade) -> Rejection | None:
-    num_chars = num_observed_chars(grade)
-    if num_chars <= MAX_PROMPT_CHARS:
-        return None
-    most = f"observations of {num_chars} characters, more than {MAX_PROMPT_CHARS}"
-    return Rejection(Reason.EPISODE_MISMATCH, most)
+    problem = observed_problem(grade)
+    return Rejection(Reason.EPISODE_MISMATCH, problem) if problem is not None else None
 
 
 def _cut(error: TaskError) -> str:

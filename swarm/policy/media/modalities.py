@@ -9,7 +9,7 @@ from types import MappingProxyType
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from swarm.policy.config import MADE_HERE, PolicySettings
+from swarm.policy.config import MADE_HERE, TINY_SEES, PolicySettings
 from swarm.policy.media.ids import Kind
 from swarm.policy.reading import has_encoder, read_config
 from swarm.types.media import Modality
@@ -20,7 +20,7 @@ TOKENS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
 """Where a model's configuration has the id that stands for a feature."""
 FILES = ("processor_config.json", "preprocessor_config.json")
 """One of them is in every directory with a processor."""
-SEEING: tuple[str, ...] = ()
+SEEING = (TINY_SEES,)
 """Embedded policies that see."""
 
 
