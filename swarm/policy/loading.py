@@ -24,7 +24,6 @@ from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.media.ids import joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
-from swarm.policy.packaged.sees import ensure_sees
 from swarm.policy.packaged.smollm import ensure_smollm2
 from swarm.policy.reading import has_encoder, outline, read_model
 from swarm.policy.routing import Routers
@@ -331,6 +330,8 @@ def find_source(model: str, progress: Progress | None = None) -> str:
     if model == SMOLLM2:
         return str(ensure_smollm2(progress))
     if model == TINY_SEES:
+        from swarm.policy.packaged.sees import ensure_sees  # other nodes need not load LLaVA and Pillow
+
         return str(ensure_sees(progress))
     return str(ensure_tiny(model, progress)) if model in EMBEDDED else model
 
