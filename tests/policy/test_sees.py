@@ -19,6 +19,7 @@ from swarm.policy import tiny
 from swarm.policy.config import TINY_SEES, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.media.ids import FIRST_PLACE
+from swarm.policy.media.modalities import modalities_of
 from swarm.policy.media.processor import as_array
 from swarm.policy.packaged import sees
 from swarm.types import HELD_OUT_STREAMS, Grade, Message, Prompt, Question, Sampling, Text, media_of
@@ -61,7 +62,8 @@ def test_it_is_made_once_and_loads_as_any_other(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(AutoModelForImageTextToText.from_pretrained(first), LlavaForConditionalGeneration)
     assert AutoProcessor.from_pretrained(first).image_token == sees.IMAGE
     policy = load_policy(PolicySettings(model=TINY_SEES))
-    assert "image" in policy.modalities and policy.system_prompt is None
+    assert modalities_of(PolicySettings(model=TINY_SEES)) == policy.modalities > {"image"}
+    assert policy.system_prompt is None
     assert {name.split(".")[1] for name in _trained(policy)} == {"language_model"}
 
 
