@@ -108,6 +108,7 @@ def test_limits_are_the_tasks() -> None:
     with pytest.raises(Undecodable, match="more than 3 frames at 8 a second"):
         read_clip(clip(), MediaSettings(frames_per_s=8, max_frames=3))
     assert read_clip(clip(), MediaSettings(max_pixels=128)).width == 16
+    assert read_clip(clip([gradient(640, 480)] * 4), PLAIN).width == 482
 
 
 MEMORY_BYTES = 2**31

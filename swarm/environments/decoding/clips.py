@@ -23,16 +23,18 @@ CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "m
 
 
 def read_clip(file: bytes, settings: MediaSettings) -> Video:
-    """The clip at `frames_per_s`, its frames no larger than `max_pixels`. Raises `Undecodable`."""
+    """The clip at `frames_per_s`, its frames no larger than `max_pixels` and small enough that `max_frames` fit.
+
+    Raises `Undecodable`.
+    """
+    max_pixels = min(settings.max_pixels, MAX_MEDIA_BYTES // (3 * settings.max_frames))
     with decoding(file, "clip"):
         frames: list[Pixels] = []
         for frame in _shown(file, settings):
-            pixels = scaled(as_rgb(frame), settings.max_pixels)
+            pixels = scaled(as_rgb(frame), max_pixels)
             if frames and frames[0].shape != pixels.shape:
                 raise Undecodable("its frames have different sizes")
             frames.append(pixels)
-            if len(frames) * pixels.nbytes > MAX_MEDIA_BYTES:
-                raise Undecodable(f"its frames have more than {MAX_MEDIA_BYTES} bytes: set a smaller max_pixels")
         if not frames:
             raise Undecodable("it has no frames")
         height, width, _ = frames[0].shape

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 MAX_FILE_BYTES = 2**25
 """Of a picture, sound or clip as it is stored."""
 MAX_PROBLEM_CHARS = 200
+_HANDLE = re.compile(r"<_io\.BytesIO[^>]*>|'?<none>'?")
+"""What libraries call a file that is in memory."""
 
 
 class Undecodable(Exception):
@@ -26,5 +29,5 @@ def decoding(file: bytes, what: str) -> Iterator[None]:
     except Undecodable as error:
         raise Undecodable(f"{what}: {error}") from error
     except Exception as error:  # many readers of many formats, on foreign input
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        said = " ".join(_HANDLE.sub("", f"{type(error).__name__}: {error}").split())
         raise Undecodable(f"{what}: {said[:MAX_PROBLEM_CHARS]}") from error

@@ -37,7 +37,8 @@ class MediaSettings(Settings):
     frames_per_s: float = Field(2.0, gt=0, le=MAX_FRAMES_PER_S)
     """Frames of a clip that are shown."""
     max_frames: int = Field(32, ge=1, le=4_096)
-    """Rows with a clip of more such frames are passed over."""
+    """Rows with a clip of more such frames are passed over. So many of a clip's frames fit 16 MiB: larger ones are made
+    smaller, of 32 to 174,762 pixels."""
 
     @property
     def media_columns(self) -> dict[Modality, str]:

@@ -56,7 +56,7 @@ class MediaColumns:
         """
         messages = value if isinstance(value, list) else [{"role": "user", "content": as_plain(value, "the prompt")}]
         contents = [self._content(message) for message in messages]
-        waiting = self._waiting(row)
+        waiting = {modality: deque(_items(column.value(row))) for modality, column in self._columns.items()}
         marked = Counter(
             part.modality for parts in contents for part in parts if isinstance(part, Slot) and part.inline is None
         )
@@ -66,17 +66,12 @@ class MediaColumns:
         if contents:
             unmarked = (modality for modality in waiting if not marked[modality])
             contents[-1] = [*(Slot(each) for each in unmarked for _ in waiting[each]), *contents[-1]]
+        if (count := sum(isinstance(part, Slot) for parts in contents for part in parts)) > MAX_MEDIA:
+            raise MalformedRow(f"there must be at most {MAX_MEDIA} pictures, sounds and clips, got {count}")
         made = [self._filled(parts, waiting) for parts in contents]
         if problem := media_problem([part for parts in made for part in parts if isinstance(part, Media)]):
-            raise MalformedRow(problem)
+            raise MalformedRow(f"{problem}; they are smaller with a lower max_pixels, rate or max_frames")
         return conversation([_with(message, parts) for message, parts in zip(messages, made, strict=True)])
-
-    def _waiting(self, row: Row) -> dict[Modality, deque[object]]:
-        """The items of each column."""
-        found = {modality: deque(_items(column.value(row))) for modality, column in self._columns.items()}
-        if (count := sum(map(len, found.values()))) > MAX_MEDIA:
-            raise MalformedRow(f"there must be at most {MAX_MEDIA} pictures, sounds and clips, got {count}")
-        return found
 
     def _content(self, message: object) -> list[str | Slot]:
         """What a message says, in parts. Only the user's messages have places for media."""
@@ -105,6 +100,8 @@ class MediaColumns:
         raise MalformedRow(f"a part of a message must be text, image, audio or video, got {describe(entry)}")
 
     def _slot(self, modality: Modality, inline: object) -> Slot:
+        if isinstance(inline, Mapping) and not any(inline.values()):
+            inline = None  # Arrow has all keys in all parts
         if inline is None and modality not in self._columns:
             raise MalformedRow(f"a message has a place for {modality}, and no column has any")
         if inline is not None and modality not in self._config.inline:
