@@ -19,7 +19,8 @@ from pydantic_core import ErrorDetails
 from swarm.central.follower import FollowSettings
 from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
-from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.answering import FindSettings
+from swarm.environments.config import TASKS, PythonTask, TaskConfig, VerificationSettings
 from swarm.environments.tiny import TINY_SEES_TASK, TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.groups.plausibility import PlausibilitySettings
@@ -259,8 +260,8 @@ def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
 
 def _form(task: Values) -> str:
     """The form of answer that a task's questions ask for; an environment and code of one's own read whole texts."""
-    kind = task.get("kind", "reasoning_gym")
-    reads_all = kind not in ("reasoning_gym", "dataset") or task.get("scorer") is not None
+    kind = TASKS.get(str(task.get("kind", "reasoning_gym")), PythonTask)
+    reads_all = kind is PythonTask or not issubclass(kind, FindSettings) or task.get("scorer") is not None
     return str(task.get("find") or ("whole" if reads_all else "tags"))
 
 

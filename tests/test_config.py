@@ -213,3 +213,21 @@ def test_a_gpu_samples_256_completions_a_round_by_default(values: dict[str, str]
 def test_yaml_that_fails_in_python_is_refused_in_words(text: str) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_config(command_line=[("tasks", text)])
+
+
+@pytest.mark.parametrize(
+    ("task", "asks_for_tags"),
+    [
+        ({"kind": "shapes"}, True),
+        ({"kind": "shapes", "find": "last_number"}, False),
+        ({"kind": "number_guessing"}, False),
+        ({"kind": "maze"}, False),
+    ],
+)
+def test_the_default_prompt_asks_for_tags_where_questions_made_here_are_answered_in_them(
+    task: dict[str, str], asks_for_tags: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"policy": {"model": "some/model"}, "tasks": [task]}))
+    prompt = load_config(file).config.policy.system_prompt
+    assert (prompt is None) == asks_for_tags
