@@ -1,0 +1,139 @@
+"""How completions are sampled, and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from swarm.types.bounds import (
+    MAX_RESULT_CHARS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MAX_TURNS,
+    Count,
+    Fraction,
+    LogProb,
+    Name,
+    Positive,
+    complete,
+)
+from swarm.types.questions import Actions, Observation, observation_text
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """How completions were sampled. The wire carries only values that differ from the defaults."""
+
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] = 1.0
+    top_p: Fraction = 1.0
+    """Keep the most likely tokens whose probabilities sum to this; 1: all."""
+    max_new_tokens: Count = 256
+    top_k: Count = 0
+    """Keep the k most likely tokens; 0: all."""
+    min_p: Fraction = 0.0
+    """Keep tokens whose probability is at least this fraction of the most likely token's; 0: all."""
+    stop: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()
+    """Texts that end a completion and remain in it."""
+    stop_tokens: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()
+    """Names of tokens that end a completion, besides the policy's own end tokens."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether tokens are drawn from less than the whole distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def distribution(self) -> tuple[float, float, int, float]:
+        """All that decides from which distribution a token is drawn."""
+        return self.temperature, self.top_p, self.top_k, self.min_p
+
+
+class VersionSpan(Struct, frozen=True):
+    """Adjacent tokens of a completion that the same policy version sampled."""
+
+    version: Count
+    num_tokens: Positive
+
+
+FinishReason = Literal["stop", "stop_sequence", "length"]
+"""`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
+
+
+class Turn(Struct, frozen=True):
+    """The part of a completion's text and tokens that belongs to one of the policy's turns."""
+
+    num_chars: Count
+    num_tokens: Count
+    """0 without token ids."""
+    finish_reason: FinishReason
+
+
+class Completion(Struct, frozen=True, omit_defaults=True):
+    """One answer, the same from every engine and on the wire: all that the policy said in an episode, and nothing else.
+
+    The swarm shares `text`; ids and log-probabilities serve peers with the same tokenizer. Texts and tokens of several
+    turns follow each other; what the environment answered is computed anew by whoever needs it.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    """Of the last turn."""
+    token_ids: tuple[Count, ...] = ()
+    logprobs: tuple[LogProb, ...] = ()
+    """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
+    versions: tuple[VersionSpan, ...] = ()
+    """The policy version that sampled each of the T tokens, in order; weights may change within a completion."""
+    routing: bytes = b""
+    """The experts that routed the prompt and the completion except its last token, as `swarm/policy/routing.py` stores
+    them; never shared."""
+    turns: Annotated[tuple[Turn, ...], Meta(max_length=MAX_TURNS)] = ()
+    """Empty: a single turn."""
+    observed: Name = ""
+    """Digest of the observations between the turns, as `swarm/groups/episodes.py` computes it; empty for a single
+    turn."""
+    told: Annotated[tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS)] = ()
+    """Marks an episode that nobody can replay: the texts of its `Told` parts, in order. Empty in all others."""
+
+    def by_turn(self) -> tuple[Completion, ...]:
+        """Text, finish reason, ids and log-probabilities of each turn."""
+        if not self.turns:
+            return (self,)
+        parts = []
+        chars = tokens = 0
+        for turn in self.turns:
+            text = slice(chars, chars := chars + turn.num_chars)
+            ids = slice(tokens, tokens := tokens + turn.num_tokens)
+            parts.append(Completion(self.text[text], turn.finish_reason, self.token_ids[ids], self.logprobs[ids]))
+        return tuple(parts)
+
+    @property
+    def actions(self) -> Actions:
+        """What the environment is told."""
+        return tuple(turn.text for turn in self.by_turn()) if self.turns else self.text
+
+
+Speaker = Literal["policy", "environment"]
+
+
+def dialogue(completion: Completion, observations: Sequence[Observation]) -> list[tuple[Speaker, str]]:
+    """What was said in turns, by whom. What the environment answered to the last turn, if anything, nobody reads."""
+    said: list[tuple[Speaker, str]] = [("policy", turn.text) for turn in completion.by_turn()]
+    answers: list[tuple[Speaker, str]] = [
+        ("environment", observation_text(shown)) for shown in observations[: len(said) - 1]
+    ]
+    return [each for pair in zip_longest(said, answers) for each in pair if each is not None]
+
+
+class Sample(Struct, frozen=True):
+    """A held-out question with a node's own answer, shortened, for people."""
+
+    question: str
+    completion: str
+    correct: bool
+    pictures: tuple[bytes, ...] = ()
+    """Small PNGs of the question's first pictures and clips."""
+
+
+complete(globals())

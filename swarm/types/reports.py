@@ -1,0 +1,40 @@
+"""What an update and the measurement of others' groups come to."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from swarm.types.bounds import complete
+
+
+class UpdateReport(Struct, frozen=True):
+    """The result of one policy update, in numbers only: it goes to whoever asked for the update."""
+
+    figures: dict[str, float] = {}
+    """Figures of the steps taken, by conventional name; see `swarm/figures.py`."""
+    skipped: bool = False
+    """True when no step was taken: the loss or gradient was not finite, or there was nothing to learn from."""
+
+
+class Estimate(Struct, frozen=True):
+    """A measured figure with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SwarmWorth(Struct, frozen=True):
+    """What others' groups do for a node, as `swarm/sapo/worth.py` estimates it over its last measured rounds."""
+
+    rounds: int
+    """Rounds measured."""
+    help: Estimate | None = None
+    """Progress of its updates over that of updates on its own groups alone; None while unknown."""
+    each: Estimate | None = None
+    """Worth of an external group, in own groups."""
+    senders: dict[str, Estimate] = {}
+    """The same by the group's author, of those that are known well enough."""
+
+
+complete(globals())
