@@ -20,12 +20,25 @@ class Reference:
         self._frozen = frozen
         if frozen is not None:
             frozen.model.requires_grad_(False)
+            if trained.media is not None and frozen.media is not None:
+                frozen.media = trained.media.read_by(frozen.media.encoder)
 
     @contextlib.contextmanager
     def policy(self) -> Iterator[Policy]:
         """The reference; the trained policy must not be used within the block."""
         if self._trained.adapters is not None:
-            with self._trained.adapters.disabled():
+            with self._trained.adapters.disabled(), self._other_features():
                 yield self._trained
         elif self._frozen is not None:
             yield self._frozen
+
+    @contextlib.contextmanager
+    def _other_features(self) -> Iterator[None]:
+        """Within the block and after it, features of media are computed anew, if adapters decide them."""
+        media = self._trained.media
+        if media is None or not media.encoder.is_trained:
+            yield
+            return
+        media.encoder.clear()
+        yield
+        media.encoder.clear()

@@ -114,3 +114,16 @@ def test_features_of_a_trained_encoder_follow_its_weights(family: str, tmp_path:
         after = completion_logprobs(policy, [prompt], [ANSWERS[0]], 1.0)[0]
     assert not torch.equal(before[0], after)
     assert (after - readers.own_logprobs(policy, family, 0, ANSWERS[0])).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("encoder", ["frozen", "trained"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_reference_reads_the_same_pictures(family: str, encoder: str, rank: int, tmp_path: Path) -> None:
+    lora = LoraSettings(rank=rank)
+    policy = readers.load(family, tmp_path, encoder=encoder, lora=lora)
+    initial = readers.load(family, tmp_path, encoder=encoder) if rank == 0 else None
+    settings = UpdateSettings(learning_rate=3e-2, reference_kl=0.1)
+    updater = PolicyUpdater(policy, settings, MixSettings(), 1.0, initial)
+    first, later = (updater.update([], [_group(policy, family, 0)]).figures["kl"] for _ in range(2))
+    assert abs(first) < 1e-6, "both are the initial policy"
+    assert later > 1e-5

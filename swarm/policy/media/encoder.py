@@ -53,8 +53,8 @@ class Encoder:
             return self._computed(medium)
         with self._lock, torch.inference_mode(False), torch.no_grad():  # generation and updates may ask at once
             if self.is_trained and changes != self._changes:
-                self._features.clear()
-                self._changes, self._num_bytes = changes, 0
+                self.clear()
+                self._changes = changes
             if (known := self._features.get(medium.number)) is not None:
                 self._features.move_to_end(medium.number)
                 return known
@@ -66,6 +66,12 @@ class Encoder:
                 self._num_bytes -= oldest.nbytes
             finalize(medium, self._forget, medium.number)
             return found
+
+    def clear(self) -> None:
+        """Keep no features."""
+        with self._lock:
+            self._features.clear()
+            self._num_bytes = 0
 
     def _computed(self, medium: Medium) -> Tensor:
         method = getattr(self._model, METHODS[medium.kind])

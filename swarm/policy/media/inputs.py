@@ -23,6 +23,10 @@ class MediaInputs:
         self.encoder = encoder
         self.has_grid = has_grid
 
+    def read_by(self, encoder: Encoder) -> MediaInputs:
+        """The same sequences for another model of the kind, whose encoder this is."""
+        return MediaInputs(self.reader, encoder, self.has_grid)
+
     def given(self, model: PreTrainedModel, ids: Tensor, changes: int = 0) -> dict[str, object]:
         """What the model is called with for ids [B, L]: `input_ids`, if there are no places among them.
 
