@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from swarm.engines.config import GenerationSettings
+from swarm.engines.vllm.features import reads_of
 from swarm.engines.vllm.handover import State, changed_files, make_work_directory, model_files, state_of
 from swarm.engines.vllm.messages import Done, Load, Ready, Refused, Request, Sleep, Start, Wake
 from swarm.engines.vllm.process import POLL_S, VllmProcess
@@ -174,6 +175,7 @@ class VllmService:
             num_parts=settings.vllm.num_parts,
             sleep=settings.vllm.sleep,
             trust_remote_code=self._trust_remote_code,
+            reads=reads_of(policy),
         )
 
     def _wait_until_ready(self, cancelled: Callable[[], bool]) -> Ready:
