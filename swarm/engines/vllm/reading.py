@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_FEATURES = 2**14
 """Of one picture or sound, at least; a longer one has room if it fits in a step."""
+KINDS = ("image", "video", "audio")
+"""What vLLM has encoders for; one of which it may have nothing to read is not loaded."""
 EMBEDDED = "prompt_embeds"
 """vLLM's name for what is put into a sequence of embeddings as it is."""
 
@@ -70,7 +72,9 @@ def _item(inputs: Mapping[str, object]) -> MultiModalKwargsItem:
     )
 
     def field(name: str) -> object:
-        return MultiModalFlatField(slices=[]) if name.endswith("_embeds") else MultiModalBatchedField()
+        if name.endswith("_embeds"):
+            return MultiModalFlatField(slices=[])
+        return MultiModalBatchedField(keep_on_cpu=True)  # positions need it even where a cache has the features' keys
 
     return MultiModalKwargsItem({name: MultiModalFieldElem(value, field(name)) for name, value in inputs.items()})
 
@@ -96,7 +100,7 @@ def arguments(model: str, reads: Reads) -> dict[str, object]:
     take_features(architecture, reads)
     return {
         "enable_mm_embeds": True,
-        "limit_mm_per_prompt": {} if reads.has_layers else dict.fromkeys(reads.kinds, 0),  # none: without its encoder
+        "limit_mm_per_prompt": {} if reads.has_layers else dict.fromkeys(KINDS, 0),
         "skip_mm_profiling": True,
         "mm_processor_cache_gb": 0,
     }
