@@ -53,25 +53,29 @@ TEMPLATES = {
 }
 
 
-def directory(family: str, place: Path) -> Path:
-    """Write a model of a family, with its processor."""
+def directory(family: str, place: Path, head_dim: int = 8) -> Path:
+    """Write a model of a family, with its processor; `head_dim` of its heads, of which there are four."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER), pad_token="<pad>", eos_token="<eos>")
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL[family]})
     tokenizer.chat_template = TEMPLATES[family]
     id_of = tokenizer.convert_tokens_to_ids
-    text = {**TEXT, "vocab_size": len(tokenizer)}
+    text = {**TEXT, "vocab_size": len(tokenizer), "hidden_size": 4 * head_dim}
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "initializer_range": 0.3}
     torch.manual_seed(5)
     match family:
         case "qwen2_5_vl":
-            rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
+            rope = {
+                "rope_type": "default",
+                "mrope_section": [head_dim // 8, head_dim // 8, head_dim // 4],
+                "rope_theta": 10_000.0,
+            }
             config = transformers.Qwen2_5_VLConfig(
                 text_config={**text, "rope_parameters": rope},
                 vision_config={
                     **vision,
                     "depth": 2,
                     "num_heads": 2,
-                    "out_hidden_size": 32,
+                    "out_hidden_size": 4 * head_dim,
                     "fullatt_block_indexes": [1],
                 },
                 image_token_id=id_of("<|image_pad|>"),
@@ -85,14 +89,18 @@ def directory(family: str, place: Path) -> Path:
             )
             processor = _made(transformers.Qwen2_5_VLProcessor, pictures, tokenizer, None)
         case "qwen3_vl":
-            rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0}
+            rope = {
+                "rope_type": "default",
+                "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+                "rope_theta": 10_000.0,
+            }
             config = transformers.Qwen3VLConfig(
-                text_config={**text, "rope_parameters": rope, "head_dim": 8},
+                text_config={**text, "rope_parameters": rope, "head_dim": head_dim},
                 vision_config={
                     **vision,
                     "depth": 2,
                     "num_heads": 2,
-                    "out_hidden_size": 32,
+                    "out_hidden_size": 4 * head_dim,
                     "num_position_embeddings": 16,
                     "deepstack_visual_indexes": [0],
                 },
@@ -133,9 +141,9 @@ def directory(family: str, place: Path) -> Path:
     return place
 
 
-def load(family: str, place: Path, **settings: Any) -> Policy:
+def load(family: str, place: Path, head_dim: int = 8, **settings: Any) -> Policy:
     """The policy of a family in float32."""
-    written = str(directory(family, place))
+    written = str(directory(family, place, head_dim))
     return load_policy(PolicySettings(model=written, dtype="float32", system_prompt="", **settings))
 
 

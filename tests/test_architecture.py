@@ -93,7 +93,8 @@ ALLOWED = {
     }
     | {"swarm.training.passes"},
     # What runs in vLLM's Python, which has nothing of this project's dependencies but msgspec.
-    "swarm/engines/vllm/server.py": {"swarm.types", "swarm.engines.vllm.messages"},
+    "swarm/engines/vllm/server.py": {"swarm.types", "swarm.engines.vllm.messages", "swarm.engines.vllm.reading"},
+    "swarm/engines/vllm/reading.py": {"swarm.engines.vllm.messages"},
     "swarm/engines/vllm/messages.py": {"swarm.types"},
     "swarm/net": PURE | {"swarm.net"},
     "swarm/net/records": PURE | RECORDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from swarm.protocols import RolloutEngine
-from swarm.types import Completion, Context, NextTurn, Past, Rejection, Sampling, Step, Text
+from swarm.types import Completion, Context, NextTurn, Observation, Past, Prompt, Rejection, Sampling, Step, Text
 
 PROMPTS = ("Guess!", "Guess a number, any number.")
 SAMPLING = Sampling(max_new_tokens=10)
@@ -15,15 +15,22 @@ SHOWN = (Text("higher or lower"),)
 class Play:
     """Episodes of so many turns each, two per prompt, whose environment always answers the same, sooner or later."""
 
-    def __init__(self, num_turns: int, late: Callable[[Play, int], bool] = lambda play, episode: False) -> None:
-        """`late`: whether an episode's environment has not answered yet."""
-        self.num_episodes = 2 * len(PROMPTS)
+    def __init__(
+        self,
+        num_turns: int,
+        late: Callable[[Play, int], bool] = lambda play, episode: False,
+        prompts: Sequence[Prompt] = PROMPTS,
+        shown: Callable[[NextTurn], Observation] = lambda turn: SHOWN,
+    ) -> None:
+        """`late`: whether an episode's environment has not answered yet; `shown`: its answer to a turn."""
+        self.num_episodes = 2 * len(prompts)
+        self._shown = shown
         self.continuing = set(range(self.num_episodes)) if num_turns > 1 else set()
         self.answered: list[tuple[NextTurn, Completion]] = []
         self.refused: set[int] = set()
         self._num_turns = num_turns
         self._late = late
-        self._ready = [NextTurn(k, 1, PROMPTS[k // 2]) for k in range(self.num_episodes)]
+        self._ready = [NextTurn(k, 1, prompts[k // 2]) for k in range(self.num_episodes)]
         self._asked: dict[int, NextTurn] = {}
 
     def take(self, wait: bool) -> Sequence[NextTurn]:
@@ -43,10 +50,10 @@ class Play:
             turn, (said,) = self._asked[episode], answers
             self.answered.append((turn, said))
             if turn.number < self._num_turns:
-                self._ready.append(NextTurn(episode, turn.number + 1, after(turn.context, said)))
+                self._ready.append(NextTurn(episode, turn.number + 1, after(turn.context, said, self._shown(turn))))
         return sorted(self.answered, key=lambda pair: (pair[0].episode, pair[0].number))
 
 
-def after(context: Context, said: Completion) -> Past:
+def after(context: Context, said: Completion, shown: Observation = SHOWN) -> Past:
     past = context if isinstance(context, Past) else Past(context, ())
-    return Past(past.prompt, (*past.steps, Step(said.token_ids, SHOWN)))
+    return Past(past.prompt, (*past.steps, Step(said.token_ids, shown)))

@@ -10,9 +10,11 @@ from msgspec import Struct
 from swarm.engines.contexts import Contexts
 from swarm.engines.sampling import completion_seed
 from swarm.engines.stopping import Stops
-from swarm.engines.vllm.messages import Add, Sampled, Unanswered, Wanted
+from swarm.engines.vllm.features import features, has_media, named, placed
+from swarm.engines.vllm.messages import Add, Features, Sampled, Unanswered, Wanted
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
+from swarm.policy.media.ids import runs
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
 
@@ -23,8 +25,8 @@ SEEDS = 2**63
 class _Group(Struct):
     """The completions of one prompt, or the one of a turn."""
 
-    token_ids: tuple[int, ...]
-    """The prompt's."""
+    token_ids: list[int]
+    """The prompt's, with places of features."""
     seeds: tuple[int, ...]
     """[G]"""
     completions: dict[int, Completion]
@@ -55,8 +57,21 @@ class Asked:
         """Ask for an episode's turn."""
         return self._ask(turn.episode, self._contexts.turn(turn), [turn.number])
 
-    def missing(self, call: int, names: Collection[int]) -> Add:
-        """A request for what is missing of these, for an open call."""
+    def missing(self, call: int, names: Collection[int], known: set[int]) -> Iterator[Add | Features]:
+        """Requests for what is missing of these, for an open call; `known` are the media that it has, and gets others.
+
+        Pictures and sounds go to an encoder meanwhile, so that vLLM begins with the first prompt when its are read.
+        """
+        if self._policy.media is None:
+            yield self._add(call, names)
+            return
+        for name in names:
+            for number in {run.number for run in runs(self._groups[name].token_ids)} - known:
+                known.add(number)
+                yield features(self._policy, call, number)
+            yield self._add(call, [name])
+
+    def _add(self, call: int, names: Collection[int]) -> Add:
         groups = {name: self._groups[name] for name in names}
         wanted = tuple(
             Wanted(name, k, seed)
@@ -64,8 +79,12 @@ class Asked:
             for k, seed in enumerate(group.seeds)
             if k not in group.completions
         )
-        prompts = {name: group.token_ids for name, group in groups.items()}
-        return Add(call, prompts, wanted)
+        media = {name: placed(group.token_ids) for name, group in groups.items() if has_media(group.token_ids)}
+        prompts = {
+            name: named(self._policy, group.token_ids) if name in media else tuple(group.token_ids)
+            for name, group in groups.items()
+        }
+        return Add(call, prompts, media, wanted)
 
     def answer(self, reply: Sampled | Unanswered) -> Iterator[tuple[int, Answers]]:
         """Record one completion; yields name and answers of its group if that is complete."""
@@ -85,7 +104,7 @@ class Asked:
         if isinstance(ids, Rejection):
             return ids
         seeds = tuple(completion_seed(self._seed, name, number) % SEEDS for number in numbers)
-        self._groups[name] = _Group(tuple(ids), seeds, {})
+        self._groups[name] = _Group(ids, seeds, {})
         return None
 
     def _completion(self, sampled: Sampled) -> Completion:

@@ -16,8 +16,8 @@ from swarm.engines.base import PolicyEngine
 from swarm.engines.config import GenerationSettings
 from swarm.engines.stopping import Stops
 from swarm.engines.vllm.asked import Asked
-from swarm.engines.vllm.messages import End, Generate, Sampled, Unanswered
-from swarm.engines.vllm.process import POLL_S
+from swarm.engines.vllm.messages import End, Generate, Request, Sampled, Unanswered
+from swarm.engines.vllm.process import POLL_S, VllmProcess
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import EngineCrashed, Interrupted
 from swarm.policy.loading import Policy
@@ -89,10 +89,11 @@ class VllmEngine(PolicyEngine):
     ) -> Iterator[tuple[int, Answers]]:
         """Ask for all that is missing, and for turns as they become ready. Raises `EngineCrashed`, `Interrupted`."""
         process, _ = self._service.running(self._cancelled)
+        known: set[int] = set()
         stop_ids = tuple(sorted(stops.token_ids))
         call = process.call(lambda id: Generate(id, sampling, stop_ids, self._settings.max_batch_sequences))
         try:
-            process.tell(asked.missing(call.id, asked.names))
+            self._ask(process, asked.missing(call.id, asked.names, known))
             while True:
                 ready = turns.take(wait=not asked.names) if turns else ()
                 if not asked.names and not ready:
@@ -100,7 +101,7 @@ class VllmEngine(PolicyEngine):
                 refused = {turn.episode: refusal for turn in ready if (refusal := asked.turn(turn))}
                 yield from refused.items()
                 if added := [turn.episode for turn in ready if turn.episode not in refused]:
-                    process.tell(asked.missing(call.id, added))
+                    self._ask(process, asked.missing(call.id, added, known))
                 if self._cancelled():
                     raise Interrupted("generation was cancelled")
                 reply = call.receive(self._settings.vllm.silence_timeout_s, TURNS_POLL_S if turns else POLL_S)
@@ -110,3 +111,9 @@ class VllmEngine(PolicyEngine):
         finally:
             call.close()
             process.tell(End(call.id))
+
+    def _ask(self, process: VllmProcess, requests: Iterator[Request]) -> None:
+        for request in requests:
+            if self._cancelled():
+                raise Interrupted("generation was cancelled")
+            process.tell(request)

@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from transformers.core_model_loading import revert_weight_conversion
 
 from swarm.errors import EngineError
 from swarm.policy.frozen.layers import frozen_layers
@@ -90,7 +91,7 @@ def changed_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
             if policy.adapters:
                 policy.adapters.save(directory, policy.weights)
             else:
-                _write(policy, directory, policy.weights.items())
+                _write(policy, directory, _changing(policy))
         yield directory, state
     finally:
         shutil.rmtree(directory)
@@ -105,10 +106,19 @@ def _base(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{name.removesuffix('.base_layer')}.weight", layer.weight
 
 
+def _changing(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights but those of an encoder, which stay as they are."""
+    for name, value in policy.weights.items():
+        if value.requires_grad or policy.media is None:
+            yield name, value
+
+
 def _write(policy: Policy, directory: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Rounded to vLLM's type, as vLLM would do itself after reading twice as much."""
     dtype = policy.compute_dtype
     rounded = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights}
+    if policy.media is not None:  # vLLM knows the names in published files, transformers has others for some families
+        rounded = revert_weight_conversion(policy.model, rounded)
     try:
         save_file(rounded, directory / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:

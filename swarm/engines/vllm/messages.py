@@ -13,6 +13,15 @@ from msgspec import Struct
 from swarm.types import Sampling, VersionSpan
 
 
+class Reads(Struct, frozen=True):
+    """What the model reads beside text. The node computes its features: vLLM runs no encoder."""
+
+    kinds: tuple[str, ...]
+    """`image`, `audio`."""
+    has_layers: bool
+    """Features enter several layers: vLLM's code for these reads their number off its encoder, which is loaded."""
+
+
 class Start(Struct, frozen=True, tag=True):
     """The first message: the model to serve and its memory."""
 
@@ -37,6 +46,8 @@ class Start(Struct, frozen=True, tag=True):
     sleep: bool
     """Whether `Sleep` will be used."""
     trust_remote_code: bool
+    reads: Reads | None
+    """None: text only."""
 
 
 class Wanted(Struct, frozen=True):
@@ -61,13 +72,39 @@ class Generate(Struct, frozen=True, tag=True):
     """Most sequences at a time."""
 
 
+class Features(Struct, frozen=True, tag=True):
+    """What an encoder made of a picture or sound; sent once in a call, before the first prompt that has it."""
+
+    id: int
+    """The open call's."""
+    medium: int
+    """Its number, which no other content ever has."""
+    kind: str
+    shape: tuple[int, int]
+    """[places, D x H]: the features for several layers side by side."""
+    content: bytes
+    """In the type of `Start.dtype`."""
+    grid: tuple[int, ...]
+    """Patches in time, height and width, from which vLLM derives positions; empty where positions are plain."""
+
+
+class Placed(Struct, frozen=True):
+    """A medium in a prompt."""
+
+    medium: int
+    runs: tuple[tuple[int, int], ...]
+    """Start and length of each run of its features; between two of them there may be text."""
+
+
 class Add(Struct, frozen=True, tag=True):
     """Sample these completions, too, in this order and as capacity allows."""
 
     id: int
     """The open call's."""
     prompts: dict[int, tuple[int, ...]]
-    """Token ids by name."""
+    """Token ids by name; a model's own token stands for each feature."""
+    media: dict[int, tuple[Placed, ...]]
+    """By name of the prompt, in order; for those with any."""
     wanted: tuple[Wanted, ...]
 
 
@@ -104,7 +141,7 @@ class Wake(Struct, frozen=True, tag=True):
     part: Literal["weights", "kv_cache"]
 
 
-Request = Start | Generate | Add | End | Load | Sleep | Wake
+Request = Start | Generate | Features | Add | End | Load | Sleep | Wake
 
 
 class Ready(Struct, frozen=True, tag=True):

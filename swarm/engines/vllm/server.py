@@ -20,14 +20,17 @@ from collections import deque
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from swarm.engines.vllm import reading
 from swarm.engines.vllm.messages import (
     Add,
     Beat,
     Broken,
     Done,
     End,
+    Features,
     Generate,
     Load,
+    Placed,
     Ready,
     Refused,
     Reply,
@@ -62,10 +65,11 @@ class Call:
     def __init__(self, request: Generate) -> None:
         """Nothing is asked yet."""
         self.request = request
-        self.waiting: deque[tuple[Wanted, tuple[int, ...]]] = deque()
-        """Completions to begin, with their prompts."""
-        self.running: dict[str, Wanted] = {}
-        """Running completions by vLLM's request id."""
+        self.waiting: deque[tuple[Wanted, tuple[int, ...], tuple[Placed, ...]]] = deque()
+        """Completions to begin, with their prompts and what is read in these beside text."""
+        self.media: dict[int, reading.Read] = {}
+        self.running: dict[str, tuple[Wanted, tuple[int, ...]]] = {}
+        """Running completions, with their prompts, by vLLM's request id."""
         self.num_begun = 0
 
 
@@ -97,8 +101,10 @@ class Server:
         match request:
             case Generate(id):
                 self._calls[id] = Call(request)
-            case Add(id, prompts, wanted):
-                self._calls[id].waiting.extend((one, prompts[one.prompt]) for one in wanted)
+            case Features(id, medium):
+                self._calls[id].media[medium] = reading.Read(request, self._start.dtype, self._loads)
+            case Add(id, prompts, media, wanted):
+                self._calls[id].waiting.extend((one, prompts[one.prompt], media.get(one.prompt, ())) for one in wanted)
                 self._refill(self._calls[id])
             case End(id):
                 if call := self._calls.pop(id, None):
@@ -141,15 +147,15 @@ class Server:
     def _refill(self, call: Call) -> None:
         """Submit completions to vLLM up to the limit of the call."""
         while call.waiting and len(call.running) < call.request.max_sequences:
-            wanted, token_ids = call.waiting.popleft()
+            wanted, token_ids, placed = call.waiting.popleft()
             name = f"{call.request.id}/{call.num_begun}"
             call.num_begun += 1
-            call.running[name] = wanted
-            # The salt separates prefix caches of different weights.
-            prompt = {
-                "prompt_token_ids": list(token_ids),
-                "cache_salt": f"weights {self._loads}",
-            }
+            call.running[name] = wanted, token_ids
+            salt = f"weights {self._loads}"  # separates prefix caches of different weights
+            if placed:
+                prompt = reading.prompt_with(token_ids, placed, call.media, salt)
+            else:
+                prompt = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
             params = sampling_params(call.request, wanted)
             try:
                 self._engine.add_request(name, prompt, params, lora_request=self._adapters)
@@ -168,7 +174,9 @@ class Server:
         call = self._calls.get(int(output.request_id.partition("/")[0]))
         if call is None:
             return
-        wanted = call.running.pop(output.request_id)
+        wanted, token_ids = call.running.pop(output.request_id)
+        if tuple(output.prompt_token_ids or ()) != token_ids:
+            raise AssertionError(f"vLLM has read another prompt than it was given: {output.prompt_token_ids}")
         self._say(sampled(call.request.id, wanted, output))
         self._refill(call)
 
@@ -199,6 +207,7 @@ def open_engine(start: Start) -> LLMEngine:
         if start.lora_rank
         else {}
     )
+    media = reading.arguments(start.model, start.reads) if start.reads else {}
     arguments = EngineArgs(
         model=start.model,
         dtype=start.dtype,
@@ -216,6 +225,7 @@ def open_engine(start: Start) -> LLMEngine:
         disable_log_stats=True,
         **memory,
         **lora,
+        **media,
     )
     return LLMEngine.from_engine_args(arguments)
 

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from swarm.engines.config import GenerationSettings
+from swarm.engines.vllm.features import reads_of
 from swarm.engines.vllm.handover import State, changed_files, make_work_directory, model_files, state_of
 from swarm.engines.vllm.messages import Done, Load, Ready, Refused, Request, Sleep, Start, Wake
 from swarm.engines.vllm.process import POLL_S, VllmProcess
@@ -49,6 +50,11 @@ class VllmService:
         if settings.vllm.sleep and self._device.type != "cuda":
             raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {self._device}: set it to false")
         _check_gpus(settings.vllm.gpus, self._device, policy.device)
+        if policy.media is not None and settings.vllm.num_parts > 1:
+            raise EngineError(
+                "generation.vllm.gpus must name one GPU for a policy that reads pictures or sounds, got "
+                f"{list(settings.vllm.gpus)}"
+            )
         if policy.ranks.size > 1:
             raise EngineError("generation.engine must be transformers when several processes share a policy")
         self._policy = policy
@@ -174,6 +180,7 @@ class VllmService:
             num_parts=settings.vllm.num_parts,
             sleep=settings.vllm.sleep,
             trust_remote_code=self._trust_remote_code,
+            reads=reads_of(policy),
         )
 
     def _wait_until_ready(self, cancelled: Callable[[], bool]) -> Ready:

@@ -44,6 +44,7 @@ class LLMEngine:
         self._missing: set[str] = set()
         """What it has no memory for, or no content in."""
         self._running: dict[str, tuple[SamplingParams, list[int], list[str]]] = {}
+        self._prompts: dict[str, list[int]] = {}
 
     @classmethod
     def from_engine_args(cls, arguments: EngineArgs) -> LLMEngine:
@@ -59,6 +60,7 @@ class LLMEngine:
         if 7 in prompt["prompt_token_ids"]:
             raise ValueError("token 7 is not to its taste")
         self._running[name] = (params, [], [])
+        self._prompts[name] = prompt["prompt_token_ids"]
 
     def abort_request(self, names: list[str]) -> None:
         for name in names:
@@ -105,7 +107,7 @@ class LLMEngine:
             versions.append(self._version)
             if len(ids) == params.max_tokens:
                 del self._running[name]
-                finished.append(_output(name, ids, versions))
+                finished.append(_output(name, self._prompts[name], ids, versions))
         return finished
 
     def _fail_if_asked(self) -> None:
@@ -119,7 +121,7 @@ class LLMEngine:
             time.sleep(3600)
 
 
-def _output(name: str, ids: list[int], versions: list[str]) -> SimpleNamespace:
+def _output(name: str, prompt: list[int], ids: list[int], versions: list[str]) -> SimpleNamespace:
     starts = [i for i, version in enumerate(versions) if i == 0 or versions[i - 1] != version]
     spans = [
         SimpleNamespace(version=versions[start], start=start, end=end)
@@ -127,4 +129,4 @@ def _output(name: str, ids: list[int], versions: list[str]) -> SimpleNamespace:
     ]
     logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in ids]
     completion = SimpleNamespace(token_ids=ids, logprobs=logprobs, weight_versions=spans)
-    return SimpleNamespace(request_id=name, finished=True, outputs=[completion])
+    return SimpleNamespace(request_id=name, prompt_token_ids=prompt, finished=True, outputs=[completion])

@@ -1,0 +1,143 @@
+"""In vLLM's Python: prompts with pictures and sounds, whose features the node has computed.
+
+features ──▶ kept for their call ──▶ prompt: the tokens as they are, features at their places ──▶ vLLM
+
+vLLM neither reads a processor's files nor expands a prompt nor runs an encoder. So what it samples after is what the
+trainer will read: the same tokens, made of the same pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm.engines.vllm.messages import Features, Placed, Reads
+
+if TYPE_CHECKING:
+    from vllm.inputs.engine import MultiModalInput
+    from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
+
+MAX_FEATURES = 2**14
+"""Of one picture or sound, at least; a longer one has room if it fits in a step."""
+KINDS = ("image", "video", "audio")
+"""What vLLM has encoders for; one of which it may have nothing to read is not loaded."""
+EMBEDDED = "prompt_embeds"
+"""vLLM's name for what is put into a sequence of embeddings as it is."""
+
+
+class Read:
+    """A picture or sound as vLLM takes it."""
+
+    def __init__(self, features: Features, dtype: str, weights: int) -> None:
+        """`dtype` is that of the features; `weights` counts those of the policy that an encoder may have changed
+        with."""
+        import torch
+
+        self.name = f"medium {features.medium}, weights {weights}"
+        """The same for the same content only: vLLM's caches go by it."""
+        values = torch.frombuffer(bytearray(features.content), dtype=getattr(torch, dtype)).view(features.shape)
+        if features.grid:
+            self.kind = features.kind
+            self.inputs = _item({f"{self.kind}_embeds": values, f"{self.kind}_grid_thw": torch.tensor(features.grid)})
+        else:
+            self.kind = EMBEDDED
+            self.inputs = _item({"embedding": values})
+
+
+def prompt_with(ids: Sequence[int], placed: Sequence[Placed], media: Mapping[int, Read], salt: str) -> MultiModalInput:
+    """A prompt of these token ids, with the features of media at their places."""
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalKwargsItems
+
+    kinds = {media[each.medium].kind for each in placed}
+    of_kind = {kind: [each for each in placed if media[each.medium].kind == kind] for kind in kinds}
+    return mm_input(
+        prompt_token_ids=list(ids),
+        mm_kwargs=MultiModalKwargsItems(
+            {kind: [media[x.medium].inputs for x in each] for kind, each in of_kind.items()}
+        ),
+        mm_hashes={kind: [media[x.medium].name for x in each] for kind, each in of_kind.items()},
+        mm_placeholders={kind: [_range(x) for x in each] for kind, each in of_kind.items()},
+        cache_salt=salt,
+    )
+
+
+def _item(inputs: Mapping[str, object]) -> MultiModalKwargsItem:
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalFlatField,
+        MultiModalKwargsItem,
+    )
+
+    def field(name: str) -> object:
+        if name.endswith("_embeds"):
+            return MultiModalFlatField(slices=[])
+        return MultiModalBatchedField(keep_on_cpu=True)  # positions need it even where a cache has the features' keys
+
+    return MultiModalKwargsItem({name: MultiModalFieldElem(value, field(name)) for name, value in inputs.items()})
+
+
+def _range(placed: Placed) -> PlaceholderRange:
+    import torch
+    from vllm.multimodal.inputs import PlaceholderRange
+
+    first, _ = placed.runs[0]
+    last, length = placed.runs[-1]
+    whole = last + length - first
+    if len(placed.runs) == 1:
+        return PlaceholderRange(first, whole)
+    mask = torch.zeros(whole, dtype=torch.bool)
+    for start, num in placed.runs:
+        mask[start - first : start - first + num] = True
+    return PlaceholderRange(first, whole, mask)
+
+
+def arguments(model: str, reads: Reads) -> dict[str, object]:
+    """What vLLM is started with for a model, in a directory, that takes features."""
+    architecture, *_ = json.loads((Path(model) / "config.json").read_bytes())["architectures"]
+    take_features(architecture, reads)
+    return {
+        "enable_mm_embeds": True,
+        "limit_mm_per_prompt": {} if reads.has_layers else dict.fromkeys(KINDS, 0),
+        "skip_mm_profiling": True,
+        "mm_processor_cache_gb": 0,
+    }
+
+
+def take_features(architecture: str, reads: Reads) -> None:
+    """Make vLLM's model of a name take features, without a processor.
+
+    Raises `ValueError` for a model that vLLM has no code for.
+    """
+    from vllm import ModelRegistry
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+
+    class Info(BaseProcessingInfo):  # type: ignore[misc]
+        def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+            return dict.fromkeys(reads.kinds)
+
+        def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
+            return dict.fromkeys(mm_counts, min(seq_len, MAX_FEATURES))
+
+    class Unused(BaseDummyInputsBuilder[Info]):  # type: ignore[misc]
+        def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+            raise NotImplementedError
+
+        def get_dummy_mm_data(self, *_: object) -> dict[str, object]:
+            raise NotImplementedError
+
+    class Processor(BaseMultiModalProcessor[Info]):  # type: ignore[misc]
+        def _get_mm_fields_config(self, *_: object) -> dict[str, object]:
+            raise NotImplementedError
+
+        def _get_prompt_updates(self, *_: object) -> Sequence[object]:
+            raise NotImplementedError
+
+    if architecture not in ModelRegistry.models:
+        raise ValueError(f"vLLM has no model {architecture}")
+    model = ModelRegistry.models[architecture].load_model_cls()
+    MULTIMODAL_REGISTRY.register_processor(Processor, info=Info, dummy_inputs=Unused)(model)
