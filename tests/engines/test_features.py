@@ -60,7 +60,7 @@ def test_features_are_those_of_the_policy(policy: Policy, family: str) -> None:
     number = next(runs(ids)).number
     sent = decode_request(encode(features(policy, 3, number)))
     assert isinstance(sent, Features) and sent.id == 3 and sent.medium == number
-    expected = policy.media.encoder.features(policy.media.reader[number]).flatten(1)
+    expected = policy.media.encoder.features(policy.media.reader[number], 0).flatten(1)
     assert torch.equal(torch.from_numpy(np.frombuffer(sent.content, np.float32).reshape(sent.shape).copy()), expected)
     assert len(sent.grid) == (3 if family.startswith("qwen") else 0)
     reads = reads_of(policy)

@@ -27,12 +27,9 @@ def features(policy: Policy, call: int, number: int) -> Features:
     """Those of a medium, computed now unless the policy has them already."""
     assert policy.media is not None
     medium = policy.media.reader[number]
-    found = (
-        policy.media.encoder.features(medium, policy.gate.changes)
-        .flatten(1)
-        .to("cpu", policy.compute_dtype)
-        .contiguous()
-    )
+    with policy.compute(), torch.no_grad():
+        computed = policy.media.encoder.features(medium, policy.gate.changes)
+    found = computed.flatten(1).to("cpu", policy.compute_dtype).contiguous()
     grid = medium.inputs["image_grid_thw"].flatten().tolist() if policy.media.has_grid else []
     content = found.view(torch.uint8).numpy().tobytes()
     return Features(call, number, medium.kind, (found.shape[0], found.shape[1]), content, tuple(grid))
