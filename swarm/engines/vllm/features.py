@@ -19,8 +19,7 @@ def reads_of(policy: Policy) -> Reads | None:
     """What vLLM must expect; None for text only."""
     if policy.media is None:
         return None
-    vision = getattr(policy.model.config, "vision_config", None)
-    return Reads(policy.media.reader.kinds, bool(getattr(vision, "deepstack_visual_indexes", None)))
+    return Reads(policy.media.reader.kinds)
 
 
 def features(policy: Policy, call: int, number: int) -> Features:

@@ -33,6 +33,8 @@ class Encoder:
         """Features are kept in `dtype`."""
         self.num_computed = 0
         """Media encoded so far."""
+        self.num_layers = 1
+        """That features enter; known once one has been computed."""
         self.is_trained = is_encoder_trained(model)
         self._model = model
         self.dtype = dtype
@@ -81,6 +83,7 @@ class Encoder:
         deeper = getattr(output, "deepstack_features", None) or ()
         found = torch.stack([_flat(output), *map(_flat, deeper)], dim=1)
         self.num_computed += 1
+        self.num_layers = 1 + len(deeper)
         if len(found) != medium.num_features:
             raise PolicyError(
                 f"{type(self._model).__name__} gives {len(found)} features of a medium, its processor expects "

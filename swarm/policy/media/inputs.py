@@ -23,6 +23,11 @@ class MediaInputs:
         self.encoder = encoder
         self.has_grid = has_grid
 
+    @property
+    def has_layers(self) -> bool:
+        """Whether features enter several layers, as DeepStack has it."""
+        return self.encoder.num_layers > 1
+
     def read_by(self, encoder: Encoder) -> MediaInputs:
         """The same sequences for another model of the kind, whose encoder this is."""
         return MediaInputs(self.reader, encoder, self.has_grid)
