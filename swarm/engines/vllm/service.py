@@ -52,8 +52,8 @@ class VllmService:
         _check_gpus(settings.vllm.gpus, self._device, policy.device)
         if policy.media is not None and policy.media.has_layers:
             raise EngineError(
-                f"generation.engine must be transformers for {policy.name}: its features enter several layers, and vLLM's "
-                "log-probabilities with such ones are not the policy's"
+                f"generation.engine must be transformers for {policy.name}: its features enter several layers, and "
+                "vLLM's log-probabilities with such ones are not the policy's"
             )
         if policy.media is not None and settings.vllm.num_parts > 1:
             raise EngineError(
