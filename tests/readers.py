@@ -34,19 +34,23 @@ TEXT = {
     "eos_token_id": 1,
     "bos_token_id": None,
 }
+QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+QWEN_TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>"
+)
 SPECIAL = {
-    "qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
-    "qwen3_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
+    "qwen2_5_vl": QWEN_TOKENS,
+    "qwen3_vl": QWEN_TOKENS,
+    "qwen3_vl_moe": QWEN_TOKENS,
     "smolvlm": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
     "glmasr": ["<|pad|>"],
 }
 TEMPLATES = {
-    "qwen2_5_vl": "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-    "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>",
-    "qwen3_vl": "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-    "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}<assistant>",
+    "qwen2_5_vl": QWEN_TEMPLATE,
+    "qwen3_vl": QWEN_TEMPLATE,
+    "qwen3_vl_moe": QWEN_TEMPLATE,
     "smolvlm": "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}{% if c['type'] == 'image' %}<image>"
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %}<eos>{% endfor %}assistant:",
     "glmasr": None,
@@ -54,7 +58,8 @@ TEMPLATES = {
 
 
 def directory(family: str, place: Path, head_dim: int = 8) -> Path:
-    """Write a model of a family, with its processor; `head_dim` of its heads, of which there are four."""
+    """Write a model of a family, or of `qwen3_vl_moe`, with its processor; `head_dim` of its heads, of which there are
+    four."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER), pad_token="<pad>", eos_token="<eos>")
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL[family]})
     tokenizer.chat_template = TEMPLATES[family]
@@ -88,14 +93,21 @@ def directory(family: str, place: Path, head_dim: int = 8) -> Path:
                 size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}, patch_size=14
             )
             processor = _made(transformers.Qwen2_5_VLProcessor, pictures, tokenizer, None)
-        case "qwen3_vl":
+        case "qwen3_vl" | "qwen3_vl_moe":
             rope = {
                 "rope_type": "default",
                 "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
                 "rope_theta": 10_000.0,
             }
-            config = transformers.Qwen3VLConfig(
-                text_config={**text, "rope_parameters": rope, "head_dim": head_dim},
+            experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+            name = "Qwen3VL" if family == "qwen3_vl" else "Qwen3VLMoe"
+            config = getattr(transformers, f"{name}Config")(
+                text_config={
+                    **text,
+                    "rope_parameters": rope,
+                    "head_dim": head_dim,
+                    **(experts if family == "qwen3_vl_moe" else {}),
+                },
                 vision_config={
                     **vision,
                     "depth": 2,
@@ -109,7 +121,7 @@ def directory(family: str, place: Path, head_dim: int = 8) -> Path:
                 vision_start_token_id=id_of("<|vision_start|>"),
                 vision_end_token_id=id_of("<|vision_end|>"),
             )
-            model = transformers.Qwen3VLForConditionalGeneration(config)
+            model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
             pictures = Qwen2VLImageProcessorPil(
                 size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128}, patch_size=16
             )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +26,8 @@ from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, PolicyId, Sampling, UpdateReport
+from swarm.types import Completion, GradedGroup, Message, PolicyId, Sampling, UpdateReport
+from tests import readers
 from tests.engines.models import make
 from tests.example_groups import rollout_group
 
@@ -71,9 +75,11 @@ def sampled(policy: Policy, num_tokens: int = 24, **settings: object) -> list[li
     return [list(group) for group in engine.generate(PROMPTS, 4, Sampling(max_new_tokens=num_tokens), seed=1)]
 
 
-def rows(policy: Policy, answers: list[list[Completion]]) -> list[Sampled]:
+def rows(
+    policy: Policy, answers: list[list[Completion]], prompts: Sequence[str | tuple[Message, ...]] = PROMPTS
+) -> list[Sampled]:
     found = []
-    for prompt, group in zip(PROMPTS, answers, strict=True):
+    for prompt, group in zip(prompts, answers, strict=True):
         ids = policy.encode_prompt(prompt)
         for c in group:
             record = policy.routers.read(c.routing, len(ids) + len(c.token_ids) - 1)
@@ -191,3 +197,30 @@ def test_a_model_without_experts_is_refused() -> None:
 
 def _elsewhere(stored: bytes) -> bytes:
     return ((np.frombuffer(stored, "<u2") + 1) % 16).astype("<u2").tobytes()
+
+
+def test_a_replayed_pass_over_a_picture_gives_what_the_engine_gave(tmp_path: Path) -> None:
+    policy = readers.load("qwen3_vl_moe", tmp_path, routing_replay=True)
+    questions = [readers.question("qwen3_vl", number) for number in range(2)]
+    engine = TransformersEngine(policy, GenerationSettings())
+    answers = engine.generate(questions, 4, Sampling(max_new_tokens=24), seed=1)
+    batch = rows(policy, [list(group) for group in answers], questions)
+    assert all(row.routing is not None for row in batch)
+    for batching in (Padded(policy.places), Packed(policy.places)):
+        for row, logprobs in zip(batch, scores(policy, batch, batching), strict=True):
+            assert logprobs[: len(row.completion)].tolist() == pytest.approx(row.logprobs, abs=1e-4)
+    turned = [other_experts(row) for row in batch]
+    assert (
+        max(
+            abs(logprob - recorded)
+            for row, logprobs in zip(turned, scores(policy, turned, Padded(policy.places)), strict=True)
+            for logprob, recorded in zip(logprobs[: len(row.completion)].tolist(), row.logprobs, strict=True)
+        )
+        > 1e-2
+    ), "other experts give other log-probabilities: the records are used"
+
+
+def other_experts(row: Sampled) -> Sampled:
+    """The same row with other experts on record."""
+    assert row.routing is not None
+    return dataclasses.replace(row, routing=(row.routing + 1) % 8)
