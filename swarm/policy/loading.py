@@ -309,17 +309,17 @@ def _media(
     """How the policy reads what is not text; None if it does not. Raises `PolicyError`."""
     if not has_encoder(model.config):
         return None
-    if ranks.size > 1:
-        raise PolicyError("a model that reads pictures or sounds cannot be held by several processes yet")
     revision = None if settings.model in MADE_HERE else settings.revision
     compute = model.dtype if dtype is torch.float32 else dtype
     from swarm.policy.media.modalities import has_processor
-    from swarm.policy.media.opening import read_media
+    from swarm.policy.media.opening import check_reading, read_media
 
     source = find_source(settings.model)
     if not has_processor(source, revision):
         return None
-    return read_media(source, revision, settings.trust_remote_code, model, tokenizer, compute)
+    media = read_media(source, revision, settings.trust_remote_code, model, tokenizer, compute)
+    ranks.forward(lambda: check_reading(model, media))
+    return media
 
 
 def find_source(model: str, progress: Progress | None = None) -> str:

@@ -21,12 +21,14 @@ from swarm.algorithms.losses import LOSSES
 from swarm.engines.config import GenerationSettings
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
+from swarm.errors import PolicyError
 from swarm.policy.adapters import Adapters
-from swarm.policy.config import LoraSettings
+from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.sharding import ShardedRanks
 from swarm.policy.distributed.torchrun import open_ranks
-from swarm.policy.loading import Policy
+from swarm.policy.loading import Policy, load_policy
+from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.snapshot import unpack
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
@@ -36,6 +38,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling
+from tests import readers
 from tests.example_groups import rollout_group
 
 NUM_RANKS = 2
@@ -184,7 +187,25 @@ def _sampled(policy: Policy, group: GradedGroup) -> GradedGroup:
     return replace(group, group=replace(group.group, completions=tuple(completions)))
 
 
-def _one_of_several(rank: int, port: int, base: Path, alone: Path, out: Path) -> None:
+def _see(pictures: Path, out: Path, ranks: Ranks) -> None:
+    """Answers to questions with a picture each, and an update on them."""
+    policy = load_policy(PolicySettings(model=str(pictures), dtype="float32", system_prompt=""), ranks=ranks)
+    questions = [readers.question("qwen3_vl", number) for number in range(3)]
+    engine = SharedEngine(TransformersEngine(policy, GenerationSettings()), policy)
+    answers = engine.generate(questions, 2, Sampling(max_new_tokens=6), seed=3)
+    updater = PolicyUpdater(policy, UpdateSettings(max_grad_norm=MAX_GRAD_NORM), MixSettings(), 1.0)
+    groups = [
+        GradedGroup(rollout_group(index=k, texts=TEXTS), question, (1.0, 0.0, 0.5, 0.0))
+        for k, question in enumerate(questions)
+    ]
+    figures = updater.update([], groups).figures
+    if ranks.rank == 0:
+        ids = [[(c.token_ids, c.logprobs) for c in group] for group in answers]
+        found = {"answers": ids, "loss": figures["loss"], "grad_norm": figures["grad_norm"]}
+        (out / "seen.json").write_text(json.dumps(found))
+
+
+def _one_of_several(rank: int, port: int, base: Path, pictures: Path, alone: Path, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(
         TORCHELASTIC_RUN_ID="test",
@@ -200,12 +221,14 @@ def _one_of_several(rank: int, port: int, base: Path, alone: Path, out: Path) ->
         _resume(base, alone, out, ranks)
         _generate(base, out, ranks)
         _stream(base, out, ranks)
+        _see(pictures, out, ranks)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """The model, what one process made of it, and what two did."""
     root = tmp_path_factory.mktemp("sharding")
+    pictures = readers.directory("qwen3_vl", root / "pictures")
     base, alone, together = root / "base", root / "alone", root / "together"
     alone.mkdir()
     together.mkdir()
@@ -214,13 +237,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = [start_function(_one_of_several, rank, port, base, alone, together) for rank in range(NUM_RANKS)]
+    ranks = [start_function(_one_of_several, rank, port, base, pictures, alone, together) for rank in range(NUM_RANKS)]
     for process in ranks:
         process.join()
     assert [process.exitcode for process in ranks] == [0] * NUM_RANKS
     _resume(base, together, alone, Ranks())
     _generate(base, alone, Ranks())
     _stream(base, alone, Ranks())
+    _see(pictures, alone, Ranks())
     return base, alone, together
 
 
@@ -286,6 +310,27 @@ def test_a_learners_update_and_snapshot_are_those_of_one_process(results: tuple[
     _assert_same(ours, theirs)
     before = load_file(base / "model.safetensors")
     assert any(not torch.equal(value, before[name]) for name, value in ours.items() if name in before)
+
+
+@pytest.mark.slow
+def test_each_process_reads_the_pictures_of_its_own_rows(results: tuple[Path, Path, Path]) -> None:
+    base, alone, together = results
+    ours, theirs = (json.loads((folder / "seen.json").read_text()) for folder in (together, alone))
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    policy = load_policy(PolicySettings(model=str(base.parent / "pictures"), dtype="float32", system_prompt=""))
+    for number, group in enumerate(ours["answers"]):
+        prompt = policy.encode_prompt(readers.question("qwen3_vl", number))
+        found = completion_logprobs(policy, [prompt] * len(group), [ids for ids, _ in group], 1.0)
+        for logprobs, (_, recorded) in zip(found, group, strict=True):
+            assert logprobs.tolist() == pytest.approx(recorded, abs=1e-4)
+
+
+def test_an_encoder_that_is_trained_is_refused(tmp_path: Path) -> None:
+    policy = readers.load("qwen3_vl", tmp_path, encoder="trained")
+    ranks = ShardedRanks.__new__(ShardedRanks)
+    with pytest.raises(PolicyError, match="must be frozen with several processes"):
+        ranks.place(policy.model, torch.device("cpu"))
 
 
 def test_rows_are_divided_evenly_and_without_loss() -> None:

@@ -2,7 +2,8 @@
 the ranks.
 
 Layers are gathered when they compute (FSDP2), completions are divided among the ranks, and gradients are summed: an
-update does not depend on the number of ranks.
+update does not depend on the number of ranks. An encoder of pictures or sounds is frozen, and whole on every rank: each
+encodes what its own rows show, so that passes of encoders differ in number.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
 from swarm.policy.distributed.ranks import Ranks, T
+from swarm.policy.media.encoder import encoder_parameters, is_encoder_trained
 
 ORDERS_TIMEOUT = timedelta(days=7)
 """Time that a rank waits for the leader, which may itself wait for people or verifiers."""
@@ -60,17 +62,26 @@ class ShardedRanks(Ranks):
         return other
 
     def place(self, model: PreTrainedModel, device: torch.device) -> None:
-        """Shard the model over the ranks' devices, layer by layer. Raises `PolicyError` for one without layers."""
+        """Shard the model over the ranks' devices, layer by layer.
+
+        Raises `PolicyError` for one without layers, or whose encoder is trained.
+        """
         if device.type not in ("cpu", "cuda"):
             raise PolicyError(f"several processes need policy.device cpu or cuda, got {device.type}")
         if device.type == "cuda" and self.size > (num_gpus := torch.cuda.device_count()):
             raise PolicyError(f"--nproc-per-node must be at most {num_gpus}, the GPUs of this machine, got {self.size}")
-        layers = next((module for module in model.modules() if isinstance(module, nn.ModuleList)), None)
+        if is_encoder_trained(model):
+            raise PolicyError("policy.encoder must be frozen with several processes, got trained")
+        decoder = model.get_decoder()
+        layers = next((module for module in decoder.modules() if isinstance(module, nn.ModuleList)), None)
         if layers is None:
             raise PolicyError(f"{type(model).__name__} has no list of layers and cannot be shared among processes")
         mesh = init_device_mesh(device.type, (self.size,))
         self._layers = [fully_shard(layer, mesh=mesh) for layer in layers]
-        self._root = fully_shard(_Root(model), mesh=mesh)
+        encoder = encoder_parameters(model)
+        self._root = fully_shard(_Root(model), mesh=mesh, ignored_params=set(encoder))
+        for parameter in encoder:
+            parameter.data = parameter.data.to(device)
         for module in (self._root, *self._layers):
             # The default is the mean over ranks, but each rank has a part of one sum. Gloo supports only the plain sum.
             module.set_gradient_divide_factor(1.0)

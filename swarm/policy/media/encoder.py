@@ -14,7 +14,7 @@ from types import MappingProxyType
 from weakref import finalize
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
@@ -113,28 +113,32 @@ def _flat(output: object) -> Tensor:
 
 def freeze_encoder(model: PreTrainedModel) -> None:
     """Train nothing but the part of the model that reads and writes text."""
+    for parameter in encoder_parameters(model):
+        parameter.requires_grad_(False)
+
+
+def encoder_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Those outside the part that reads and writes text; none for a model that reads text only."""
+    if not _has_encoder(model):
+        return []
     language = {id(parameter) for parameter in model.get_decoder().parameters()}
     if (head := model.get_output_embeddings()) is not None:
         language |= {id(parameter) for parameter in head.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in language:
-            parameter.requires_grad_(False)
+    return [parameter for parameter in model.parameters() if id(parameter) not in language]
 
 
 def is_encoder_trained(model: PreTrainedModel) -> bool:
     """Whether anything outside the part that reads and writes text is trained."""
-    names = set(encoder_layers(model))
-    return any(
-        parameter.requires_grad
-        for name, module in model.named_modules()
-        if name in names
-        for parameter in module.parameters(recurse=False)
-    )
+    return any(parameter.requires_grad for parameter in encoder_parameters(model))
 
 
 def encoder_layers(model: PreTrainedModel) -> list[str]:
     """Names of the layers outside the part that reads and writes text; none for a model that reads text only."""
-    if not any(hasattr(model, method) for method in METHODS.values()):
+    if not _has_encoder(model):
         return []
     language = {id(module) for module in model.get_decoder().modules()} | {id(model.get_output_embeddings())}
     return [name for name, module in model.named_modules() if id(module) not in language and not any(module.children())]
+
+
+def _has_encoder(model: PreTrainedModel) -> bool:
+    return any(hasattr(model, method) for method in METHODS.values())

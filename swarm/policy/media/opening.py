@@ -44,9 +44,7 @@ def read_media(
     if not reader.kinds:
         raise PolicyError(f"cannot find which token of {source!r} stands for a picture or sound")
     tokenizer.chat_template = tokenizer.chat_template or reader.template
-    made = MediaInputs(reader, Encoder(model, dtype), has_grid=rope is not None)
-    check_reading(model, made)
-    return made
+    return MediaInputs(reader, Encoder(model, dtype), has_grid=rope is not None)
 
 
 @torch.no_grad()
