@@ -200,7 +200,8 @@ def test_a_file_that_kills_or_hangs_its_worker_costs_one_group(
 ) -> None:
     alter_workers(POISONED.format(act=act), tmp_path / "code", monkeypatch)
     config = rows(tmp_path, picture())
-    with closing(VerificationPool([config], VerificationSettings(time_limit_s=2))) as pool:
+    time_limit_s = 2.0 if reason == "verifier_timeout" else 60.0
+    with closing(VerificationPool([config], VerificationSettings(time_limit_s=time_limit_s))) as pool:
         (question,) = pool.draw(0, 0, 1)
         (refused,) = pool.grade([(question.ref, ["1"])])
         assert isinstance(refused, Rejection) and refused.reason == reason
