@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -22,6 +23,8 @@ from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
 from swarm.telemetry.comparison.picture import Section, write_comparisons
 from swarm.telemetry.comparison.table import compare, markdown
+
+S = TypeVar("S", bound=Scale)
 
 STARTS = ("sparse", "dense")
 SWARMS = ("strong and weak", "specialists", "sizes and tokenizers", "late joiners")
@@ -81,11 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     default = f"{', '.join(ASKED)}; with --quick {', '.join(EVERY_SHORT)}; with --full all"
     parser = option_parser("sharing", __doc__, TABLES, default)
     parser.add_argument("--full", action="store_true", help="every kind and defence, and the real model: far longer")
+    parser.add_argument("--rounds", type=int, help="of every swarm, instead of the size's own")
+    parser.add_argument("--seeds", type=int, help="of every swarm, instead of the size's own")
     parser.add_argument("--folder", type=Path, default=Path("runs/sharing"), help="finished cells, tables and pictures")
     parser.add_argument("--jobs", type=int, default=num_cores(), help="cells at a time")
     options = parser.parse_args(arguments)
-    size = QUICK if options.quick else FULL if options.full else DEFAULT
-    names = options.only or {QUICK.name: EVERY_SHORT, DEFAULT.name: ASKED, FULL.name: list(TABLES)}[size.name]
+    chosen = QUICK if options.quick else FULL if options.full else DEFAULT
+    names = options.only or {QUICK.name: EVERY_SHORT, DEFAULT.name: ASKED, FULL.name: list(TABLES)}[chosen.name]
+    size = changed(chosen, options.rounds, options.seeds)
     report, console = Report("sharing", peer="baseline"), wide_console()
 
     def take() -> int:
@@ -97,6 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if failed else 0
 
     return conclude(take, report, options, console)
+
+
+def changed(size: Size, rounds: int | None, seeds: int | None) -> Size:
+    """The size with other numbers of rounds and seeds, where given; other rounds have a folder of their own."""
+
+    def scale(of: S) -> S:
+        return replace(of, rounds=rounds or of.rounds, seeds=seeds or of.seeds)
+
+    name = size.name if rounds is None else f"{size.name}-{rounds}-rounds"
+    return replace(scale(size), name=name, real=scale(size.real), timed=scale(size.timed), sampled=scale(size.sampled))
 
 
 def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, console: Console) -> int:

@@ -12,7 +12,7 @@ from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing import timed
-from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, QUICK, take_table
+from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, QUICK, changed, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
 from benchmarks.sharing.models import ensure_larger
@@ -389,3 +389,11 @@ def test_a_short_table_of_time_is_one_of_real_processes(tmp_path: Path, monkeypa
         assert by_name[f"time, {name}, after 2 rounds: seconds a node"].value > 0
         assert any(what.startswith(f"time, {name}: time to a held-out accuracy") for what in by_name)
     assert (tmp_path / "short" / "time.png").stat().st_size > 10_000
+
+
+def test_rounds_and_seeds_may_be_chosen_and_other_rounds_share_no_results() -> None:
+    assert changed(FULL, None, None) == FULL
+    fewer = changed(FULL, 60, 3)
+    assert (fewer.rounds, fewer.seeds, fewer.timed.rounds, fewer.real.seeds) == (60, 3, 60, 3)
+    assert fewer.name != FULL.name
+    assert changed(DEFAULT, None, 3).name == DEFAULT.name, "seeds are cells of the same table"
