@@ -36,7 +36,7 @@ def prepare_real_model(size: Size, console: Console) -> None:
         find_source(size.real.policy, progress)
     (comparison,) = of_real_model(size)
     cell = next(iter(comparison.cells.values()))[0]
-    check_nodes(cell.members(Path())[0].config, size.real.nodes)
+    check_nodes(cell.members(Path())[0].config, size.real.nodes, in_turn=True)
 
 
 def real_model_findings(title: str, outcomes: Outcomes) -> list[Row]:

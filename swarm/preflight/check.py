@@ -181,20 +181,29 @@ def check_start(config: NodeConfig, role: RoleName, num_processes: int = 1) -> s
     return f"memory is short, so passes will be shorter than configured: {found.seen}; {found.fix}"
 
 
-def check_nodes(config: NodeConfig, num_nodes: int) -> None:
-    """Raises `ConfigError` with the figures when this machine cannot hold so many peers of this configuration.
+def check_nodes(config: NodeConfig, num_nodes: int, in_turn: bool = False, num_swarms: int = 1) -> None:
+    """Raises `ConfigError` with the figures when this machine cannot hold so many peers of this configuration in each
+    of so many swarms: every peer in a process, or a swarm's peers `in_turn` in one.
 
     A policy that is made here is made if it is missing.
     """
     found = preflight(config, "peer")
-    one, free = found.need.total, found.memory.free
-    if num_nodes * one <= free:
+    free = found.memory.free
+
+    def needed(nodes: int) -> int:
+        return num_swarms * found.need.of_nodes(nodes, in_turn)
+
+    if needed(num_nodes) <= free:
         return
-    room = free // one
-    advice = f"choose fewer --peers (there is room for {room} nodes) or a smaller --model"
+    room = next((n for n in range(num_nodes - 1, 0, -1) if needed(n) <= free), 0)
+    several = f"{num_swarms} swarms of " if num_swarms > 1 else ""
+    shared = ", less what those of one process share" if in_turn else ""
+    advice = [f"fewer --peers (there is room for {room} nodes)"] if room else []
+    advice += ["fewer --jobs"] if num_swarms > 1 else []
     raise ConfigError(
-        f"{num_nodes} nodes with {found.model} need about {in_gib(num_nodes * one)}, but {in_gib(free)} of memory are "
-        f"free; {in_gib(one)} each: {found.need}; {advice if room else 'choose a smaller --model'}"
+        f"{several}{num_nodes} nodes with {found.model} need about {in_gib(needed(num_nodes))}, but {in_gib(free)} of "
+        f"memory are free; {in_gib(found.need.total)} each{shared}: {found.need}; "
+        f"choose {' or '.join([*advice, 'a smaller --model'])}"
     )
 
 

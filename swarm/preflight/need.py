@@ -29,6 +29,7 @@ PROMPT_TOKENS = 128
 """Allowed for, beside the longest completion."""
 MEDIA_TOKENS = 1_024
 """Allowed for the pictures and sounds of a question."""
+PROCESS = "process"
 PROCESS_BYTES = {"cuda": GIB // 2, "cpu": GIB}
 """A process without its model: CUDA's context; torch and transformers, verification workers and daemon."""
 VLLM_BYTES = 3 * GIB // 2
@@ -58,6 +59,13 @@ class Need(Struct, frozen=True):
     def total(self) -> int:
         """At most at any time."""
         return self.during("always") + max(self.during("update"), self.during("generation"))
+
+    def of_nodes(self, count: int, in_turn: bool = False) -> int:
+        """Of so many such nodes; those that take turns in one process share it, and the memory of a turn."""
+        if not in_turn:
+            return count * self.total
+        process = sum(part.num_bytes for part in self.parts if part.name == PROCESS)
+        return count * (self.during("always") - process) + process + self.total - self.during("always")
 
     def __str__(self) -> str:
         """For people, in GiB."""
@@ -185,7 +193,7 @@ def _held(node: Node) -> Iterator[Part]:
     if config.evaluation.beside and config.evaluation.suites:
         yield Part("copy for suites", size.weight_bytes)
     yield Part("features of media", node.feature_bytes)
-    yield Part("process", PROCESS_BYTES.get(node.device, 0))
+    yield Part(PROCESS, PROCESS_BYTES.get(node.device, 0))
 
 
 def _moment_bytes(node: Node) -> int:

@@ -189,6 +189,20 @@ def test_nodes_of_one_machine_fit_exactly_or_not_at_all(directory: Path, monkeyp
         check_nodes(config, 3)
 
 
+def test_nodes_in_one_process_share_it_and_the_memory_of_a_turn(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _with(policy__model=str(directory), policy__device="cpu")
+    need = check.preflight(config, "peer", Memory("cpu", 10 * GIB, 10 * GIB)).need
+    held = need.during("always") - GIB
+    free = 2 * (GIB + 3 * held + need.total - need.during("always"))
+    monkeypatch.setattr(check, "memory_of", lambda device: Memory(device.type, free, 10 * GIB))
+    check_nodes(config, 3, in_turn=True, num_swarms=2)
+    free -= 1
+    with pytest.raises(ConfigError, match="2 swarms of 3 nodes .*choose fewer --peers .* or fewer --jobs or a smaller"):
+        check_nodes(config, 3, in_turn=True, num_swarms=2)
+
+
 def test_this_machines_memory_is_found() -> None:
     found = check.memory_of(torch.device("cpu"))
     assert found.device == "cpu" and 0 < found.free <= found.total and found.swap >= 0

@@ -207,7 +207,7 @@ def _check_memory(options: DemoOptions, config: NodeConfig) -> None:
     """Raises `ConfigError` when this machine cannot hold all nodes."""
     from swarm.preflight.check import check_nodes  # imports torch, for which the embedded policy need not wait
 
-    check_nodes(config, options.num_nodes)
+    check_nodes(config, options.num_nodes, in_turn=options.transport == "memory")
 
 
 def _write_config(options: DemoOptions, values: Values) -> None:

@@ -19,7 +19,7 @@ from nodes.simulation.processes import on_loopback
 from nodes.simulation.schedule import run_cells
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
-from swarm.policy.config import check_model_path, check_peft
+from swarm.policy.config import EMBEDDED, check_model_path, check_peft
 from swarm.telemetry.comparison.outcome import SwarmOutcome
 from swarm.telemetry.comparison.picture import Section, write_comparisons
 from swarm.telemetry.comparison.table import ComparedRow, compare, markdown, table
@@ -63,6 +63,7 @@ def sweep(options: SweepOptions, console: Console) -> int:
     """Run what is missing, then draw the table of all that has finished. Returns the exit code."""
     stop = StopRequest()
     cells = sweep_cells(options)
+    _check_memory(options, cells)
     store = CellStore(options.out / CELLS)
     failed = run_cells(cells, store, options.jobs, stop, console)
     outcomes = store.results(cells)
@@ -87,6 +88,16 @@ def sweep_cells(options: SweepOptions) -> list[Cell]:
         for seed in range(options.num_seeds)
         for mix, config in configs.items()
     ]
+
+
+def _check_memory(options: SweepOptions, cells: Sequence[Cell]) -> None:
+    """Raises `ConfigError` when this machine cannot hold the swarms that run at a time."""
+    config = cells[0].members(options.out)[0].config
+    if config.policy.model in EMBEDDED:
+        return
+    from swarm.preflight.check import check_nodes  # imports torch, for which the embedded policy need not wait
+
+    check_nodes(config, options.peers, options.transport == "memory", min(options.jobs, len(cells)))
 
 
 def _values(config: NodeConfig, transport: str) -> Values:
