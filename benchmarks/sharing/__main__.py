@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     default = f"{', '.join(ASKED)}; with --quick {', '.join(EVERY_SHORT)}; with --full all"
     parser = option_parser("sharing", __doc__, TABLES, default)
     parser.add_argument("--full", action="store_true", help="every kind and defence, and the real model: far longer")
+    parser.add_argument("--nodes", type=int, help="of every swarm, at most, instead of the size's own")
     parser.add_argument("--rounds", type=int, help="of every swarm, instead of the size's own")
     parser.add_argument("--seeds", type=int, help="of every swarm, instead of the size's own")
     parser.add_argument("--folder", type=Path, default=Path("runs/sharing"), help="finished cells, tables and pictures")
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = QUICK if options.quick else FULL if options.full else DEFAULT
     names = options.only or {QUICK.name: EVERY_SHORT, DEFAULT.name: ASKED, FULL.name: list(TABLES)}[chosen.name]
-    size = changed(chosen, options.rounds, options.seeds)
+    size = changed(chosen, options.nodes, options.rounds, options.seeds)
     report, console = Report("sharing", peer="baseline"), wide_console()
 
     def take() -> int:
@@ -105,13 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return conclude(take, report, options, console)
 
 
-def changed(size: Size, rounds: int | None, seeds: int | None) -> Size:
-    """The size with other numbers of rounds and seeds, where given; other rounds have a folder of their own."""
+def changed(size: Size, nodes: int | None, rounds: int | None, seeds: int | None) -> Size:
+    """The size with other numbers, where given; other nodes or rounds have a folder of their own."""
 
     def scale(of: S) -> S:
-        return replace(of, rounds=rounds or of.rounds, seeds=seeds or of.seeds)
+        return replace(of, nodes=nodes or of.nodes, rounds=rounds or of.rounds, seeds=seeds or of.seeds)
 
-    name = size.name if rounds is None else f"{size.name}-{rounds}-rounds"
+    name = size.name + (f"-{nodes}-nodes" if nodes else "") + (f"-{rounds}-rounds" if rounds else "")
     return replace(scale(size), name=name, real=scale(size.real), timed=scale(size.timed), sampled=scale(size.sampled))
 
 

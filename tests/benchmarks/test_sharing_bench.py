@@ -391,9 +391,9 @@ def test_a_short_table_of_time_is_one_of_real_processes(tmp_path: Path, monkeypa
     assert (tmp_path / "short" / "time.png").stat().st_size > 10_000
 
 
-def test_rounds_and_seeds_may_be_chosen_and_other_rounds_share_no_results() -> None:
-    assert changed(FULL, None, None) == FULL
-    fewer = changed(FULL, 60, 3)
-    assert (fewer.rounds, fewer.seeds, fewer.timed.rounds, fewer.real.seeds) == (60, 3, 60, 3)
-    assert fewer.name != FULL.name
-    assert changed(DEFAULT, None, 3).name == DEFAULT.name, "seeds are cells of the same table"
+def test_sizes_may_be_chosen_and_other_sizes_share_no_results() -> None:
+    assert changed(FULL, None, None, None) == FULL
+    fewer = changed(FULL, 16, 60, 3)
+    assert (fewer.nodes, fewer.rounds, fewer.seeds, fewer.timed.rounds, fewer.real.seeds) == (16, 60, 3, 60, 3)
+    assert len({fewer.name, changed(FULL, None, 60, 3).name, changed(FULL, 16, None, 3).name, FULL.name}) == 4
+    assert changed(DEFAULT, None, None, 3).name == DEFAULT.name, "seeds are cells of the same table"
