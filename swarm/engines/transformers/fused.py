@@ -135,6 +135,7 @@ def can_fuse(policy: Policy) -> bool:
         type(model) is Qwen3ForCausalLM
         and model.dtype is policy.dtype is torch.float32
         and policy.adapters is None
+        and policy.routers is None
         and policy.ranks.size == 1
         and model.num_parameters() <= MOST_PARAMETERS
         and set(config.layer_types) == {"full_attention"}
