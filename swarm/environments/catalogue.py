@@ -6,8 +6,8 @@ import io
 from contextlib import redirect_stdout
 
 from msgspec import Struct
-from reasoning_gym.factory import DATASETS
 
+from swarm.environments.sources.library import DATASETS
 from swarm.environments.sources.reasoning_gym import dataset_options, make_dataset, time_limit
 
 EXAMPLE_SEED = 42

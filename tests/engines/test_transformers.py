@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -23,7 +23,9 @@ from swarm.algorithms.advantages import grpo
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import probe
 from swarm.engines.transformers.engine import TransformersEngine
+from swarm.engines.transformers.layout import Unread
 from swarm.engines.transformers.probe import most_rows
+from swarm.engines.transformers.slots import SlotCache
 from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer
@@ -40,15 +42,24 @@ def _engine(policy: Policy, cancelled: Callable[[], bool] = lambda: False, **set
     return TransformersEngine(policy, GenerationSettings(**settings), cancelled)
 
 
-def _watch_forward(policy: Policy, before: Callable[[torch.Size], None]) -> None:
-    """Call `before` with the shape of the ids of every forward pass."""
-    forward = policy.model.forward
+def _watch_passes(engine: TransformersEngine, before: Callable[[torch.Size], None]) -> None:
+    """Call `before` with the shape of the ids of every pass, by the model's own code or in few operations."""
+    model, fused = engine._policy.model, engine._decoder._fused
+    forward = model.forward
 
     def watched(*args: object, **kwargs: object) -> object:
         before(kwargs["input_ids"].shape)
         return forward(*args, **kwargs)
 
-    policy.model.forward = watched
+    model.forward = watched
+    if fused is not None:
+        step = fused.step
+
+        def watched_step(cache: SlotCache, rows: Sequence[Unread]) -> torch.Tensor:
+            before(torch.Size((len(rows), 1)))
+            return step(cache, rows)
+
+        fused.step = watched_step
 
 
 def _largest_difference(policy: Policy, prompt: str, completion: Completion, sampling: Sampling) -> float:
@@ -71,7 +82,7 @@ def test_logprobs_hold_for_every_architecture_with_rows_refilled_and_preempted(
 
 def test_prompts_are_read_once_and_every_row_of_every_step_gives_a_token(policy: Policy) -> None:
     engine, shapes = _engine(policy, max_batch_sequences=6), []
-    _watch_forward(policy, shapes.append)
+    _watch_passes(engine, shapes.append)
     prompts = [f"Calculate {k} + 1." for k in range(7)]
     answers = engine.generate(prompts, 3, Sampling(max_new_tokens=30), 0)
     lengths = [len(completion.token_ids) for group in answers for completion in group]
@@ -86,7 +97,7 @@ def test_the_token_budget_holds_and_changes_no_completion(policy: Policy) -> Non
     prompts, sampling = PROMPTS * 3, Sampling(max_new_tokens=150)
     free = _engine(policy).generate(prompts, 4, sampling, 2)
     engine, rows = _engine(policy, max_batch_tokens=800), []
-    _watch_forward(policy, lambda shape: rows.append(shape[0]) if shape[1] == 1 else None)
+    _watch_passes(engine, lambda shape: rows.append(shape[0]) if shape[1] == 1 else None)
     tight = engine.generate(prompts, 4, sampling, 2)
     assert max(rows) <= 800 // 64
     assert tokens(tight) == tokens(free)
@@ -108,7 +119,7 @@ def test_running_out_of_memory_halves_the_batch_and_changes_no_completion(policy
         if shape[1] == 1 and shape[0] > 5:
             raise torch.OutOfMemoryError("injected")
 
-    _watch_forward(policy, fail_above_five)
+    _watch_passes(engine, fail_above_five)
     answers = engine.generate(PROMPTS, 4, sampling, 2)
     assert 12 in rows and rows[-1] <= 5
     assert tokens(answers) == tokens(expected)
@@ -120,7 +131,7 @@ def test_no_memory_for_a_single_sequence_is_an_error_in_words(policy: Policy) ->
     def fail(shape: torch.Size) -> None:
         raise torch.OutOfMemoryError("injected")
 
-    _watch_forward(policy, fail)
+    _watch_passes(engine, fail)
     with pytest.raises(OutOfMemory, match="not even one sequence"):
         engine.generate(PROMPTS, 4, Sampling(max_new_tokens=4), 0)
 
@@ -158,7 +169,7 @@ def test_a_window_counted_from_the_widest_row_is_decoded_one_row_at_a_time(caplo
     policy, sampling, rows = _gpt_neo(), Sampling(max_new_tokens=30), []
     engine = _engine(policy)
     assert "one sequence at a time" in caplog.text
-    _watch_forward(policy, lambda shape: rows.append(shape[0]) if shape[1] == 1 else None)
+    _watch_passes(engine, lambda shape: rows.append(shape[0]) if shape[1] == 1 else None)
     for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 2, sampling, seed=1), strict=True):
         for completion in group:
             assert _largest_difference(policy, prompt, completion, sampling) < 1e-4

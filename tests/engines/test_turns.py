@@ -21,7 +21,7 @@ from swarm.types import Completion, NextTurn, Past, Step
 from tests.engines.models import ARCHITECTURES, make
 from tests.engines.play import PROMPTS, SAMPLING, SHOWN, Play
 from tests.engines.reference import teacher_forced
-from tests.engines.test_transformers import _watch_forward
+from tests.engines.test_transformers import _watch_passes
 
 
 class Once(Play):
@@ -55,7 +55,7 @@ def test_what_was_kept_gives_the_same_samples_as_reading_it_again(architecture: 
 
 def test_every_token_is_read_once(policy: Policy) -> None:
     engine, shapes = engine_for(policy), []
-    _watch_forward(policy, shapes.append)
+    _watch_passes(engine, shapes.append)
     answered = Play(4).run(engine)
     played = [(len(policy.encode(turn.context)), len(said.token_ids)) for turn, said in answered if turn.number == 4]
     read = sum(rows * width for rows, width in shapes)
@@ -68,7 +68,7 @@ def test_observations_are_read_in_the_pass_that_decodes_the_other_rows(attention
     """Where the model's attention can be replaced; another model reads them in a pass of their own."""
     policy, steps, passes = make("llama", attention), count(), count()
     engine = TransformersEngine(policy, GenerationSettings(), lambda: next(steps) < 0)
-    _watch_forward(policy, lambda shape: next(passes) < 0)
+    _watch_passes(engine, lambda shape: next(passes) < 0)
     Play(4).run(engine)
     extra = next(passes) - next(steps) - 1  # one pass reads both prompts
     assert extra == 0 if attention == "sdpa" else extra > 0
@@ -119,7 +119,7 @@ def test_a_past_that_is_another_is_tokenized_anew(policy: Policy) -> None:
 
 def test_episodes_of_one_prompt_share_its_reading(policy: Policy) -> None:
     engine, shapes = engine_for(policy), []
-    _watch_forward(policy, shapes.append)
+    _watch_passes(engine, shapes.append)
     Play(1).run(engine)
     assert [shape[0] for shape in shapes if shape[1] > 1] == [2]
 
@@ -173,7 +173,7 @@ def test_memory_that_runs_out_drops_what_was_kept_and_changes_nothing(policy: Po
         if next(passes) == 25:
             raise torch.OutOfMemoryError("injected")
 
-    _watch_forward(policy, fail_once)
+    _watch_passes(engine, fail_once)
     assert [said.token_ids for _, said in Play(3).run(engine)] == expected
     assert next(passes) > 25
 

@@ -133,3 +133,13 @@ def test_groups_on_rows_for_evaluation_are_refused_and_count_against_their_sende
     account = receiver._exchange.book.stats()[cheat.peer_id]  # type: ignore[attr-defined]
     assert account.dropped["held_out"] == sent
     assert account.offence > 0.9 * sent * OFFENCES[Reason.HELD_OUT]
+
+
+def test_an_evaluation_finds_its_questions_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, made = ReasoningGymSource(ReasoningGymTask(name="gcd")), []
+    make = source._at
+    monkeypatch.setattr(source._apart, "_make", lambda seed, index: made.append(index) or make(seed, index))
+    first = [source.question(HELD_OUT_STREAMS, index) for index in range(20)]
+    num_first = len(made)
+    assert [source.question(HELD_OUT_STREAMS, index) for index in range(20)] == first
+    assert num_first > 60 and len(made) - num_first == 20

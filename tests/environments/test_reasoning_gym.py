@@ -238,3 +238,13 @@ def test_every_dataset_is_recalled_in_another_process_and_scores_its_own_answer(
     unrewarded = {ref.task for ref, result in zip(refs, results, strict=True) if result.rewards != (1.0,)}
     assert unrewarded == set(NO_ORACLE)
     assert {ref.task for ref, (_, oracle) in zip(refs, pairs, strict=True) if oracle is None} == set(NO_ORACLE)
+
+
+def test_the_library_is_imported_without_matplotlib_which_stays_importable() -> None:
+    code = (
+        "import sys; from swarm.environments.sources.library import create_dataset\n"
+        "assert create_dataset('game_of_life', size=1)[0]['question']\n"
+        "assert not any(name.startswith(('matplotlib', 'mpl_toolkits')) for name in sys.modules)\n"
+        "import matplotlib; assert matplotlib.__version__"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

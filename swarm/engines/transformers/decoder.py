@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,6 +13,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from swarm.engines.transformers.attention import attending_by_group, can_attend_by_group
+from swarm.engines.transformers.fused import FusedStep, can_fuse
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.engines.transformers.layout import Layout, Unread, batches_of, layouts
 from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, StepPlan
@@ -26,6 +27,8 @@ FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "us
 ATTENTION = ("sdpa", "eager")
 PROBE_TOLERANCE = 0.02
 """Of the largest logit: what bfloat16 rounds; other attention differs by more."""
+FUSED_TOLERANCE = 1e-5
+"""In nats."""
 
 
 class Decoder:
@@ -46,10 +49,13 @@ class Decoder:
         self.bytes_per_token = sum(shape.num_bytes for shape in self.shapes)
         self.vocabulary = int(policy.model.get_output_embeddings().weight.shape[0])
         self._can_join = can_attend_by_group(policy.model) and policy.ranks.forward(self._joins)
+        self._fused = self._fuse()
 
     def refresh(self) -> None:
         """Take the policy's present weights, before a step; its gate must be held."""
         self._generating.refresh()
+        if self._fused is not None:
+            self._fused.refresh()
 
     def cache(self, room: Room) -> SlotCache:
         """An empty cache for this model."""
@@ -66,6 +72,12 @@ class Decoder:
     def step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
         """Feed what is unread of each row, by slot; returns logits [B, V] of the next tokens, and the experts of the
         fed ones by row."""
+        if self._fused is not None and all(len(row.tokens) == 1 for row in rows):
+            return self._fused.step(cache, rows), None
+        return self._step(cache, rows)
+
+    def _step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
+        """The same by the model's own code."""
         order: list[int] = []
         logits: list[Tensor] = []
         routing: list[Routing] = []
@@ -172,6 +184,28 @@ class Decoder:
         except (NotImplementedError, RuntimeError, TypeError, ValueError):  # `groups` are not passed on
             return False
         return bool((together - apart).abs().max() <= PROBE_TOLERANCE * apart.abs().max())
+
+    @torch.no_grad()
+    def _fuse(self) -> FusedStep | None:
+        """The step in few operations, if there is one for this model that gives what its own code gives."""
+        if not can_fuse(self._policy):
+            return None
+        fused = FusedStep(self._policy)
+        fused.refresh()
+        own = self._after_two_tokens(lambda cache, rows: self._step(cache, rows)[0])
+        difference = (self._after_two_tokens(fused.step) - own).abs().max()
+        return fused if difference <= FUSED_TOLERANCE else None
+
+    def _after_two_tokens(self, step: Callable[[SlotCache, Sequence[Unread]], Tensor]) -> Tensor:
+        """Log-probabilities after two steps of rows of unequal length; the second step reads what the first wrote."""
+        prompts = [[0, 1, 2], [3, 4, 5, 6, 7]]
+        cache = self.cache(Room(2, 2 * BLOCK))
+        cache.arrange(StepPlan([], [Draft(0, row, prompt, 0) for row, prompt in enumerate(prompts)], 0, 8, 2))
+        for row, prefix in enumerate(self.read(prompts)):
+            cache.fill([row], prefix)
+        for token in range(2):
+            logits = step(cache, [Unread(row, len(prompt) + token, [row]) for row, prompt in enumerate(prompts)])
+        return logits.log_softmax(dim=-1)
 
     @torch.no_grad()
     def _probe(self) -> list[LayerShape]:

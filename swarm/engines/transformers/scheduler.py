@@ -199,23 +199,25 @@ class Scheduler:
         return moves
 
     def _admit(self) -> list[Draft]:
-        before = len(self.rows)
-        while self._waiting and self._has_room(self._waiting[0]):
+        before, width = len(self.rows), self._width()
+        while self._waiting and self._has_room(self._waiting[0], width):
+            width = max(width, self._waiting[0].num_tokens)
             self.rows.append(self._waiting.popleft())
         num_free = self._room.rows - len(self.rows)
         if not self._waiting and min(num_free, len(self._turns)) * READ_SHARE >= len(self.rows):
-            while self._turns and self._has_room(self._turns[0]):
+            while self._turns and self._has_room(self._turns[0], width):
+                width = max(width, self._turns[0].num_tokens)
                 self.rows.append(self._turns.pop(0))
         return self.rows[before:]
 
-    def _has_room(self, draft: Draft) -> bool:
+    def _has_room(self, draft: Draft, width: int) -> bool:
+        """For a row besides those that there are; `width` is that of the longest."""
         if not self.rows:
             return True  # each fits alone
         if len(self.rows) == self._room.rows:
             return False
         # Keep half a block free, so that the new row is not preempted at the next step.
-        width = max(self._width(), draft.num_tokens)
-        return (len(self.rows) + 1) * blocks(width + BLOCK // 2) <= self._room.tokens
+        return (len(self.rows) + 1) * blocks(max(width, draft.num_tokens) + BLOCK // 2) <= self._room.tokens
 
     def _width(self) -> int:
         return max((row.num_tokens for row in self.rows), default=0)

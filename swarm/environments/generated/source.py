@@ -13,7 +13,7 @@ from swarm.environments.generated.config import GeneratedTask
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
 from swarm.environments.sources.again import made_again, referenced
-from swarm.environments.sources.held_out import held_apart, is_held_out
+from swarm.environments.sources.held_out import HeldApart, is_held_out
 from swarm.environments.sources.last_text import with_last_text
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.errors import Refusal
@@ -52,6 +52,7 @@ class GeneratedSource(Generic[Config]):
         self._library = f"{config.kind}/{version}"
         rules = (*config.finds_as, *config.grades_as, *config.combines_as)
         self._options_digest = digest(config.kind, config.options, *rules)
+        self._apart = HeldApart(self._at)
         self._kept: LruCache[tuple[int, int], tuple[Question, str]] = LruCache(NUM_WITH_MEDIA)
 
     @property
@@ -61,7 +62,7 @@ class GeneratedSource(Generic[Config]):
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`."""
-        return self._at(seed, index) if self._has_own_streams else held_apart(self._at, seed, index)
+        return self._at(seed, index) if self._has_own_streams else self._apart.question(seed, index)
 
     def recall(self, ref: TaskRef) -> Question:
         """Make the question behind a reference again.

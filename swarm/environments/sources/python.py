@@ -15,7 +15,7 @@ from swarm.environments.config import PythonTask
 from swarm.environments.digests import check_options, digest, with_code
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.again import made_again, referenced
-from swarm.environments.sources.held_out import held_apart, is_held_out
+from swarm.environments.sources.held_out import HeldApart, is_held_out
 from swarm.environments.sources.last_text import with_last_text
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.environments.task import RewardFunction, Task
@@ -76,6 +76,7 @@ class PythonSource:
         self._items: LruCache[tuple[int, int], tuple[Prompt, str]] = LruCache(
             NUM_WITH_MEDIA if config.modalities else NUM_ITEMS
         )
+        self._apart = HeldApart(self._at)
         options = digest(config.options, *config.finds_as, *config.grades_as, *config.combines_as)
         self._options_digest = with_code(options, code_digest(config.target))
 
@@ -86,7 +87,7 @@ class PythonSource:
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when the task fails to make it."""
-        return held_apart(self._at, seed, index)
+        return self._apart.question(seed, index)
 
     def recall(self, ref: TaskRef) -> Question:
         """Make the question behind a reference again.

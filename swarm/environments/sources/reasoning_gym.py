@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Protocol
 
-import reasoning_gym
 from pydantic import JsonValue
-from reasoning_gym.factory import DATASETS
 
 from swarm.environments.config import ReasoningGymTask
 from swarm.environments.digests import check_options, digest, draw
@@ -24,7 +22,8 @@ from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_opt
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.again import made_again, referenced
-from swarm.environments.sources.held_out import held_apart, is_held_out
+from swarm.environments.sources.held_out import HeldApart, is_held_out
+from swarm.environments.sources.library import DATASETS, create_dataset
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
@@ -82,7 +81,7 @@ def dataset_options(dataset: str) -> dict[str, object]:
 def make_dataset(dataset: str, seed: int, options: Mapping[str, JsonValue]) -> LibraryDataset:
     """An instance of a library data set; the same arguments give the same items in every process."""
     with _SeededGlobalRandom(seed):
-        made: LibraryDataset = reasoning_gym.create_dataset(dataset, seed=seed, size=ITEMS_PER_DATASET, **options)
+        made: LibraryDataset = create_dataset(dataset, seed=seed, size=ITEMS_PER_DATASET, **options)
     return made
 
 
@@ -116,6 +115,7 @@ class ReasoningGymSource:
         self._options_digest = digest(self._dataset_name, config.options, *rules)
         self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
+        self._apart = HeldApart(self._at)
         self._scorer = self._checked()
 
     @property
@@ -125,7 +125,7 @@ class ReasoningGymSource:
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` when the library fails to make it."""
-        return held_apart(self._at, seed, index)
+        return self._apart.question(seed, index)
 
     def recall(self, ref: TaskRef) -> Question:
         """Regenerate the question behind a reference.
