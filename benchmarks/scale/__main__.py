@@ -210,6 +210,7 @@ def offers(plan: Plan) -> Result:
             row(f"{what}: groups checked", [found.checks], "1/s"),
             row(f"{what}: CPU of a node for the network", [1e2 * found.cpu], "% of a core"),
             row(f"{what}: nodes that fetch a group", [sharing.pulls_per_offer], ""),
+            row(f"{what}: of these, from its author", [found.sent_by_author], ""),
             row(f"{what}: an author's upload in the round after an offer", [found.author / 1e3], "kB/s"),
         ]
     small, large = (nodes[count] for count in sorted(nodes)[-3::2])

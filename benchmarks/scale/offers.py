@@ -10,6 +10,7 @@ from benchmarks.scale.parameters import PACKET_OVERHEAD, Costs, Gossip, Load
 from benchmarks.scale.simulation import Outcome
 from benchmarks.scale.traffic import discovery, gossiping, repair_bytes_per_s
 from swarm.net.records.offers import REQUEST_BYTES
+from swarm.net.records.referrals import Referrals
 from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
 
 RECORD_BYTES = 400
@@ -48,6 +49,8 @@ class Node:
     """In addition, sent by each of the few nodes that hold the directory."""
     author: float
     """Sent by a node during the round after its offer."""
+    sent_by_author: float
+    """Of those who fetch a group, how many get it from its author."""
     checks: float
     """Groups a second."""
     cpu: float
@@ -72,11 +75,37 @@ def settled_rate(num_nodes: int, most: float = OFFERS_PER_S, seed: int = 0) -> f
     return sum(last) / len(last) / STEP_S
 
 
+@dataclass(frozen=True)
+class Author:
+    """What an author sends of one group on offer."""
+
+    records: int
+    referral_bytes: int
+
+
+def author(num_pulls: float, group_bytes: int, peer_record_bytes: float, seed: int = 0) -> Author:
+    """By the nodes' code; those who want the group ask at random times within a round, each with its own record."""
+    draw = np.random.default_rng(seed)
+    now = 0.0
+    referrals = Referrals(lambda peer_id, sealed: True, lambda: now)
+    asker = bytes(int(peer_record_bytes))
+    answers: list[bytes | None] = []
+    for at in sorted(draw.uniform(0, ROUND_S, round(num_pulls))):
+        now = at
+        answers.append(referrals.instead(b"", group_bytes, str(len(answers)), asker))
+    return Author(answers.count(None), sum(len(answer) for answer in answers if answer is not None))
+
+
 def node(sharing: Sharing, outcome: Outcome, gossip: Gossip, costs: Costs) -> Node:
     """`outcome`: gossip of records with one offer each, in a swarm of this size or a smaller one."""
     sent = gossiping(outcome, Load(RECORD_BYTES, sharing.offered_per_s, outcome.num_groups), costs)
     found = discovery(gossip, costs, sharing.num_nodes)
-    group = (costs.wire_bytes.at(sharing.group_bytes) + REQUEST_BYTES) * PACKET_OVERHEAD
+    wanted = author(sharing.pulls_per_offer, sharing.group_bytes, costs.peer_record_bytes)
+    # Of one who fetches: the group, and the referral before it with one more request.
+    record = (costs.wire_bytes.at(sharing.group_bytes) + REQUEST_BYTES + costs.peer_record_bytes) * PACKET_OVERHEAD
+    referred = max(0.0, sharing.pulls_per_offer - wanted.records)
+    referrals = (wanted.referral_bytes + referred * REQUEST_BYTES) * PACKET_OVERHEAD
+    group = record + referrals / max(1.0, sharing.pulls_per_offer)
     used_per_s = min(NUM_USED / ROUND_S, sharing.offered_per_s)
     directory = found.exchange + found.reading
     base = sent.total + repair_bytes_per_s(gossip, costs, sharing.offered_per_s) + directory
@@ -85,7 +114,8 @@ def node(sharing: Sharing, outcome: Outcome, gossip: Gossip, costs: Costs) -> No
         base + used_per_s * group,
         directory,
         found.holding,
-        base + sharing.pulls_per_offer * group / ROUND_S,
+        base + (min(sharing.pulls_per_offer, wanted.records) * record + referrals) / ROUND_S,
+        wanted.records,
         used_per_s,
         sent.cpu + used_per_s * work,
     )

@@ -29,15 +29,20 @@ from swarm.environments.tools.calculator import Calculator
 from swarm.errors import BackupError, ConfigError, IdentityError, PeerUnreachable, PolicyError, Refusal, TaskError
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
+from swarm.net.config import NetworkSettings
+from swarm.net.counters import Counters
 from swarm.net.hivemind.circuit import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of
 from swarm.net.hivemind.directory_messages import Found, Read, decode_reply, decode_request
+from swarm.net.membership.current_run import CurrentRun
+from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.records.backup import Backup, open_backup, seal_backup
 from swarm.net.records.envelope import read_record, seal_payload
 from swarm.net.records.framing import encode_answer, read_answer, read_request
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LargeRequest, answer_large
 from swarm.net.records.record_store import RecordStore, record_id
+from swarm.net.records.referrals import MARK, Referrals, read_referral
 from swarm.net.records.repair import GiveRequest, HaveRequest, RecordReader, answer_give, answer_have
 from swarm.net.records.wire import open_peer_record
 from swarm.net.services.diagnosis import DialBacks
@@ -118,11 +123,13 @@ def _messages() -> dict[str, Target]:
     keys = {bytes([part]): part for part in range(16)}
     checker = EntryChecker(RUN_ID, keys, lambda: NOW)
     key = bytes([part_of(FOUNDER.peer_id)])
-    peer = bytes.fromhex(_vector("peer"))
+    peer, manifest = bytes.fromhex(_vector("peer")), bytes.fromhex(_vector("manifest"))
     member = (FOUNDER.peer_id, msgspec.msgpack.encode(peer), NOW + 60)
     part = msgspec.msgpack.encode(msgspec.msgpack.Ext(0x50, msgspec.msgpack.encode((0.0, 0.0, [member]))))
     dial_backs = DialBacks(lambda peer_id: ("/ip4/192.0.2.1/tcp/4001",), lambda host, ports: dict.fromkeys(ports, True))
 
+    peers = KnownPeers(NetworkSettings(), FOUNDER.peer_id, CurrentRun(None, manifest), Counters(), lambda: NOW)
+    referrals = Referrals(peers.is_record_of)
     place = Place((FOUNDER.peer_id,), 2, None)
 
     def encoded(*values: object) -> tuple[bytes, ...]:
@@ -142,8 +149,11 @@ def _messages() -> dict[str, Target]:
             (PeerUnreachable,),
         ),
         "large": Target(
-            lambda content: list(answer_large(store, content)), encoded(LargeRequest(name, 0)), MESSAGE_ERRORS
+            lambda content: list(answer_large(store, referrals, FOUNDER.peer_id, content)),
+            encoded(LargeRequest(name, 0), LargeRequest(name, 0, peer)),
+            MESSAGE_ERRORS,
         ),
+        "referral": Target(read_referral, (MARK + msgspec.msgpack.encode([peer, peer]),), (PeerUnreachable,)),
         "peers": Target(
             lambda content: asyncio.run(ask_peers(_answering(content), "peer", RUN_ID, NOW)),  # type: ignore[arg-type]
             (answer_peers([peer]),),

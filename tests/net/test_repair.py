@@ -29,6 +29,7 @@ from swarm.net.records.large import (
     holders,
 )
 from swarm.net.records.record_store import Held, RecordStore, record_id
+from swarm.net.records.referrals import Referrals
 from swarm.net.records.repair import (
     GIVE_PROTOCOL,
     HAVE_PROTOCOL,
@@ -62,7 +63,9 @@ class Peer:
     def honest(self, protocol: str, request: bytes) -> Iterator[bytes]:
         if protocol == HAVE_PROTOCOL:
             return iter([answer_have(self.store, request)])
-        return answer_give(self.store, request) if protocol == GIVE_PROTOCOL else answer_large(self.store, request)
+        if protocol == GIVE_PROTOCOL:
+            return answer_give(self.store, request)
+        return answer_large(self.store, Referrals(lambda peer_id, sealed: True), "me", request)
 
     async def fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         self.asked.append(protocol)

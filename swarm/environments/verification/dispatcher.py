@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import closing, suppress
-from multiprocessing.connection import Pipe
+from socket import socketpair
 from typing import Literal
 
 import msgspec
@@ -39,6 +39,8 @@ from swarm.types import Rejection
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3
+WAKE_UPS = 4_096
+"""Taken at once; further ones wake the thread again."""
 MAX_COUNTERS = 64
 """Most distinct counters; workers name some of them."""
 _OWN_COUNTERS = ("timeouts", "crashes", "violations", "overflows", "restarts")
@@ -61,7 +63,9 @@ class Dispatcher:
         self._closing = False
         self._failed_starts = 0
         self._was_ready = False
-        self._wake_reader, self._wake_writer = Pipe(duplex=False)
+        self._wake_reader, self._wake_writer = socketpair()
+        for end in (self._wake_reader, self._wake_writer):
+            end.setblocking(False)
         self._workers: list[WorkerProcess] = []
         self._reserved: WorkerProcess | None = None
         """The worker that serves own jobs only."""
@@ -119,7 +123,8 @@ class Dispatcher:
             raise TaskError("the verification pool is closed")
 
     def _wake(self) -> None:
-        self._wake_writer.send_bytes(b"")
+        with suppress(OSError):  # full: it will wake up in any case; or closed with the thread
+            self._wake_writer.send(b"\0")
 
     # everything below runs in the thread
 
@@ -217,8 +222,8 @@ class Dispatcher:
                 writing = selectors.EVENT_WRITE if worker.channel.blocked else 0
                 selector.register(worker.channel, selectors.EVENT_READ | writing, worker)
             awake = {key.data: events for key, events in selector.select(timeout)}
-        while self._wake_reader.poll():
-            self._wake_reader.recv_bytes()
+        if None in awake:
+            self._wake_reader.recv(WAKE_UPS)
         for worker in tuple(self._workers):
             if awake.get(worker, 0) & selectors.EVENT_READ:
                 self._receive(worker)
@@ -331,5 +336,7 @@ class Dispatcher:
         for worker in self._workers:
             worker.kill()
         self._starter.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
         for job in unfinished:
             job.finish(Failed(str(self._failure)))

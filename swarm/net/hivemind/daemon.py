@@ -125,6 +125,8 @@ class Daemon:
         self._reader: asyncio.Task[None] | None = None
         self._p2p: P2P | None = None
         self._publisher: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._looker: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._looking = asyncio.Lock()
         self._handlers: dict[str, StreamHandler] = {}
         self._server: asyncio.Server | None = None
         self._streams: set[asyncio.Task[object]] = set()
@@ -274,8 +276,9 @@ class Daemon:
 
     async def stop(self) -> None:
         """Stop the process and wait for it."""
-        if self._publisher is not None:
-            self._publisher[1].close()
+        for kept in (self._publisher, self._looker):
+            if kept is not None:
+                kept[1].close()
         if self._server is not None:
             self._server.close()
         for stream in self._streams:
@@ -318,7 +321,7 @@ class Daemon:
 
     async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
         """Remote ends of all open connections, as the kernel sees them, by peer id."""
-        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        response = await self._look(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
         found: dict[str, tuple[str, ...]] = {}
         for peer in response.peers:
             peer_id, addresses = _base58(peer.id), map(_readable, peer.addrs)
@@ -327,14 +330,14 @@ class Daemon:
 
     async def addresses(self) -> tuple[str, ...]:
         """Addresses that the daemon listens on or announces, without the peer id."""
-        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        response = await self._look(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         readable = (_readable(address) for address in response.identify.addrs)
         return tuple(address for address in readable if address is not None)
 
     async def subscribers(self, topic: str) -> frozenset[str]:
         """Connected peers that subscribe to `topic`."""
         question = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.LIST_PEERS, topic=topic)
-        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
+        response = await self._look(p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
         return frozenset(_base58(peer) for peer in response.pubsub.peerIDs)
 
     async def subscribe(self, topic: str, deliver: Callable[[str, bytes], object]) -> None:
@@ -520,7 +523,21 @@ class Daemon:
                 f"the relay {relay_id} granted no reservation: {str(error) or repr(error)}"
             ) from error
 
+    async def _look(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
+        """Ask for what the daemon knows at once, every second: on a connection that is kept."""
+        async with self._looking:
+            if self._looker is None:
+                self._looker = await self._open()
+            try:
+                return await self._exchange(*self._looker, request)
+            except BaseException:
+                # An answer that nobody waited for would be taken for the next one.
+                self._looker[1].close()
+                self._looker = None
+                raise
+
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
+        """Ask for what may take long, like a dial: on a connection of its own."""
         reader, writer = await self._open()
         try:
             return await self._exchange(reader, writer, request)

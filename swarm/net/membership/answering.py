@@ -12,6 +12,7 @@ from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.membership.own_entry import OwnEntry
 from swarm.net.records.large import LARGE_PROTOCOL, answer_large
 from swarm.net.records.record_store import RecordStore
+from swarm.net.records.referrals import Referrals
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
@@ -40,13 +41,14 @@ class Answering:
         self._counters = counters
         self.uploads = TokenBucket(settings.upload_bytes_per_s)
         """Pacing of all answers."""
+        referrals = Referrals(peers.is_record_of)
         self.on_banned: Callable[[], None] = lambda: None
         """Called when a banned peer turns out to be connected."""
         self.handlers: dict[str, StreamHandler] = {
             MANIFEST_PROTOCOL: lambda remote, request: iter([run.sealed or b""]),
             HAVE_PROTOCOL: lambda remote, request: iter([answer_have(store, request)]),
             GIVE_PROTOCOL: lambda remote, request: answer_give(store, request),
-            LARGE_PROTOCOL: lambda remote, request: answer_large(store, request),
+            LARGE_PROTOCOL: lambda remote, request: answer_large(store, referrals, remote, request),
             PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self._fresh_peers())]),
         }
         """By protocol."""

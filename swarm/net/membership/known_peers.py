@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Refusal
 from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.addresses.dial import by_peer
 from swarm.net.addresses.nat import candidates
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.membership.current_run import CurrentRun
+from swarm.net.records.wire import open_peer_record
 from swarm.types import PeerRecord
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,19 @@ class KnownPeers:
         worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
         self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
         self.reported_by = {peer_id: self.reported_by.get(peer_id, reporter) for peer_id in self.known}
+
+    def read(self, sealed: bytes) -> PeerRecord | None:
+        """The record of a member of this run, as it signed it; None for any other bytes, and once it has expired."""
+        assert self._run.manifest is not None
+        try:
+            return open_peer_record(sealed, self._run.manifest.run_id, now=self._clock())
+        except Refusal:
+            return None
+
+    def is_record_of(self, peer_id: str, sealed: bytes) -> bool:
+        """Whether these bytes are this member's own record."""
+        record = self.read(sealed) if self._run.manifest else None
+        return record is not None and record.peer_id == peer_id
 
     def fresh(self) -> list[bytes]:
         """Signed records to pass on: connected peers first, then by latest expiry."""

@@ -3,7 +3,8 @@
 repair          one random member: what it holds -> missing records -> inbox    (every `repair_every_s`; at once when
                                                                                  the first peer appears)
 download        announced large records <- holders, one after another -> inbox  (two at a time)
-pull            chosen records on offer <- authors, or other holders -> inbox    (four at a time)
+pull            chosen records on offer <- authors, those whom they name, or other holders -> inbox
+                                                                                 (four at a time)
 exchange_peers  signed peer records <- random members -> dialling, file         (every `announce_every_s`; on new peers)
 
 Independent of asyncio and trio: the session provides the runtime.
@@ -15,7 +16,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from swarm.errors import PeerUnreachable
@@ -23,6 +25,7 @@ from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
 from swarm.net.membership.member import Member
 from swarm.net.records.large import Download, DownloadQueue, holders
+from swarm.net.records.referrals import SENT_ITSELF
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
 from swarm.net.runtime import AsyncRuntime, Signal
 from swarm.net.services.peer_exchange import ask_peers
@@ -37,6 +40,8 @@ DOWNLOAD_PAUSE_S = 1.0
 SLOW_PAUSE_S = 30.0
 MAX_SLOW_PAUSE_S = 600.0
 """Back-off of a holder that was too slow for large records."""
+REFERRAL_S = 5.0
+"""Time for all members that an author names instead of sending a record; then it is asked again, and must send it."""
 REMEMBER_EVERY_S = 60.0
 PEERS_ASKED = 2
 PEERS_TIMEOUT_S = 10.0
@@ -76,6 +81,8 @@ class Upkeep:
         self._unhelpful = Backoff(member.settings.repair_every_s)
         self._fetch_paced = paced(self._fetch, TokenBucket(member.settings.download_bytes_per_s), runtime)
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
+        self._misleading = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
+        """Authors who named members that did not give the record: asked for the record itself for a while."""
         self._downloading_from: set[str] = set()
         """Holders of current downloads; at most one download from each."""
         self._remembered_at = 0.0
@@ -168,7 +175,7 @@ class Upkeep:
         if download.offered is None:
             self._downloading_from.add(peer_id)
         try:
-            await download.fetch_from(self._fetch_paced, peer_id)
+            referral = await download.fetch_from(self._fetch_paced, peer_id, self._asker(peer_id, download))
         except SlowHolder as error:
             self._slow.failed(peer_id, time.monotonic())
             self._member.complaints.add(peer_id, Reason.SLOW_HOLDER)
@@ -182,7 +189,41 @@ class Upkeep:
             if download.offered is None:
                 self._downloading_from.remove(peer_id)
         self._slow.succeeded(peer_id)
+        if referral:
+            return await self._get_from_named(referral, peer_id, download) or await self._get_from(peer_id, download)
         return True
+
+    def _asker(self, peer_id: str, download: Download) -> bytes:
+        """This node's own record for an author that may name others instead of sending what it offered."""
+        member, offered = self._member, download.offered
+        if offered is None or peer_id != offered.peer_id or download.referred or not member.own.profile.listed:
+            return b""
+        # In a swarm this small no author sends a record more often than that.
+        if len(member.peers.known) <= SENT_ITSELF or self._misleading.wait_s(peer_id, time.monotonic()) > 0:
+            return b""
+        return member.own.sealed()[0]
+
+    async def _get_from_named(self, referral: Sequence[bytes], author: str, download: Download) -> bool:
+        """Whether one of the members that the author names gave the record; they are asked once, by chance first.
+
+        They are not blamed: only the author says that they have it.
+        """
+        peers = self._member.peers
+        named = {record.peer_id: (record, sealed) for sealed in referral if (record := peers.read(sealed)) is not None}
+        for known in (author, self._member.identity.peer_id, *peers.banned):
+            named.pop(known, None)
+        peers.learn(list(named.values()), author)
+        with suppress(TimeoutError):
+            async with self._runtime.timeout(REFERRAL_S):
+                for peer_id in random.sample(sorted(named), len(named)):
+                    with suppress(PeerUnreachable):
+                        await download.fetch_from(self._fetch_paced, peer_id)
+                        self._member.counters.add("referred")
+                        self._misleading.succeeded(author)
+                        return True
+                    self._member.counters.add("holders_failed")
+        self._misleading.failed(author, time.monotonic())
+        return False
 
     async def exchange_peers(self) -> None:
         """Learn peers' addresses from members and write them to the file, forever."""

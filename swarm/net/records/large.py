@@ -8,16 +8,17 @@ import random
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import aclosing
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from swarm.errors import PeerUnreachable
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import RecordStore, record_id
-from swarm.net.records.wire import Announcement, seal_announcement
+from swarm.net.records.referrals import MARK, MAX_REFERRAL_BYTES, Referrals, read_referral
+from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, Announcement, seal_announcement
 from swarm.types import Count, OfferedGroup, complete
 
 LARGE_PROTOCOL = "/swarm/large/1"
@@ -46,6 +47,8 @@ class LargeRequest(Struct, frozen=True, array_like=True):
 
     record_id: bytes
     offset: Count
+    asker: Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)] = b""
+    """The asker's own signed record, of one that takes a referral too. Nodes that know no referrals ignore it."""
 
 
 def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
@@ -54,12 +57,19 @@ def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
     return seal_announcement(identity, Announcement(run_id, identity.peer_id, record_id(record), len(record), chunks))
 
 
-def answer_large(store: RecordStore, request: bytes) -> Iterator[bytes]:
-    """The bytes of a held record from the requested offset. Raises `LookupError` or `msgspec.MsgspecError`."""
+def answer_large(store: RecordStore, referrals: Referrals, remote: str, request: bytes) -> Iterator[bytes]:
+    """The bytes of a held record from the requested offset, or a referral to others.
+
+    Raises `LookupError` or `msgspec.MsgspecError`.
+    """
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
     record = store.get(wanted.record_id)
     if record is None or wanted.offset > len(record):
         raise LookupError("the record is not held here")
+    if wanted.asker and not wanted.offset:
+        referral = referrals.instead(wanted.record_id, len(record), remote, wanted.asker)
+        if referral is not None:
+            return iter([referral])
     return _pieces(record, wanted.offset)
 
 
@@ -71,6 +81,8 @@ class Download:
         self.announcement = announcement
         self.account = account
         self.offered = offered
+        self.referred = False
+        """Whether a holder has named others: from then on, who is asked can only give the record."""
         self._content = bytearray()
         self._verified = 0
 
@@ -104,16 +116,29 @@ class Download:
                 raise PeerUnreachable(f"the chunk at byte {self._verified} does not match the announcement")
             self._verified = end
 
-    async def fetch_from(self, fetch: Fetch, peer_id: str) -> None:
-        """Fetch the rest from one holder; verified chunks survive a failure. Raises `PeerUnreachable`."""
+    async def fetch_from(self, fetch: Fetch, peer_id: str, asker: bytes = b"") -> tuple[bytes, ...]:
+        """Fetch the rest from one holder; verified chunks survive a failure. Raises `PeerUnreachable`.
+
+        A holder that is told of the `asker`, by its signed record, may name others instead: their signed records.
+        """
         del self._content[self._verified :]
-        wanted = msgspec.msgpack.encode(LargeRequest(self.announcement.record_id, self._verified))
+        wanted = msgspec.msgpack.encode(LargeRequest(self.announcement.record_id, self._verified, asker))
         room = self.announcement.num_bytes - self._verified
-        async with aclosing(fetch(peer_id, LARGE_PROTOCOL, wanted, room)) as chunks:
+        referral = bytearray()
+        async with aclosing(
+            fetch(peer_id, LARGE_PROTOCOL, wanted, max(room, MAX_REFERRAL_BYTES) if asker else room)
+        ) as chunks:
             async for chunk in chunks:
-                self.feed(chunk)
+                if referral or (asker and not self._content and chunk.startswith(MARK)):
+                    referral += chunk
+                else:
+                    self.feed(chunk)
+        if referral:
+            self.referred = True
+            return read_referral(referral)
         if not self.done:
             raise PeerUnreachable(f"it sent only {self._verified} of {self.announcement.num_bytes} bytes")
+        return ()
 
     def record(self) -> bytes:
         """The whole record. Raises `PeerUnreachable` if it does not match the announced id."""
