@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm import handover
+from swarm.engines.vllm import asked, handover
 from swarm.engines.vllm import service as service_module
 from swarm.engines.vllm.engine import VllmEngine
+from swarm.engines.vllm.messages import Add, Generate, Load, Refused, Wanted
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.policy.adapters import Adapters
@@ -121,6 +122,34 @@ def test_a_prompt_it_refuses_or_has_no_room_for_leaves_the_others_alone(engine: 
     assert "token 7 is not to its taste" in answers[0].detail
     assert len(answers[1]) == 3
     assert isinstance(answers[2], Rejection) and "vLLM has room for 64" in answers[2].detail
+
+
+def test_a_request_it_cannot_decode_is_answered_and_the_others_go_on(engine: VllmEngine, service: VllmService) -> None:
+    expected = engine.generate(PROMPTS, 2, SAMPLING, 1)
+    process, _ = service.running(lambda: False)
+    pid = service.pid
+    number = process.call(lambda id: Generate(id, SAMPLING, ("five",), 4))  # type: ignore[arg-type]
+    process.tell(Add(number.id, {0: (5,)}, {}, (Wanted(0, 0, 1),)))  # of a call that was never opened
+    load = process.call(lambda id: Load(id, 5, 1, False, False))  # type: ignore[arg-type]
+    for call in (number, load):
+        reply = None
+        while reply is None:
+            reply = call.receive(300.0)
+        assert isinstance(reply, Refused) and "Expected `" in reply.reason
+        call.close()
+    assert engine.generate(PROMPTS, 2, SAMPLING, 1) == expected and service.pid == pid
+
+
+def test_a_call_that_it_cannot_decode_is_an_error_in_its_words(
+    engine: VllmEngine, service: VllmService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine.generate(PROMPTS, 2, SAMPLING, 1)
+    pid = service.pid
+    with monkeypatch.context() as patched:
+        patched.setattr(asked, "completion_seed", lambda *_: 0.5)
+        with pytest.raises(EngineError, match="vLLM refused: ValidationError: Expected `int`, got `float`"):
+            engine.generate(PROMPTS, 2, SAMPLING, 1)
+    assert engine.generate(PROMPTS, 2, SAMPLING, 1) == expected and service.pid == pid
 
 
 def test_closing_ends_the_process_and_leaves_nothing(engine: VllmEngine, service: VllmService) -> None:

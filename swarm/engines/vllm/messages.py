@@ -139,6 +139,12 @@ class Wake(Struct, frozen=True, tag=True):
     part: Literal["weights", "kv_cache"]
 
 
+class Heading(Struct, frozen=True):
+    """What every request has, also one that is otherwise wrong."""
+
+    id: int
+
+
 Request = Start | Generate | Features | Add | End | Load | Sleep | Wake
 
 
@@ -180,7 +186,7 @@ class Done(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """A call failed without side effects."""
+    """A call failed, without side effects; or a request of an open call, which lacks it from then on."""
 
     id: int
     reason: str
@@ -201,4 +207,5 @@ Reply = Answer | Beat | Broken
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_heading = msgspec.msgpack.Decoder(Heading).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode

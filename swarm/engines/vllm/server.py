@@ -20,6 +20,8 @@ from collections import deque
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from msgspec import ValidationError
+
 from swarm.engines.vllm import reading
 from swarm.engines.vllm.messages import (
     Add,
@@ -41,6 +43,7 @@ from swarm.engines.vllm.messages import (
     Unanswered,
     Wake,
     Wanted,
+    decode_heading,
     decode_request,
     encode,
 )
@@ -93,19 +96,26 @@ class Server:
         while True:
             idle = not self._engine.has_unfinished_requests()
             if self._connection.poll(None if idle else 0):
-                self._obey(decode_request(self._connection.recv_bytes()))
+                self._hear(self._connection.recv_bytes())
             else:
                 self._step()
+
+    def _hear(self, content: bytes) -> None:
+        """Obey one request, or answer what cannot be read."""
+        try:
+            request = decode_request(content)
+        except ValidationError as error:
+            self._say(Refused(decode_heading(content).id, describe(error)))
+        else:
+            self._obey(request)
 
     def _obey(self, request: Request) -> None:
         match request:
             case Generate(id):
                 self._calls[id] = Call(request)
-            case Features(id, medium):
-                self._calls[id].media[medium] = reading.Read(request, self._start.dtype, self._loads)
-            case Add(id, prompts, media, wanted):
-                self._calls[id].waiting.extend((one, prompts[one.prompt], media.get(one.prompt, ())) for one in wanted)
-                self._refill(self._calls[id])
+            case Features(id) | Add(id):
+                if call := self._calls.get(id):  # else its `Generate` could not be read
+                    self._take(call, request)
             case End(id):
                 if call := self._calls.pop(id, None):
                     self._engine.abort_request(list(call.running))
@@ -118,6 +128,14 @@ class Server:
                     self._say(Done(id))
             case Start():
                 raise AssertionError("a server accepts one Start")
+
+    def _take(self, call: Call, request: Features | Add) -> None:
+        match request:
+            case Features(_, medium):
+                call.media[medium] = reading.Read(request, self._start.dtype, self._loads)
+            case Add(_, prompts, media, wanted):
+                call.waiting.extend((one, prompts[one.prompt], media.get(one.prompt, ())) for one in wanted)
+                self._refill(call)
 
     def _change(self, request: Load | Sleep | Wake) -> None:
         match request:
