@@ -92,6 +92,7 @@ def directory(family: str, place: Path, head_dim: int = 8) -> Path:
             rope = {
                 "rope_type": "default",
                 "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+                "mrope_interleaved": True,
                 "rope_theta": 10_000.0,
             }
             config = transformers.Qwen3VLConfig(

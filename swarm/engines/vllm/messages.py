@@ -18,6 +18,8 @@ class Reads(Struct, frozen=True):
 
     kinds: tuple[str, ...]
     """`image`, `audio`."""
+    has_layers: bool
+    """Features enter several layers: vLLM's code for these reads their number off its encoder, which is loaded."""
 
 
 class Start(Struct, frozen=True, tag=True):

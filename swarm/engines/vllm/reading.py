@@ -101,7 +101,7 @@ def arguments(model: str, reads: Reads) -> dict[str, object]:
     take_features(architecture, reads)
     return {
         "enable_mm_embeds": True,
-        "limit_mm_per_prompt": dict.fromkeys(KINDS, 0),
+        "limit_mm_per_prompt": {} if reads.has_layers else dict.fromkeys(KINDS, 0),
         "skip_mm_profiling": True,
         "mm_processor_cache_gb": 0,
     }

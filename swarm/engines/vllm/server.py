@@ -149,6 +149,8 @@ class Server:
                     self._load_adapters(path)
                 else:
                     self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+                    if self._start.reads:  # the reload has emptied it, but the scheduler would still count on it
+                        self._engine.reset_encoder_cache()
                     if self._start.gpu_memory_fraction is None:
                         self._engine.apply_model(pack_heads)
                 self._loads += 1

@@ -50,11 +50,6 @@ class VllmService:
         if settings.vllm.sleep and self._device.type != "cuda":
             raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {self._device}: set it to false")
         _check_gpus(settings.vllm.gpus, self._device, policy.device)
-        if policy.media is not None and policy.media.has_layers:
-            raise EngineError(
-                f"generation.engine must be transformers for {policy.name}: its features enter several layers, and "
-                "vLLM's log-probabilities with such ones are not the policy's"
-            )
         if policy.media is not None and settings.vllm.num_parts > 1:
             raise EngineError(
                 "generation.vllm.gpus must name one GPU for a policy that reads pictures or sounds, got "
