@@ -4,9 +4,9 @@ requests ──▶ calls ──▶ vLLM, bounded sequences per call ──▶ a 
                  weights change here, between two steps ──▲
 
 One thread: messages are read between two steps, so that they never interrupt a step. vLLM's engine core runs in this
-process too, without asynchronous scheduling, so that every token is attributed to the weights that sampled it. With
-several GPUs vLLM starts a process of its own for each, which end with this one. The process ends when its socket
-closes.
+process too. On GPUs it begins a step before it has the tokens of the last one; that one is awaited before weights
+change, so that every token is attributed to the weights that sampled it. With several GPUs vLLM starts a process of
+its own for each, which end with this one. The process ends when its socket closes.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Server:
                 call.media[medium] = reading.Read(request, self._start.dtype, self._loads)
             case Add(_, prompts, media, wanted):
                 call.waiting.extend((one, prompts[one.prompt], media.get(one.prompt, ())) for one in wanted)
-                self._refill(call)
+                self._refill()
 
     def _change(self, request: Load | Sleep | Wake) -> None:
         match request:
@@ -144,19 +144,38 @@ class Server:
                 self._engine.sleep(level=1 if keep_weights else 2)
             case Wake(_, part):
                 self._engine.wake_up([part])
-            case Load(_, path, version, recompute, adapters):
-                if adapters:
-                    self._load_adapters(path)
-                else:
-                    self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-                    if self._start.reads:  # the reload has emptied it, but the scheduler would still count on it
-                        self._engine.reset_encoder_cache()
-                    if self._start.gpu_memory_fraction is None:
-                        self._engine.apply_model(pack_heads)
-                self._loads += 1
-                if recompute:
-                    self._engine.reset_prefix_cache(reset_running_requests=True)
-                self._engine.set_weight_version(str(version))
+            case Load():
+                self._pause()
+                try:
+                    self._load(request)
+                finally:
+                    self._resume()
+
+    def _pause(self) -> None:
+        """Begin no step, and await those in flight: their tokens would be attributed to the next weights."""
+        if not self._engine.has_unfinished_requests():
+            return
+        self._engine.sleep(level=0, mode="keep")
+        for _ in range(self._engine.vllm_config.max_concurrent_batches - 1):
+            self._collect()
+
+    def _resume(self) -> None:
+        self._engine.wake_up(["scheduling"])
+        self._refill()  # completions that ended meanwhile left room
+
+    def _load(self, load: Load) -> None:
+        if load.adapters:
+            self._load_adapters(load.path)
+        else:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": load.path})
+            if self._start.reads:  # the reload has emptied it, but the scheduler would still count on it
+                self._engine.reset_encoder_cache()
+            if self._start.gpu_memory_fraction is None:
+                self._engine.apply_model(pack_heads)
+        self._loads += 1
+        if load.recompute:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._engine.set_weight_version(str(load.version))
 
     def _load_adapters(self, path: str) -> None:
         from vllm.lora.request import LoRARequest
@@ -164,26 +183,34 @@ class Server:
         self._engine.add_lora(LoRARequest("policy", ADAPTERS_ID, path, load_inplace=True))
         self._adapters = LoRARequest("policy", ADAPTERS_ID, path)
 
-    def _refill(self, call: Call) -> None:
-        """Submit completions to vLLM up to the limit of the call."""
-        while call.waiting and len(call.running) < call.request.max_sequences:
-            wanted, token_ids, placed = call.waiting.popleft()
-            name = f"{call.request.id}/{call.num_begun}"
-            call.num_begun += 1
-            call.running[name] = wanted, token_ids
-            salt = f"weights {self._loads}"  # separates prefix caches of different weights
-            if placed:
-                prompt = reading.prompt_with(token_ids, placed, call.media, salt)
-            else:
-                prompt = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
-            params = sampling_params(call.request, wanted)
-            try:
-                self._engine.add_request(name, prompt, params, lora_request=self._adapters)
-            except ValueError as error:  # concerns this prompt only
-                del call.running[name]
-                self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
+    def _refill(self) -> None:
+        """Submit completions to vLLM up to the limits of the calls."""
+        for call in self._calls.values():
+            while call.waiting and len(call.running) < call.request.max_sequences:
+                self._begin(call, *call.waiting.popleft())
+
+    def _begin(self, call: Call, wanted: Wanted, token_ids: tuple[int, ...], placed: tuple[Placed, ...]) -> None:
+        name = f"{call.request.id}/{call.num_begun}"
+        call.num_begun += 1
+        call.running[name] = wanted, token_ids
+        salt = f"weights {self._loads}"  # separates prefix caches of different weights
+        if placed:
+            prompt = reading.prompt_with(token_ids, placed, call.media, salt)
+        else:
+            prompt = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
+        params = sampling_params(call.request, wanted)
+        try:
+            self._engine.add_request(name, prompt, params, lora_request=self._adapters)
+        except ValueError as error:  # concerns this prompt only
+            del call.running[name]
+            self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
 
     def _step(self) -> None:
+        self._collect()
+        self._refill()
+
+    def _collect(self) -> None:
+        """A step of vLLM; what has ended is reported, and nothing begins instead."""
         for output in self._engine.step():
             if output.finished:
                 self._finish(output)
@@ -198,7 +225,6 @@ class Server:
         if tuple(output.prompt_token_ids or ()) != token_ids:
             raise AssertionError(f"vLLM has read another prompt than it was given: {output.prompt_token_ids}")
         self._say(sampled(call.request.id, wanted, output))
-        self._refill(call)
 
     def _ready(self) -> Ready:
         import vllm
@@ -240,7 +266,7 @@ def open_engine(start: Start) -> LLMEngine:
         enforce_eager=not on_gpu,  # compiling for a CPU needs a C++ compiler
         enable_chunked_prefill=on_gpu,  # partial prompts rewind seeds, which fails on CPUs
         logprobs_mode="processed_logprobs",  # under the sampled distribution, with temperature and filters
-        async_scheduling=False,
+        async_scheduling=on_gpu,
         generation_config="vllm",
         disable_log_stats=True,
         **memory,
