@@ -48,6 +48,8 @@ class Start(Struct, frozen=True, tag=True):
     trust_remote_code: bool
     reads: Reads | None
     """None: text only."""
+    shares_gpu: bool
+    """Whether weights will come in pieces, through memory of the GPU."""
 
 
 class Wanted(Struct, frozen=True):
@@ -114,12 +116,47 @@ class End(Struct, frozen=True, tag=True):
     id: int
 
 
+class Shared(Struct, frozen=True):
+    """Memory of a GPU that another process can map, as torch describes it (`torch.multiprocessing.reductions`)."""
+
+    gpu: str
+    """Its UUID, the same in every process."""
+    num_bytes: int
+    handle: bytes
+    """Of the allocation that it is in."""
+    storage_bytes: int
+    storage_offset_bytes: int
+    counter: bytes
+    """Handle of the count of its users, by which its owner knows when it is free."""
+    counter_offset: int
+    event: bytes
+    must_wait: bool
+    """For the event."""
+
+
+class Packed(Struct, frozen=True):
+    """Some of the weights, one after another in shared memory."""
+
+    memory: Shared
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    item_bytes: int
+
+
+class Piece(Struct, frozen=True, tag=True):
+    """Copy these weights; between the first piece and the `Load` after the last one there is no step."""
+
+    id: int
+    content: Packed
+
+
 class Load(Struct, frozen=True, tag=True):
     """Install other weights or adapters between two steps."""
 
     id: int
-    path: str
-    """Directory in Hugging Face or peft format."""
+    path: str | None
+    """Directory in Hugging Face or peft format; None: the pieces before."""
     version: int
     recompute: bool
     """Recompute the KV cache of running sequences instead of keeping it."""
@@ -147,7 +184,7 @@ class Heading(Struct, frozen=True):
     id: int
 
 
-Request = Start | Generate | Features | Add | End | Load | Sleep | Wake
+Request = Start | Generate | Features | Add | End | Piece | Load | Sleep | Wake
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -182,7 +219,7 @@ class Unanswered(Struct, frozen=True, tag=True):
 
 
 class Done(Struct, frozen=True, tag=True):
-    """`Load`, `Sleep` or `Wake` has completed."""
+    """`Piece`, `Load`, `Sleep` or `Wake` has completed."""
 
     id: int
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import ValidationError
 
-from swarm.engines.vllm import reading
+from swarm.engines.vllm import pieces, reading
 from swarm.engines.vllm.messages import (
     Add,
     Beat,
@@ -32,6 +32,7 @@ from swarm.engines.vllm.messages import (
     Features,
     Generate,
     Load,
+    Piece,
     Placed,
     Ready,
     Refused,
@@ -88,13 +89,15 @@ class Server:
         self._calls: dict[int, Call] = {}
         self._adapters: LoRARequest | None = None
         self._loads = 0
+        self._has_pieces = False
+        """Of the next weights: the model is neither the old nor the new one."""
         self._spoke_at = time.monotonic()
 
     def serve(self) -> None:
         """Serve until the node closes its end."""
         self._say(self._ready())
         while True:
-            idle = not self._engine.has_unfinished_requests()
+            idle = self._has_pieces or not self._engine.has_unfinished_requests()
             if self._connection.poll(None if idle else 0):
                 self._hear(self._connection.recv_bytes())
             else:
@@ -119,7 +122,7 @@ class Server:
             case End(id):
                 if call := self._calls.pop(id, None):
                     self._engine.abort_request(list(call.running))
-            case Load(id) | Sleep(id) | Wake(id):
+            case Piece(id) | Load(id) | Sleep(id) | Wake(id):
                 try:
                     self._change(request)
                 except Exception as error:  # the node handles whatever vLLM raises
@@ -137,13 +140,19 @@ class Server:
                 call.waiting.extend((one, prompts[one.prompt], media.get(one.prompt, ())) for one in wanted)
                 self._refill()
 
-    def _change(self, request: Load | Sleep | Wake) -> None:
+    def _change(self, request: Piece | Load | Sleep | Wake) -> None:
         match request:
             case Sleep(_, keep_weights):
                 self._engine.reset_prefix_cache()  # its blocks will be empty
                 self._engine.sleep(level=1 if keep_weights else 2)
             case Wake(_, part):
                 self._engine.wake_up([part])
+            case Piece(_, content):
+                if not self._has_pieces:
+                    self._pause()
+                    self._engine.collective_rpc("start_weight_update")
+                    self._has_pieces = True
+                self._engine.collective_rpc("update_weights", kwargs={"update_info": pieces.update_info(content)})
             case Load():
                 self._pause()
                 try:
@@ -164,7 +173,10 @@ class Server:
         self._refill()  # completions that ended meanwhile left room
 
     def _load(self, load: Load) -> None:
-        if load.adapters:
+        if load.path is None:
+            self._engine.collective_rpc("finish_weight_update")
+            self._has_pieces = False
+        elif load.adapters:
             self._load_adapters(load.path)
         else:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": load.path})
@@ -254,6 +266,7 @@ def open_engine(start: Start) -> LLMEngine:
         else {}
     )
     media = reading.arguments(start.model, start.reads) if start.reads else {}
+    transfer = {"weight_transfer_config": pieces.CONFIG} if start.shares_gpu else {}
     arguments = EngineArgs(
         model=start.model,
         dtype=start.dtype,
@@ -272,8 +285,12 @@ def open_engine(start: Start) -> LLMEngine:
         **memory,
         **lora,
         **media,
+        **transfer,
     )
-    return LLMEngine.from_engine_args(arguments)
+    engine = LLMEngine.from_engine_args(arguments)
+    if start.shares_gpu:
+        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": pieces.INIT})
+    return engine
 
 
 def pack_heads(model: Module) -> None:
