@@ -97,6 +97,7 @@ def directory(family: str, place: Path, head_dim: int = 8) -> Path:
             rope = {
                 "rope_type": "default",
                 "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+                "mrope_interleaved": True,
                 "rope_theta": 10_000.0,
             }
             experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

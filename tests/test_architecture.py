@@ -93,7 +93,13 @@ ALLOWED = {
     }
     | {"swarm.training.passes"},
     # What runs in vLLM's Python, which has nothing of this project's dependencies but msgspec.
-    "swarm/engines/vllm/server.py": {"swarm.types", "swarm.engines.vllm.messages", "swarm.engines.vllm.reading"},
+    "swarm/engines/vllm/server.py": {
+        "swarm.types",
+        "swarm.engines.vllm.messages",
+        "swarm.engines.vllm.pieces",
+        "swarm.engines.vllm.reading",
+    },
+    "swarm/engines/vllm/pieces.py": {"swarm.engines.vllm.messages"},
     "swarm/engines/vllm/reading.py": {"swarm.engines.vllm.messages"},
     "swarm/engines/vllm/messages.py": {"swarm.types"},
     "swarm/net": PURE | {"swarm.net"},

@@ -38,6 +38,9 @@ class VllmSettings(Settings):
     """Memory for the KV cache without a GPU."""
     sleep: bool = False
     """Release the GPU's memory after generation, for training, and reclaim it before the next."""
+    transfer: Literal["auto", "ipc", "files"] = "auto"
+    """How changed weights reach vLLM. `ipc`: through memory of the GPU that both are on; `files`: through files in
+    memory. `auto`: `ipc` where it is possible. Adapters always go as files."""
     start_timeout_s: float = Field(900.0, gt=0)
     """Maximum time to start."""
     silence_timeout_s: float = Field(300.0, gt=0)

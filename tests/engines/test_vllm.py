@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +19,17 @@ from safetensors import SafetensorError
 
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm import handover
+from swarm.engines.vllm import asked, handover
 from swarm.engines.vllm import service as service_module
 from swarm.engines.vllm.engine import VllmEngine
+from swarm.engines.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted
+from swarm.engines.vllm.process import Call
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
-from swarm.types import Rejection, Sampling
+from swarm.types import Rejection, Sampling, VersionSpan
 from tests.engines.models import make
 from tests.engines.stand_in import python_with_vllm, script_for_vllm
 
@@ -60,6 +63,13 @@ def service(policy: Policy, script: Path, python: Path, silence_s: float) -> Ite
 @pytest.fixture
 def engine(policy: Policy, service: VllmService, silence_s: float) -> VllmEngine:
     return VllmEngine(policy, GenerationSettings(vllm=VllmSettings(silence_timeout_s=silence_s)), service)
+
+
+def received(call: Call) -> Answer:
+    """Its next reply."""
+    while (reply := call.receive(300.0)) is None:
+        pass
+    return reply
 
 
 @pytest.mark.parametrize(("fault", "silence_s"), [("crash", 300.0), ("hang", 3.0)])
@@ -108,6 +118,32 @@ def test_weights_are_handed_over_when_they_have_changed(engine: VllmEngine, poli
     assert engine.generate(PROMPTS, 2, SAMPLING, 1)[0][0].versions[0].version == 7
 
 
+@pytest.mark.parametrize("at", [3, SAMPLING.max_new_tokens - 2])
+def test_tokens_of_a_step_in_flight_belong_to_the_weights_that_sampled_them(
+    policy: Policy, script: Path, python: Path, at: int
+) -> None:
+    """With a GPU vLLM begins a step before it has the tokens of the last one, which may be the last of all that run."""
+    settings = GenerationSettings(vllm=VllmSettings(python=python))
+    with contextlib.closing(VllmService(policy, settings, device=torch.device("cuda"))) as service:
+        process, _ = service.running(lambda: False)
+        (script / "hold").write_text(str(at))
+        call = process.call(lambda id: Generate(id, SAMPLING, (), max_sequences=2))
+        process.tell(Add(call.id, {0: (5,)}, {}, tuple(Wanted(0, k, seed=k) for k in range(4))))
+        while not (script / "holding").exists():
+            time.sleep(0.01)
+        with handover.changed_files(policy, service.work) as (directory, _):
+            load = process.call(lambda id: Load(id, str(directory), 1, recompute=False, adapters=False))
+            (script / "hold").unlink()
+            assert isinstance(received(load), Done)
+        spans = {reply.completion: list(reply.versions) for reply in (received(call) for _ in range(4))}
+    old = at + 2  # the step that held gave one, and began another
+    new = SAMPLING.max_new_tokens - old
+    mixed = [VersionSpan(0, old)] + ([VersionSpan(1, new)] if new else [])
+    later = [VersionSpan(1, SAMPLING.max_new_tokens)]
+    assert spans == {0: mixed, 1: mixed, 2: later, 3: later}
+    assert not _lines(script / "mistaken")
+
+
 def test_weights_that_vllm_refuses_are_an_error_in_its_words(engine: VllmEngine, policy: Policy, script: Path) -> None:
     engine.generate(PROMPTS, 2, SAMPLING, 1)
     (script / "refuse-load").touch()
@@ -121,6 +157,32 @@ def test_a_prompt_it_refuses_or_has_no_room_for_leaves_the_others_alone(engine: 
     assert "token 7 is not to its taste" in answers[0].detail
     assert len(answers[1]) == 3
     assert isinstance(answers[2], Rejection) and "vLLM has room for 64" in answers[2].detail
+
+
+def test_a_request_it_cannot_decode_is_answered_and_the_others_go_on(engine: VllmEngine, service: VllmService) -> None:
+    expected = engine.generate(PROMPTS, 2, SAMPLING, 1)
+    process, _ = service.running(lambda: False)
+    pid = service.pid
+    number = process.call(lambda id: Generate(id, SAMPLING, ("five",), 4))  # type: ignore[arg-type]
+    process.tell(Add(number.id, {0: (5,)}, {}, (Wanted(0, 0, 1),)))  # of a call that was never opened
+    load = process.call(lambda id: Load(id, 5, 1, False, False))  # type: ignore[arg-type]
+    for call in (number, load):
+        reply = received(call)
+        assert isinstance(reply, Refused) and "Expected `" in reply.reason
+        call.close()
+    assert engine.generate(PROMPTS, 2, SAMPLING, 1) == expected and service.pid == pid
+
+
+def test_a_call_that_it_cannot_decode_is_an_error_in_its_words(
+    engine: VllmEngine, service: VllmService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine.generate(PROMPTS, 2, SAMPLING, 1)
+    pid = service.pid
+    with monkeypatch.context() as patched:
+        patched.setattr(asked, "completion_seed", lambda *_: 0.5)
+        with pytest.raises(EngineError, match="vLLM refused: ValidationError: Expected `int`, got `float`"):
+            engine.generate(PROMPTS, 2, SAMPLING, 1)
+    assert engine.generate(PROMPTS, 2, SAMPLING, 1) == expected and service.pid == pid
 
 
 def test_closing_ends_the_process_and_leaves_nothing(engine: VllmEngine, service: VllmService) -> None:

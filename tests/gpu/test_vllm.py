@@ -15,6 +15,7 @@ from benchmarks.common.report import Report, row
 from swarm.engines.choice import look_for_vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.transformers.engine import TransformersEngine
+from swarm.engines.vllm import delivery, transfer
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.service import VllmService
 from swarm.policy.loading import Policy
@@ -48,8 +49,8 @@ def _vllm(policy: Policy, **settings: object) -> Iterator[VllmEngine]:
     generation = GenerationSettings(
         vllm=VllmSettings(**{"python": found.python, "gpu_memory_fraction": 0.3, **settings})
     )
-    with contextlib.closing(VllmService(policy, generation)) as service:
-        yield VllmEngine(policy, generation, service)
+    with contextlib.closing(VllmService(policy, generation)) as opened:
+        yield VllmEngine(policy, generation, opened)
 
 
 def _difference(policy: Policy, prompt: str, completion: Completion) -> float:
@@ -85,6 +86,18 @@ def test_it_samples_from_the_trainers_policy_after_every_update(policy: Policy, 
 def test_it_sleeps_and_wakes_many_times(policy: Policy) -> None:
     with _vllm(policy, sleep=True) as engine:
         for _ in range(4):
+            assert _agree(policy, engine) < 0.05
+            _learn(policy)
+
+
+@pytest.mark.parametrize("sleep", [False, True])
+def test_weights_reach_it_through_memory_of_the_gpu(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, sleep: bool
+) -> None:
+    monkeypatch.setattr(delivery, "changed_files", None)  # no file is written
+    monkeypatch.setattr(transfer, "BUFFER_BYTES", 2**16)  # several pieces
+    with _vllm(policy, sleep=sleep, transfer="ipc") as engine:
+        for _ in range(3):
             assert _agree(policy, engine) < 0.05
             _learn(policy)
 

@@ -35,6 +35,20 @@ def test_log_probabilities_are_those_of_the_models_own_forward_pass(policy: Poli
         assert (found[number] - readers.own_logprobs(policy, family, number, answer)).abs().max() < 1e-4
 
 
+@torch.no_grad()
+def test_a_sampled_token_of_places_is_a_token(family: str, tmp_path: Path) -> None:
+    """As engines read it: what follows is as after another token with the same embedding."""
+    policy = readers.load(family, tmp_path)
+    assert policy.media is not None
+    prompt = policy.encode_prompt(readers.question(family, 0))
+    token = policy.media.reader.feature_id(policy.media.reader[next(runs(prompt)).number].kind)
+    embeddings = policy.model.get_input_embeddings().weight
+    embeddings[token] = embeddings[40]
+    found = completion_logprobs(policy, [prompt], [[30, token, 31, 32]], 1.0)[0]
+    expected = readers.own_logprobs(policy, family, 0, [30, 40, 31, 32])
+    assert (found - expected)[2:].abs().max() < 1e-4
+
+
 def test_another_picture_gives_other_log_probabilities(policy: Policy, family: str) -> None:
     prompts = [policy.encode_prompt(readers.question(family, number)) for number in (0, 2)]
     first, second = completion_logprobs(policy, prompts, [[30, 31, 1]] * 2, 1.0)

@@ -1,4 +1,5 @@
 """Generation by vLLM, in this Python or in another one.
 
-`server.py` and `messages.py` run in that Python and import only `swarm.types` from this project.
+`server.py`, `messages.py`, `reading.py` and `pieces.py` run in that Python and import only `swarm.types` from elsewhere
+in this project.
 """

@@ -16,10 +16,10 @@ from swarm.engines.base import PolicyEngine
 from swarm.engines.config import GenerationSettings
 from swarm.engines.stopping import Stops
 from swarm.engines.vllm.asked import Asked
-from swarm.engines.vllm.messages import End, Generate, Request, Sampled, Unanswered
+from swarm.engines.vllm.messages import End, Generate, Refused, Request, Sampled, Unanswered
 from swarm.engines.vllm.process import POLL_S, VllmProcess
 from swarm.engines.vllm.service import VllmService
-from swarm.errors import EngineCrashed, Interrupted
+from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.protocols import Turns
@@ -55,7 +55,7 @@ class VllmEngine(PolicyEngine):
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete, and turns by episode.
 
-        See `RolloutEngine`. Raises `EngineError` when vLLM crashed too often.
+        See `RolloutEngine`. Raises `EngineError` when vLLM crashed too often, or refuses the call.
         """
         stops = self._stops(sampling)
         _, limits = self._service.running(self._cancelled)
@@ -105,6 +105,8 @@ class VllmEngine(PolicyEngine):
                 if self._cancelled():
                     raise Interrupted("generation was cancelled")
                 reply = call.receive(self._settings.vllm.silence_timeout_s, TURNS_POLL_S if turns else POLL_S)
+                if isinstance(reply, Refused):
+                    raise EngineError(f"vLLM refused: {reply.reason}")
                 if isinstance(reply, Sampled | Unanswered):
                     self._service.worked()
                     yield from asked.answer(reply)

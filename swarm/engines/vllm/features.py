@@ -19,7 +19,7 @@ def reads_of(policy: Policy) -> Reads | None:
     """What vLLM must expect; None for text only."""
     if policy.media is None:
         return None
-    return Reads(policy.media.reader.kinds)
+    return Reads(policy.media.reader.kinds, policy.media.has_layers)
 
 
 def features(policy: Policy, call: int, number: int) -> Features:

@@ -1,4 +1,7 @@
-"""Writes a policy to files for vLLM: the model at its start, weights or adapters whenever they change."""
+"""Writes a policy to files for vLLM: the model at its start, adapters or weights whenever they change.
+
+Weights on the GPU that vLLM is on need no files: see `transfer.py`.
+"""
 
 from __future__ import annotations
 
@@ -97,6 +100,11 @@ def changed_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
         shutil.rmtree(directory)
 
 
+def trained_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    """The weights that training changes, by the names that vLLM reads, as they are."""
+    return _as_published(policy, {name: value.detach() for name, value in _changing(policy)})
+
+
 def _base(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's parameters by their names without adapters; matrices of few bits are computed one after the other."""
     for name, parameter in policy.model.named_parameters():
@@ -117,10 +125,13 @@ def _write(policy: Policy, directory: Path, weights: Iterable[tuple[str, torch.T
     """Rounded to vLLM's type, as vLLM would do itself after reading twice as much."""
     dtype = policy.compute_dtype
     rounded = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights}
-    if policy.media is not None:  # vLLM knows the names in published files, transformers has others for some families
-        rounded = revert_weight_conversion(policy.model, rounded)
     try:
-        save_file(rounded, directory / WEIGHTS_FILE)
+        save_file(_as_published(policy, rounded), directory / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         free = {directory: shutil.disk_usage(directory).free}
         raise EngineError(f"{_no_room('weights', free)} ({error})") from error
+
+
+def _as_published(policy: Policy, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By their names in published files, which vLLM knows: transformers has others for some families that see."""
+    return weights if policy.media is None else revert_weight_conversion(policy.model, weights)

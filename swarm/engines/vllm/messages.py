@@ -18,6 +18,8 @@ class Reads(Struct, frozen=True):
 
     kinds: tuple[str, ...]
     """`image`, `audio`."""
+    has_layers: bool
+    """Features enter several layers: vLLM's code for these reads their number off its encoder, which is loaded."""
 
 
 class Start(Struct, frozen=True, tag=True):
@@ -46,6 +48,8 @@ class Start(Struct, frozen=True, tag=True):
     trust_remote_code: bool
     reads: Reads | None
     """None: text only."""
+    shares_gpu: bool
+    """Whether weights will come in pieces, through memory of the GPU."""
 
 
 class Wanted(Struct, frozen=True):
@@ -112,12 +116,47 @@ class End(Struct, frozen=True, tag=True):
     id: int
 
 
+class Shared(Struct, frozen=True):
+    """Memory of a GPU that another process can map, as torch describes it (`torch.multiprocessing.reductions`)."""
+
+    gpu: str
+    """Its UUID, the same in every process."""
+    num_bytes: int
+    handle: bytes
+    """Of the allocation that it is in."""
+    storage_bytes: int
+    storage_offset_bytes: int
+    counter: bytes
+    """Handle of the count of its users, by which its owner knows when it is free."""
+    counter_offset: int
+    event: bytes
+    must_wait: bool
+    """For the event."""
+
+
+class Packed(Struct, frozen=True):
+    """Some of the weights, one after another in shared memory."""
+
+    memory: Shared
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    item_bytes: int
+
+
+class Piece(Struct, frozen=True, tag=True):
+    """Copy these weights; between the first piece and the `Load` after the last one there is no step."""
+
+    id: int
+    content: Packed
+
+
 class Load(Struct, frozen=True, tag=True):
     """Install other weights or adapters between two steps."""
 
     id: int
-    path: str
-    """Directory in Hugging Face or peft format."""
+    path: str | None
+    """Directory in Hugging Face or peft format; None: the pieces before."""
     version: int
     recompute: bool
     """Recompute the KV cache of running sequences instead of keeping it."""
@@ -139,7 +178,13 @@ class Wake(Struct, frozen=True, tag=True):
     part: Literal["weights", "kv_cache"]
 
 
-Request = Start | Generate | Features | Add | End | Load | Sleep | Wake
+class Heading(Struct, frozen=True):
+    """What every request has, also one that is otherwise wrong."""
+
+    id: int
+
+
+Request = Start | Generate | Features | Add | End | Piece | Load | Sleep | Wake
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -174,13 +219,13 @@ class Unanswered(Struct, frozen=True, tag=True):
 
 
 class Done(Struct, frozen=True, tag=True):
-    """`Load`, `Sleep` or `Wake` has completed."""
+    """`Piece`, `Load`, `Sleep` or `Wake` has completed."""
 
     id: int
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """A call failed without side effects."""
+    """A call failed, without side effects; or a request of an open call, which lacks it from then on."""
 
     id: int
     reason: str
@@ -201,4 +246,5 @@ Reply = Answer | Beat | Broken
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_heading = msgspec.msgpack.Decoder(Heading).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode

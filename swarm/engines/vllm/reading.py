@@ -51,15 +51,15 @@ def prompt_with(ids: Sequence[int], placed: Sequence[Placed], media: Mapping[int
     from vllm.inputs.engine import mm_input
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
-    kinds = {media[each.medium].kind for each in placed}
-    of_kind = {kind: [each for each in placed if media[each.medium].kind == kind] for kind in kinds}
+    of_kind: dict[str, list[tuple[Read, Placed]]] = {}
+    for each in placed:
+        read = media[each.medium]
+        of_kind.setdefault(read.kind, []).append((read, each))
     return mm_input(
         prompt_token_ids=list(ids),
-        mm_kwargs=MultiModalKwargsItems(
-            {kind: [media[x.medium].inputs for x in each] for kind, each in of_kind.items()}
-        ),
-        mm_hashes={kind: [media[x.medium].name for x in each] for kind, each in of_kind.items()},
-        mm_placeholders={kind: [_range(x) for x in each] for kind, each in of_kind.items()},
+        mm_kwargs=MultiModalKwargsItems({kind: [read.inputs for read, _ in found] for kind, found in of_kind.items()}),
+        mm_hashes={kind: [read.name for read, _ in found] for kind, found in of_kind.items()},
+        mm_placeholders={kind: [_range(each) for _, each in found] for kind, found in of_kind.items()},
         cache_salt=salt,
     )
 
@@ -101,7 +101,7 @@ def arguments(model: str, reads: Reads) -> dict[str, object]:
     take_features(architecture, reads)
     return {
         "enable_mm_embeds": True,
-        "limit_mm_per_prompt": dict.fromkeys(KINDS, 0),
+        "limit_mm_per_prompt": {} if reads.has_layers else dict.fromkeys(KINDS, 0),
         "skip_mm_profiling": True,
         "mm_processor_cache_gb": 0,
     }

@@ -4,9 +4,9 @@ requests ──▶ calls ──▶ vLLM, bounded sequences per call ──▶ a 
                  weights change here, between two steps ──▲
 
 One thread: messages are read between two steps, so that they never interrupt a step. vLLM's engine core runs in this
-process too, without asynchronous scheduling, so that every token is attributed to the weights that sampled it. With
-several GPUs vLLM starts a process of its own for each, which end with this one. The process ends when its socket
-closes.
+process too. On GPUs it begins a step before it has the tokens of the last one; that one is awaited before weights
+change, so that every token is attributed to the weights that sampled it. With several GPUs vLLM starts a process of
+its own for each, which end with this one. The process ends when its socket closes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from collections import deque
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from swarm.engines.vllm import reading
+from msgspec import ValidationError
+
+from swarm.engines.vllm import pieces, reading
 from swarm.engines.vllm.messages import (
     Add,
     Beat,
@@ -30,6 +32,7 @@ from swarm.engines.vllm.messages import (
     Features,
     Generate,
     Load,
+    Piece,
     Placed,
     Ready,
     Refused,
@@ -41,6 +44,7 @@ from swarm.engines.vllm.messages import (
     Unanswered,
     Wake,
     Wanted,
+    decode_heading,
     decode_request,
     encode,
 )
@@ -85,31 +89,40 @@ class Server:
         self._calls: dict[int, Call] = {}
         self._adapters: LoRARequest | None = None
         self._loads = 0
+        self._has_pieces = False
+        """Of the next weights: the model is neither the old nor the new one."""
         self._spoke_at = time.monotonic()
 
     def serve(self) -> None:
         """Serve until the node closes its end."""
         self._say(self._ready())
         while True:
-            idle = not self._engine.has_unfinished_requests()
+            idle = self._has_pieces or not self._engine.has_unfinished_requests()
             if self._connection.poll(None if idle else 0):
-                self._obey(decode_request(self._connection.recv_bytes()))
+                self._hear(self._connection.recv_bytes())
             else:
                 self._step()
+
+    def _hear(self, content: bytes) -> None:
+        """Obey one request, or answer what cannot be read."""
+        try:
+            request = decode_request(content)
+        except ValidationError as error:
+            self._say(Refused(decode_heading(content).id, describe(error)))
+        else:
+            self._obey(request)
 
     def _obey(self, request: Request) -> None:
         match request:
             case Generate(id):
                 self._calls[id] = Call(request)
-            case Features(id, medium):
-                self._calls[id].media[medium] = reading.Read(request, self._start.dtype, self._loads)
-            case Add(id, prompts, media, wanted):
-                self._calls[id].waiting.extend((one, prompts[one.prompt], media.get(one.prompt, ())) for one in wanted)
-                self._refill(self._calls[id])
+            case Features(id) | Add(id):
+                if call := self._calls.get(id):  # else its `Generate` could not be read
+                    self._take(call, request)
             case End(id):
                 if call := self._calls.pop(id, None):
                     self._engine.abort_request(list(call.running))
-            case Load(id) | Sleep(id) | Wake(id):
+            case Piece(id) | Load(id) | Sleep(id) | Wake(id):
                 try:
                     self._change(request)
                 except Exception as error:  # the node handles whatever vLLM raises
@@ -119,24 +132,62 @@ class Server:
             case Start():
                 raise AssertionError("a server accepts one Start")
 
-    def _change(self, request: Load | Sleep | Wake) -> None:
+    def _take(self, call: Call, request: Features | Add) -> None:
+        match request:
+            case Features(_, medium):
+                call.media[medium] = reading.Read(request, self._start.dtype, self._loads)
+            case Add(_, prompts, media, wanted):
+                call.waiting.extend((one, prompts[one.prompt], media.get(one.prompt, ())) for one in wanted)
+                self._refill()
+
+    def _change(self, request: Piece | Load | Sleep | Wake) -> None:
         match request:
             case Sleep(_, keep_weights):
                 self._engine.reset_prefix_cache()  # its blocks will be empty
                 self._engine.sleep(level=1 if keep_weights else 2)
             case Wake(_, part):
                 self._engine.wake_up([part])
-            case Load(_, path, version, recompute, adapters):
-                if adapters:
-                    self._load_adapters(path)
-                else:
-                    self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-                    if self._start.gpu_memory_fraction is None:
-                        self._engine.apply_model(pack_heads)
-                self._loads += 1
-                if recompute:
-                    self._engine.reset_prefix_cache(reset_running_requests=True)
-                self._engine.set_weight_version(str(version))
+            case Piece(_, content):
+                if not self._has_pieces:
+                    self._pause()
+                    self._engine.collective_rpc("start_weight_update")
+                    self._has_pieces = True
+                self._engine.collective_rpc("update_weights", kwargs={"update_info": pieces.update_info(content)})
+            case Load():
+                self._pause()
+                try:
+                    self._load(request)
+                finally:
+                    self._resume()
+
+    def _pause(self) -> None:
+        """Begin no step, and await those in flight: their tokens would be attributed to the next weights."""
+        if not self._engine.has_unfinished_requests():
+            return
+        self._engine.sleep(level=0, mode="keep")
+        for _ in range(self._engine.vllm_config.max_concurrent_batches - 1):
+            self._collect()
+
+    def _resume(self) -> None:
+        self._engine.wake_up(["scheduling"])
+        self._refill()  # completions that ended meanwhile left room
+
+    def _load(self, load: Load) -> None:
+        if load.path is None:
+            self._engine.collective_rpc("finish_weight_update")
+            self._has_pieces = False
+        elif load.adapters:
+            self._load_adapters(load.path)
+        else:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": load.path})
+            if self._start.reads:  # the reload has emptied it, but the scheduler would still count on it
+                self._engine.reset_encoder_cache()
+            if self._start.gpu_memory_fraction is None:
+                self._engine.apply_model(pack_heads)
+        self._loads += 1
+        if load.recompute:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._engine.set_weight_version(str(load.version))
 
     def _load_adapters(self, path: str) -> None:
         from vllm.lora.request import LoRARequest
@@ -144,26 +195,34 @@ class Server:
         self._engine.add_lora(LoRARequest("policy", ADAPTERS_ID, path, load_inplace=True))
         self._adapters = LoRARequest("policy", ADAPTERS_ID, path)
 
-    def _refill(self, call: Call) -> None:
-        """Submit completions to vLLM up to the limit of the call."""
-        while call.waiting and len(call.running) < call.request.max_sequences:
-            wanted, token_ids, placed = call.waiting.popleft()
-            name = f"{call.request.id}/{call.num_begun}"
-            call.num_begun += 1
-            call.running[name] = wanted, token_ids
-            salt = f"weights {self._loads}"  # separates prefix caches of different weights
-            if placed:
-                prompt = reading.prompt_with(token_ids, placed, call.media, salt)
-            else:
-                prompt = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
-            params = sampling_params(call.request, wanted)
-            try:
-                self._engine.add_request(name, prompt, params, lora_request=self._adapters)
-            except ValueError as error:  # concerns this prompt only
-                del call.running[name]
-                self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
+    def _refill(self) -> None:
+        """Submit completions to vLLM up to the limits of the calls."""
+        for call in self._calls.values():
+            while call.waiting and len(call.running) < call.request.max_sequences:
+                self._begin(call, *call.waiting.popleft())
+
+    def _begin(self, call: Call, wanted: Wanted, token_ids: tuple[int, ...], placed: tuple[Placed, ...]) -> None:
+        name = f"{call.request.id}/{call.num_begun}"
+        call.num_begun += 1
+        call.running[name] = wanted, token_ids
+        salt = f"weights {self._loads}"  # separates prefix caches of different weights
+        if placed:
+            prompt = reading.prompt_with(token_ids, placed, call.media, salt)
+        else:
+            prompt = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
+        params = sampling_params(call.request, wanted)
+        try:
+            self._engine.add_request(name, prompt, params, lora_request=self._adapters)
+        except ValueError as error:  # concerns this prompt only
+            del call.running[name]
+            self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
 
     def _step(self) -> None:
+        self._collect()
+        self._refill()
+
+    def _collect(self) -> None:
+        """A step of vLLM; what has ended is reported, and nothing begins instead."""
         for output in self._engine.step():
             if output.finished:
                 self._finish(output)
@@ -178,7 +237,6 @@ class Server:
         if tuple(output.prompt_token_ids or ()) != token_ids:
             raise AssertionError(f"vLLM has read another prompt than it was given: {output.prompt_token_ids}")
         self._say(sampled(call.request.id, wanted, output))
-        self._refill(call)
 
     def _ready(self) -> Ready:
         import vllm
@@ -208,6 +266,7 @@ def open_engine(start: Start) -> LLMEngine:
         else {}
     )
     media = reading.arguments(start.model, start.reads) if start.reads else {}
+    transfer = {"weight_transfer_config": pieces.CONFIG} if start.shares_gpu else {}
     arguments = EngineArgs(
         model=start.model,
         dtype=start.dtype,
@@ -220,14 +279,18 @@ def open_engine(start: Start) -> LLMEngine:
         enforce_eager=not on_gpu,  # compiling for a CPU needs a C++ compiler
         enable_chunked_prefill=on_gpu,  # partial prompts rewind seeds, which fails on CPUs
         logprobs_mode="processed_logprobs",  # under the sampled distribution, with temperature and filters
-        async_scheduling=False,
+        async_scheduling=on_gpu,
         generation_config="vllm",
         disable_log_stats=True,
         **memory,
         **lora,
         **media,
+        **transfer,
     )
-    return LLMEngine.from_engine_args(arguments)
+    engine = LLMEngine.from_engine_args(arguments)
+    if start.shares_gpu:
+        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": pieces.INIT})
+    return engine
 
 
 def pack_heads(model: Module) -> None:

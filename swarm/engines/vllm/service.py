@@ -16,9 +16,10 @@ from typing import Literal
 import torch
 
 from swarm.engines.config import GenerationSettings
+from swarm.engines.vllm import delivery
 from swarm.engines.vllm.features import reads_of
-from swarm.engines.vllm.handover import State, changed_files, make_work_directory, model_files, state_of
-from swarm.engines.vllm.messages import Done, Load, Ready, Refused, Request, Sleep, Start, Wake
+from swarm.engines.vllm.handover import State, make_work_directory, model_files, state_of
+from swarm.engines.vllm.messages import Done, Ready, Refused, Request, Sleep, Start, Wake
 from swarm.engines.vllm.process import POLL_S, VllmProcess
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
@@ -50,11 +51,6 @@ class VllmService:
         if settings.vllm.sleep and self._device.type != "cuda":
             raise EngineError(f"generation.vllm.sleep needs a GPU, the policy is on {self._device}: set it to false")
         _check_gpus(settings.vllm.gpus, self._device, policy.device)
-        if policy.media is not None and policy.media.has_layers:
-            raise EngineError(
-                f"generation.engine must be transformers for {policy.name}: its features enter several layers, and "
-                "vLLM's log-probabilities with such ones are not the policy's"
-            )
         if policy.media is not None and settings.vllm.num_parts > 1:
             raise EngineError(
                 "generation.vllm.gpus must name one GPU for a policy that reads pictures or sounds, got "
@@ -66,8 +62,10 @@ class VllmService:
         self._settings = settings
         self._trust_remote_code = trust_remote_code
         self._lock = threading.RLock()
+        shares_gpu = delivery.shares_gpu(settings.vllm, policy, self._device)
         self.work = make_work_directory(policy)
         """Files of the process, removed when it ends."""
+        self._delivery = delivery.Delivery(policy, settings.vllm, self.work, shares_gpu)
         self._process: VllmProcess | None = None
         self._limits: Ready | None = None
         self._state: State | None = None
@@ -109,10 +107,11 @@ class VllmService:
         with self._lock:
             if self._process is None or self._asleep or self._state == state_of(self._policy):
                 return
-            adapters = self._policy.adapters is not None
-            with changed_files(self._policy, self.work) as (directory, state):
-                self._ask(lambda call: Load(call, str(directory), state.version, kv == "recompute", adapters))
-            self._state = state
+            try:
+                self._state = self._delivery.bring(self._ask, kv)
+            except EngineCrashed:
+                self._process.kill()  # it may be alive, with a part of the weights
+                raise
 
     def rest(self) -> None:
         """Release the GPU's memory for training, if configured."""
@@ -186,6 +185,7 @@ class VllmService:
             sleep=settings.vllm.sleep,
             trust_remote_code=self._trust_remote_code,
             reads=reads_of(policy),
+            shares_gpu=self._delivery.shares_gpu,
         )
 
     def _wait_until_ready(self, cancelled: Callable[[], bool]) -> Ready:

@@ -42,7 +42,7 @@ class MediaInputs:
             return {"input_ids": ids}
         features = self._features(ids[is_place], changes)
         if features.shape[1] > 1:
-            return self._with_deeper(ids, is_place, features)
+            return self._with_deeper(model, ids, is_place, features)
         embeddings = model.get_input_embeddings()(ids.masked_fill(is_place, 0))
         placed = is_place.flatten().nonzero()[:, 0]
         spread = embeddings.flatten(0, -2).index_put((placed,), features[:, 0].to(embeddings))
@@ -59,14 +59,20 @@ class MediaInputs:
             parts.append(self.encoder.features(self.reader[number], changes)[offsets[chosen] % PLACES])
         return torch.cat(parts)[torch.cat(order).argsort()]
 
-    def _with_deeper(self, ids: Tensor, is_place: Tensor, features: Tensor) -> dict[str, object]:
+    def _with_deeper(
+        self, model: PreTrainedModel, ids: Tensor, is_place: Tensor, features: Tensor
+    ) -> dict[str, object]:
         """For a model that takes features of its encoder in several layers: they go where their token is.
 
-        A policy that sampled this token gets the padding instead, which no engine shows it.
+        A policy may have sampled this token: its embedding, and nothing in deeper layers, is its feature.
         """
         token = self.reader.feature_id("image")
-        named = ids.masked_fill(ids == token, 0).masked_fill(is_place, token)
-        layers = [(each,) for each in features.unbind(dim=1)]
+        named = ids.masked_fill(is_place, token)
+        of_medium = is_place[named == token]
+        spread = features.new_zeros(len(of_medium), *features.shape[1:])
+        spread[of_medium] = features
+        spread[~of_medium, 0] = model.get_input_embeddings()(ids[~is_place & (ids == token)]).to(features)
+        layers = [(each,) for each in spread.unbind(dim=1)]
         output = SimpleNamespace(pooler_output=layers[0], deepstack_features=layers[1:])
         return {"input_ids": named, "mm_encoder_outputs": {"image": output}}
 

@@ -1,8 +1,13 @@
 """What `swarm/engines/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
 
 A file in the directory FAKE_VLLM makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
-`refuse-load`. `loads` there gets a line for every change of weights, `sleep` one for every part that wakes or sleeps,
-`placed` the GPUs that it sees, into how many it cuts matrices, and its fraction of their memory.
+`refuse-load`, `cannot-map` the GPU's memory. While there is `hold`, a number, it waits as soon as a request has so many
+tokens; `holding` says that it does.
+
+It writes there: `loads` gets a line for every change of weights; `transfer` one for each weight from the GPU's memory,
+and for start and end; `sleep` one for every part that wakes or sleeps; `placed` the GPUs that it sees, into how many it
+cuts matrices, and its fraction of their memory; `mistaken` one for every token that was sampled with other weights than
+it is attributed to.
 """
 
 from __future__ import annotations
@@ -12,10 +17,13 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 __version__ = "fake"
 SCRIPT = Path(os.environ["FAKE_VLLM"])
 MAX_POSITIONS = 64
+UPDATE = ("names", "dtype_names", "shapes", "tensor_sizes", "ipc_handles")
+"""Fields of vLLM's `IPCWeightTransferUpdateInfo`."""
 
 
 class EngineArgs:
@@ -38,9 +46,16 @@ class LLMEngine:
         (SCRIPT / "placed").write_text(f"{gpus} in {parts}, {arguments.get('gpu_memory_utilization')}")
         cache = SimpleNamespace(num_gpu_blocks=10, block_size=16)
         self.vllm_config = SimpleNamespace(
-            cache_config=cache, model_config=SimpleNamespace(max_model_len=MAX_POSITIONS)
+            cache_config=cache,
+            model_config=SimpleNamespace(max_model_len=MAX_POSITIONS),
+            max_concurrent_batches=2 if arguments["async_scheduling"] else 1,
         )
         self._version = ""
+        self._loads = 0
+        self._paused = False
+        self._transfer = arguments.get("weight_transfer_config")
+        self._updating = False
+        self._in_flight: list[_Batch] = []
         self._missing: set[str] = set()
         """What it has no memory for, or no content in."""
         self._running: dict[str, tuple[SamplingParams, list[int], list[str]]] = {}
@@ -66,14 +81,48 @@ class LLMEngine:
         for name in names:
             self._running.pop(name, None)
 
-    def collective_rpc(self, method: str, kwargs: dict[str, str]) -> None:
+    def collective_rpc(self, method: str, kwargs: dict[str, object] | None = None) -> None:
+        getattr(self, f"_{method}")(**kwargs or {})
+
+    def _reload_weights(self, weights_path: str) -> None:
         if (SCRIPT / "refuse-load").exists():
             raise ValueError("shape mismatch")
-        assert method == "reload_weights" and (Path(kwargs["weights_path"]) / "model.safetensors").exists()
+        assert (Path(weights_path) / "model.safetensors").exists()
+        self._loaded()
+
+    def _init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
+        assert self._transfer == {"backend": "ipc"} and init_info == {"packed": True}
+
+    def _start_weight_update(self) -> None:
+        assert self._transfer and not self._updating
+        self._updating = True
+        self._note("transfer", "start")
+
+    def _update_weights(self, update_info: dict[str, object]) -> None:
+        """As vLLM's packed transfer; a handle is a file's name here."""
+        assert self._updating
+        if (SCRIPT / "cannot-map").exists():
+            raise RuntimeError("invalid device context")
+        names, dtypes, shapes, sizes, handles = (update_info[name] for name in UPDATE)
+        ((gpu, handle),) = handles.items()
+        content = Path(handle[7].decode()).read_bytes()
+        assert len(handle) == 15 and handle[1] == (len(content),)
+        for name, dtype, shape, size in zip(names, dtypes, shapes, sizes, strict=True):
+            digest = hashlib.blake2b(content[:size], digest_size=8).hexdigest()
+            self._note("transfer", f"{gpu} {name} {dtype} {shape} {digest}")
+            content = content[size:]
+
+    def _finish_weight_update(self) -> None:
+        assert self._updating
+        self._updating = False
+        self._note("transfer", "finish")
+        self._loaded()
+
+    def _loaded(self) -> None:
         assert "weights" not in self._missing
         self._missing.discard("content of the weights")
-        with (SCRIPT / "loads").open("a") as file:
-            file.write(f"{os.getpid()}\n")
+        self._loads += 1
+        self._note("loads", str(os.getpid()))
 
     def add_lora(self, request: object) -> None:
         assert "weights" not in self._missing
@@ -84,24 +133,49 @@ class LLMEngine:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return True
 
-    def sleep(self, level: int) -> None:
+    def sleep(self, level: int, mode: str = "abort") -> None:
+        if level == 0:
+            assert mode == "keep"
+            self._paused = True
+            return
         self._missing = {"weights", "kv_cache", *(["content of the weights"] if level == 2 else [])}
-        self._note(f"sleep {level}")
+        self._note("sleep", f"sleep {level}")
 
     def wake_up(self, tags: list[str]) -> None:
+        if tags == ["scheduling"]:
+            self._paused = False
+            return
         assert "content of the weights" not in self._missing or "kv_cache" not in tags, "there would be no room to load"
         self._missing -= set(tags)
-        self._note(f"wake {' '.join(tags)}")
+        self._note("sleep", f"wake {' '.join(tags)}")
 
-    def _note(self, line: str) -> None:
-        with (SCRIPT / "sleep").open("a") as file:
+    def _note(self, name: str, line: str) -> None:
+        with (SCRIPT / name).open("a") as file:
             file.write(f"{line}\n")
 
     def step(self) -> list[SimpleNamespace]:
+        """As vLLM's own: it begins a step, and gives the tokens of the oldest unless it may begin one more."""
         self._fail_if_asked()
-        assert not self._missing
+        assert not self._missing and not self._updating
+        if began := bool(self._running and not self._paused):
+            self._in_flight.append(_Batch(self._begin(), self._loads))
+        if not self._in_flight or (began and len(self._in_flight) < self.vllm_config.max_concurrent_batches):
+            return []
+        return self._end(self._in_flight.pop(0))
+
+    def _begin(self) -> list[str]:
+        """A token for each that is not complete with those in flight."""
+        ahead = [name for batch in self._in_flight for name in batch.names]
+        return [n for n, (params, ids, _) in self._running.items() if len(ids) + ahead.count(n) < params.max_tokens]
+
+    def _end(self, batch: _Batch) -> list[SimpleNamespace]:
         finished = []
-        for name, (params, ids, versions) in list(self._running.items()):
+        for name in batch.names:
+            if name not in self._running:
+                continue
+            params, ids, versions = self._running[name]
+            if batch.loads != self._loads:
+                self._note("mistaken", name)
             digest = hashlib.blake2b(f"{params.seed}/{len(ids)}".encode(), digest_size=4).digest()
             ids.append(20 + int.from_bytes(digest, "big") % 50)
             versions.append(self._version)
@@ -111,6 +185,11 @@ class LLMEngine:
         return finished
 
     def _fail_if_asked(self) -> None:
+        hold = SCRIPT / "hold"
+        if hold.exists() and any(len(ids) == int(hold.read_text()) for _, ids, _ in self._running.values()):
+            (SCRIPT / "holding").touch()
+            while hold.exists():
+                time.sleep(0.01)
         if (SCRIPT / "crash-always").exists():
             os._exit(9)
         if (SCRIPT / "crash").exists() and any(len(ids) == 3 for _, ids, _ in self._running.values()):
@@ -119,6 +198,13 @@ class LLMEngine:
         if (SCRIPT / "hang").exists():
             (SCRIPT / "hang").unlink()
             time.sleep(3600)
+
+
+class _Batch(NamedTuple):
+    names: list[str]
+    """Of the requests that get a token."""
+    loads: int
+    """Changes of the weights before it began."""
 
 
 def _output(name: str, prompt: list[int], ids: list[int], versions: list[str]) -> SimpleNamespace:
