@@ -154,7 +154,8 @@ def open_engine(
 
     service = VllmService(policy, settings, policy_settings.trust_remote_code, device)
     try:
-        service.running(cancelled)
+        with policy.ranks.gathered():  # each rank has a vLLM of its own, with all weights
+            service.running(cancelled)
     except BaseException:
         service.close()
         raise
@@ -167,7 +168,7 @@ def _why_not_vllm(model: str, device: str, num_processes: int) -> str:
     if device != "cuda":
         return f"the policy is on {device}, but vLLM needs a GPU"
     if num_processes > 1:
-        return "several processes share the policy"
+        return "several processes share the policy; generation.engine vllm gives each a vLLM, untested on GPUs"
     if model in EMBEDDED:
         return "the embedded policy is too small for vLLM"
     return ""

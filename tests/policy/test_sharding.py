@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from nodes.simulation.children import start_function
 from swarm.algorithms.losses import LOSSES
-from swarm.engines.config import GenerationSettings
+from swarm.engines.choice import EngineChoice, open_engine
+from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
@@ -39,6 +40,7 @@ from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling
 from tests import readers
+from tests.engines.stand_in import python_with_vllm
 from tests.example_groups import rollout_group
 
 NUM_RANKS = 2
@@ -205,7 +207,28 @@ def _see(pictures: Path, out: Path, ranks: Ranks) -> None:
         (out / "seen.json").write_text(json.dumps(found))
 
 
-def _one_of_several(rank: int, port: int, base: Path, pictures: Path, alone: Path, out: Path) -> None:
+def _generate_with_vllm(base: Path, python: Path, out: Path, ranks: Ranks) -> None:
+    """Before and after an update, with a stand-in for vLLM beside each process."""
+    policy = _load(base, LoraSettings(), ranks)
+    script = out / f"vllm-{ranks.rank}"
+    script.mkdir()
+    os.environ["FAKE_VLLM"] = str(script)
+    settings = GenerationSettings(vllm=VllmSettings(python=python))
+    engine = open_engine(EngineChoice("vllm", "asked for"), policy, PolicySettings(), settings)
+    shared = SharedEngine(engine, policy)
+    prompts = [f"Calculate {k} + 1." for k in range(5)]
+    updater = _updater(policy, {"learning_rate": 1e-3})
+    answers = [shared.generate(prompts, 2, Sampling(max_new_tokens=6), seed=3)]
+    updater.update(*_groups())
+    answers.append(shared.generate(prompts, 2, Sampling(max_new_tokens=6), seed=4))
+    engine.close()
+    weights, _ = snapshot(policy, updater)
+    if ranks.rank == 0:
+        torch.save(weights, out / "vllm.pt")
+        (out / "vllm.json").write_text(json.dumps([[len(group) for group in each] for each in answers]))
+
+
+def _one_of_several(rank: int, port: int, base: Path, pictures: Path, python: Path, alone: Path, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(
         TORCHELASTIC_RUN_ID="test",
@@ -222,6 +245,7 @@ def _one_of_several(rank: int, port: int, base: Path, pictures: Path, alone: Pat
         _generate(base, out, ranks)
         _stream(base, out, ranks)
         _see(pictures, out, ranks)
+        _generate_with_vllm(base, python, out, ranks)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +261,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = [start_function(_one_of_several, rank, port, base, pictures, alone, together) for rank in range(NUM_RANKS)]
+    arguments = port, base, pictures, python_with_vllm(root), alone, together
+    ranks = [start_function(_one_of_several, rank, *arguments) for rank in range(NUM_RANKS)]
     for process in ranks:
         process.join()
     assert [process.exitcode for process in ranks] == [0] * NUM_RANKS
@@ -324,6 +349,15 @@ def test_each_process_reads_the_pictures_of_its_own_rows(results: tuple[Path, Pa
         found = completion_logprobs(policy, [prompt] * len(group), [ids for ids, _ in group], 1.0)
         for logprobs, (_, recorded) in zip(found, group, strict=True):
             assert logprobs.tolist() == pytest.approx(recorded, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_each_process_has_a_vllm_that_gets_all_weights(results: tuple[Path, Path, Path]) -> None:
+    _, _, together = results
+    assert json.loads((together / "vllm.json").read_text()) == [[2] * 5] * 2
+    expected = torch.load(together / "vllm.pt")
+    for rank in range(NUM_RANKS):
+        _assert_same(load_file(together / f"vllm-{rank}" / "weights.safetensors"), expected)
 
 
 def test_an_encoder_that_is_trained_is_refused(tmp_path: Path) -> None:

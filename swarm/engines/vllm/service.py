@@ -56,8 +56,10 @@ class VllmService:
                 "generation.vllm.gpus must name one GPU for a policy that reads pictures or sounds, got "
                 f"{list(settings.vllm.gpus)}"
             )
-        if policy.ranks.size > 1:
-            raise EngineError("generation.engine must be transformers when several processes share a policy")
+        if policy.ranks.size > 1 and settings.vllm.gpus:
+            raise EngineError(
+                "generation.vllm.gpus must be [] when several processes share a policy: each has a vLLM on its own GPU"
+            )
         self._policy = policy
         self._settings = settings
         self._trust_remote_code = trust_remote_code
@@ -81,7 +83,9 @@ class VllmService:
     def running(self, cancelled: Callable[[], bool]) -> tuple[VllmProcess, Ready]:
         """The process, awake and with the policy's current weights, and its limits.
 
-        Starts it if necessary. Raises `EngineError` when it does not start or crashed too often, and `Interrupted`.
+        Starts it if necessary. Among several ranks it is called where all weights are gathered.
+
+        Raises `EngineError` when it does not start or crashed too often, and `Interrupted`.
         """
         while True:
             try:

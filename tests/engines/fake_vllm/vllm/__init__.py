@@ -7,13 +7,14 @@ tokens; `holding` says that it does.
 It writes there: `loads` gets a line for every change of weights; `transfer` one for each weight from the GPU's memory,
 and for start and end; `sleep` one for every part that wakes or sleeps; `placed` the GPUs that it sees, into how many it
 cuts matrices, and its fraction of their memory; `mistaken` one for every token that was sampled with other weights than
-it is attributed to.
+it is attributed to. `weights.safetensors` are those that it got last as files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,8 @@ class LLMEngine:
     def __init__(self, arguments: dict[str, object]) -> None:
         if (SCRIPT / "no-start").exists():
             raise ValueError("no kernel for this model")
-        assert (Path(str(arguments["model"])) / "model.safetensors").stat().st_size > 0
+        assert "RANK" not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+        shutil.copy(Path(str(arguments["model"])) / "model.safetensors", SCRIPT / "weights.safetensors")
         assert arguments["hf_overrides"] == {"head_dtype": "float32"}
         gpus, parts = os.environ["CUDA_VISIBLE_DEVICES"], arguments["tensor_parallel_size"]
         (SCRIPT / "placed").write_text(f"{gpus} in {parts}, {arguments.get('gpu_memory_utilization')}")
@@ -87,7 +89,7 @@ class LLMEngine:
     def _reload_weights(self, weights_path: str) -> None:
         if (SCRIPT / "refuse-load").exists():
             raise ValueError("shape mismatch")
-        assert (Path(weights_path) / "model.safetensors").exists()
+        shutil.copy(Path(weights_path) / "model.safetensors", SCRIPT / "weights.safetensors")
         self._loaded()
 
     def _init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
