@@ -109,7 +109,7 @@ ALLOWED = {
     "swarm/net/snapshots": NET | RECORDS | ADDRESSES | SNAPSHOTS,
     "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
-    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
+    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind", "swarm.net.socket_folders"},
     "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
     "nodes/commands": {"swarm", "nodes"},
     "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.stop"},

@@ -158,5 +158,6 @@ class Run:
 
     @torch.no_grad()
     def _restore(self, weights: dict[str, Tensor]) -> None:
-        for name, value in self._policy.weights.items():
-            value.copy_(weights[name])
+        with self._policy.gate.change():
+            for name, value in self._policy.weights.items():
+                value.copy_(weights[name])

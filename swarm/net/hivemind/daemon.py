@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -43,6 +42,7 @@ from swarm.net.records.framing import (
     read_request,
 )
 from swarm.net.services.stream_admission import Stream, StreamAdmission
+from swarm.net.socket_folders import make_folder
 from swarm.protocols import StreamHandler
 
 with light_import.without_the_rest():
@@ -65,8 +65,6 @@ STREAM_BUFFER_BYTES = 2**19
 GARBAGE_PERCENT = "200"
 """GOGC: heap growth between collections in percent; gossip makes short-lived copies of every record. In a flood that
 keeps 40 MB in use, 400 takes 270 MB, 200 takes 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
-FOLDER_PREFIX = "swarm-p2pd-"
-STALE_AFTER_S = 300.0
 CONTROL_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
@@ -155,9 +153,7 @@ class Daemon:
         time for the same gossip than with two. Above half of `max_bytes` of memory it collects garbage harder;
         `check_size` checks the limit.
         """
-        # The control socket gives full use of the identity, so its folder is readable by this user only.
-        _sweep_folders()
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        folder = make_folder()
         arguments = [
             f"-listen=/unix{folder}/control.sock",
             "-dhtServer=1" if listen else "-dhtClient=1",
@@ -583,14 +579,6 @@ async def _read_response(reader: asyncio.StreamReader) -> p2pd_pb2.Response:
     if response.type == p2pd_pb2.Response.ERROR:
         raise TransportError(_last_line(response.error.msg))
     return response
-
-
-def _sweep_folders() -> None:
-    # When a node was killed, its daemon removes the socket but not the folder. An old empty folder has no owner.
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > STALE_AFTER_S:
-                folder.rmdir()
 
 
 @lru_cache(1_024)
