@@ -422,6 +422,10 @@ class PeerTransport(Protocol):
         """The records that other peers published about themselves; entries may have expired."""
         ...
 
+    def observed(self, peer_id: str) -> tuple[str, ...]:
+        """Remote ends of a peer's connections, as multiaddrs; empty without one."""
+        ...
+
     def summarize(self, summary: MemberSummary) -> None:
         """Tell members how far this node is, with each renewal of its directory entry."""
         ...

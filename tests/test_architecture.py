@@ -34,6 +34,7 @@ NET = (
     | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
     | {"swarm.net.snapshot_progress"}
 )
+DIRECT = {"swarm.net.direct"}
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
@@ -106,7 +107,8 @@ ALLOWED = {
     "swarm/net/records": PURE | RECORDS,
     "swarm/net/addresses": NET | RECORDS | ADDRESSES,
     "swarm/net/trust": NET | RECORDS | ADDRESSES | TRUST,
-    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | SNAPSHOTS,
+    "swarm/net/direct": NET | RECORDS | ADDRESSES | DIRECT,
+    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | DIRECT | SNAPSHOTS,
     "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
     "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind", "swarm.net.socket_folders"},

@@ -277,9 +277,8 @@ def unlimited(plan: Plan) -> Result:
 
 def _over_sockets(plan: Plan, count: int, num_bytes: int) -> float:
     """Seconds until the last has it."""
-    folder = Path(tempfile.mkdtemp(dir=plan.folder))
-    with ChildProcesses(folder) as processes:
-        server = processes.start("server", [*SOCKETS, "serve", str(folder), str(num_bytes), str(count)])
+    with ChildProcesses(Path(tempfile.mkdtemp(dir=plan.folder))) as processes:
+        server = processes.start("server", [*SOCKETS, "serve", str(num_bytes), str(count)])
         port = str(server.wait_for("ready")["port"])
         clients = [processes.start(f"client-{i}", [*SOCKETS, "fetch", port, str(num_bytes)]) for i in range(count)]
         return max(float(str(client.wait_for("fetched")["seconds"])) for client in clients)

@@ -38,6 +38,7 @@ class HybridNode(PeerNode):
             self._feed = self._open.enter_context(
                 open_subscriber(self._transport, learner, self._config, max_bytes=room)
             )
+            self._shell.count_also("snapshots", self._feed.counters)
         self._shell.exchange.judge(self._feed.complaints())
         found = self._feed.newest()
         if found is not None and self._config.follow.adopt_questions:

@@ -81,6 +81,7 @@ class LearnerNode:
         )
         self._open.callback(self._pausing.close)
         self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
+        self._shell.count_also("snapshots", self._snapshots.counters)
         self._learner = self._make_learner(cancelled)
         resumed = self._ranks.resumed
         self._resumed_from = self._resume(found, resumed) if found and resumed else None

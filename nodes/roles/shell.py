@@ -83,6 +83,8 @@ class Shell:
         self._config = config
         self._transport = transport
         self._verifier = verifier
+        self._counted = {"network": transport.counters, "verifier": verifier.counters}
+        """What a round's event counts, by the prefix of the names there."""
         self._sampling = config.generation.sampling()
         self._metrics = MetricsWriter(config.out, config.telemetry)
         self._refusals = RefusalWatch()
@@ -97,6 +99,10 @@ class Shell:
     def max_pending_per_peer(self) -> int:
         """Most groups of one peer in verification at a time."""
         return max(1, int(self._config.verification.queue_groups * self._config.pool.max_share_per_peer))
+
+    def count_also(self, prefix: str, counters: Callable[[], dict[str, int]]) -> None:
+        """Put further cumulative counts into the events of rounds, named `prefix/NAME`."""
+        self._counted[prefix] = counters
 
     def begin(self, resumed_from: int | None = None) -> None:
         """Write the start event."""
@@ -131,8 +137,9 @@ class Shell:
                 peers=len(network.connected),
                 alone_since=network.alone_since,
                 counters={
-                    **{f"network/{name}": count for name, count in self._transport.counters().items()},
-                    **{f"verifier/{name}": count for name, count in self._verifier.counters().items()},
+                    f"{prefix}/{name}": count
+                    for prefix, counters in self._counted.items()
+                    for name, count in counters().items()
                 },
             )
         )

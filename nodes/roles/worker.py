@@ -120,6 +120,7 @@ class WorkerNode:
         self._feed = self._open.enter_context(
             open_subscriber(self._transport, self._learner_id, self._config, max_bytes=room)
         )
+        self._shell.count_also("snapshots", self._feed.counters)
         self._follower = self._make_follower()
         self._open.enter_context(self._reporting)
         self.note(f"fetching the learner's newest snapshot, at most {room / 1e6:.1f} MB; sampling begins with it")

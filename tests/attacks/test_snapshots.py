@@ -12,7 +12,7 @@ import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.records.framing import encode_request
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL, CHUNKS_PROTOCOL
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL, CHUNKS_PROTOCOL, DIRECT_PROTOCOL
 from tests.nodes.processes import Swarm, address_of, until
 
 from .stranger import Stranger
@@ -104,7 +104,7 @@ def test_numbers_without_sense_are_refused(besieged: Besieged, question: object)
 
 
 def test_junk_for_every_handler_of_snapshots_ends_nothing(besieged: Besieged) -> None:
-    for protocol in (ASK_PROTOCOL, ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL):
+    for protocol in (ASK_PROTOCOL, ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, DIRECT_PROTOCOL):
         for junk in (b"", b"\xc1", b"\x91" * 50_000, b"\xdf\xff\xff\xff\xff", b"\x93\x00\xa5whole\xcf" + b"\xff" * 8):
             with pytest.raises(PeerUnreachable, match="the handler failed"):
                 besieged.strangers[1].request(besieged.peer_id, protocol, junk)

@@ -31,6 +31,8 @@ from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
+from swarm.net.direct.client import DirectClient
+from swarm.net.direct.tickets import Ticket
 from swarm.net.hivemind.circuit import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of
 from swarm.net.hivemind.directory_messages import Found, Read, decode_reply, decode_request
@@ -179,6 +181,7 @@ def _messages() -> dict[str, Target]:
             decoder(SnapshotAnnouncement), encoded(SnapshotAnnouncement(b"sealed", place)), MESSAGE_ERRORS
         ),
         "snapshot chunks": Target(decoder(ChunksRequest), encoded(ChunksRequest(3, "whole", 0)), MESSAGE_ERRORS),
+        "ticket": Target(_open_link, encoded(Ticket(40_000, bytes(32), bytes(32)))),
         "dial back": Target(lambda content: dial_backs.handle("peer", content), (b'{"ports":[]}',)),
         "directory part": Target(lambda content: checker.open_part(key, content, 2**20), (part,), (Refusal,)),
         "directory entry": Target(
@@ -311,6 +314,17 @@ class _Answers:
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         return self._answer
+
+
+def _open_link(content: bytes) -> None:
+    """What a peer says where a ticket is expected; nobody listens at the address at which it is seen."""
+
+    class Seen(_Answers):
+        def observed(self, peer_id: str) -> tuple[str, ...]:
+            return ("/ip4/127.255.255.254/tcp/4001",)
+
+    client = DirectClient(Seen(content), "direct", Counters())  # type: ignore[arg-type]
+    assert client.stream("peer", b"", 1.0, 1) is None
 
 
 def _heartbeat() -> Run:

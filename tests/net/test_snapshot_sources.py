@@ -55,6 +55,7 @@ class Peers:
         downloads = Downloads(
             transport=self.node,
             stall_s=16.0,  # all answer at once; nothing is to depend on when
+            direct=None,
             bucket=TokenBucket(None),
             askers=self.askers,
             counters=Counters(),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,21 +21,40 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 RATE = 2**20
 
 
-def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
-    start: Callable[..., NetworkTransport], tmp_path: Path
-) -> None:
-    limits = {"upload_bytes_per_s": RATE, "download_bytes_per_s": RATE}
+class Swarm(NamedTuple):
+    """A learner, the workers that have their places in its plan, and the nodes of all, the learner's first."""
+
+    learner: Publisher
+    workers: list[Subscriber]
+    nodes: list[NetworkTransport]
+
+
+@contextmanager
+def swarm(
+    start: Callable[..., NetworkTransport], folder: Path, num_workers: int, bytes_per_s: int | None
+) -> Iterator[Swarm]:
+    limits = {"upload_bytes_per_s": bytes_per_s, "download_bytes_per_s": bytes_per_s}
     founder = start("founder", **limits)
-    nodes = [founder, *(start(f"worker-{i}", founder.multiaddrs(), **limits) for i in range(3))]
+    nodes = [founder, *(start(f"worker-{i}", founder.multiaddrs(), **limits) for i in range(num_workers))]
     settings = fast_settings().model_copy(update={**limits, "snapshots": SnapshotSettings(poll_s=0.5)})
     for node in nodes:
         until(node.manifest, "the run is known")
-    learner = Publisher(founder, IDENTITIES[founder.peer_id], tmp_path / "learner", settings)
-    workers = [Subscriber(node, founder.peer_id, tmp_path / node.peer_id, settings) for node in nodes[1:]]
+    learner = Publisher(founder, IDENTITIES[founder.peer_id], folder / "learner", settings)
+    workers = [Subscriber(node, founder.peer_id, folder / node.peer_id, settings) for node in nodes[1:]]
     for each in (learner, *workers):
         each.start()
     try:
-        until(lambda: len(learner._placement.plan.places) == 4, "all have their places")
+        until(lambda: len(learner._placement.plan.places) == len(nodes), "all have their places")
+        yield Swarm(learner, workers, nodes)
+    finally:
+        for each in (learner, *workers):
+            each.close()
+
+
+def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
+    start: Callable[..., NetworkTransport], tmp_path: Path
+) -> None:
+    with swarm(start, tmp_path, num_workers=3, bytes_per_s=RATE) as (learner, workers, nodes):
         snapshot = random.Random(0).randbytes(3 * RATE)
         learner.publish(1, snapshot)
         by_peer = {worker._transport.peer_id: worker for worker in workers}
@@ -52,6 +73,25 @@ def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
                 assert until(worker.newest, "it arrives") == (1, snapshot)
         received = [worker.counters()["chunks_received"] for peer_id, worker in by_peer.items() if peer_id != gone]
         assert received == [96, 96], "nothing was sent twice"
-    finally:
-        for each in (learner, *workers):
-            each.close()
+
+
+def test_without_rate_limits_chunks_go_over_direct_links_and_past_closed_ports(
+    start: Callable[..., NetworkTransport], tmp_path: Path
+) -> None:
+    with swarm(start, tmp_path, num_workers=2, bytes_per_s=None) as (learner, workers, nodes):
+        founder = nodes[0]
+        until(lambda: all(founder.observed(node.peer_id) for node in nodes[1:]), "connections are seen")
+        until(lambda: all(node.observed(founder.peer_id) for node in nodes[1:]), "from both ends")
+        first = random.Random(1).randbytes(3 * RATE)
+        learner.publish(1, first)
+        for worker in workers:
+            assert until(worker.newest, "it arrives") == (1, first)
+        givers = (learner, *workers)
+        assert sum(each.counters().get("direct_links", 0) for each in givers) >= 1
+        for each in givers:  # as a firewall does to a new port
+            assert each._serving._direct is not None
+            each._serving._direct.close()
+        second = random.Random(2).randbytes(3 * RATE)
+        learner.publish(2, second)
+        for worker in workers:
+            assert until(worker.newest, "it arrives by the network") == (2, second)

@@ -34,6 +34,9 @@ class FakeFeed:
     def complaints(self) -> list[tuple[str, str]]:
         return []
 
+    def counters(self) -> dict[str, int]:
+        return {"chunks_received": 1}
+
 
 def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {

@@ -146,6 +146,8 @@ def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_
     assert groups["used_external"] >= 20
     assert not {"wrong_logprobs", "wrong_version", "wrong_tokens"} & groups["dropped"].keys()
     assert steps[-1].learning.workers == 2
+    assert steps[-1].counters["snapshots/published"] >= 1
+    assert steps[-1].counters["snapshots/chunks_given"] >= 1
     held = steps[-1].pool + steps[-1].pending
     assert groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held
     histories = [PeerHistory.read(tmp_path / name / METRICS_FILE) for name in ("one", "two")]
@@ -154,6 +156,7 @@ def test_workers_follow_and_nothing_too_old_is_learned_from(tmp_path: Path, max_
     worked = [history.latest for history in histories if history.latest is not None]
     assert sum(event.groups["shared"] for event in worked) > 0
     assert worked and all(event.following.installed > 0 for event in worked)
+    assert all(event.counters["snapshots/chunks_received"] >= 1 for event in worked)
 
 
 class NarrowTransport(MemoryTransport):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from swarm.net.direct.tickets import LEAST_PORT
 from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MIN_SNAPSHOT_CHUNK_BYTES
 from swarm.settings import Settings
 
@@ -19,6 +20,12 @@ class SnapshotSettings(Settings):
     """Whole snapshots kept on disk, for other nodes and for deltas."""
     fan_out: int = Field(2, ge=1)
     """Nodes that one node feeds at a time when no `upload_bytes_per_s` determines the number."""
+    direct: bool = True
+    """Give and take chunks over TLS sockets of their own, some times as fast as the network's streams, between nodes
+    whose `upload_bytes_per_s` and `download_bytes_per_s` are null. A peer whose port cannot be reached is served by the
+    network as ever."""
+    direct_port: int | None = Field(None, ge=LEAST_PORT, le=65_535)
+    """The port for this, to be opened in a firewall; null: any free one."""
     stall_s: float = Field(0.8, gt=0)
     """A relay that is silent for this time, or delivers less than half of its planned rate, is replaced by a better
     one."""

@@ -40,7 +40,7 @@ def apply_delta(change: bytes, parent: bytes) -> bytes:
 
 def digest(snapshot: bytes) -> bytes:
     """32-byte digest of a snapshot."""
-    return blake3(snapshot).digest()
+    return blake3(snapshot, max_threads=blake3.AUTO).digest()
 
 
 def _to_planes(content: np.ndarray) -> bytes:

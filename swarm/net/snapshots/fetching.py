@@ -20,10 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 
-import msgspec
-
 from swarm.errors import CorruptChunk, PeerUnreachable
-from swarm.net.snapshots.messages import CHUNKS_PROTOCOL, ChunksRequest
+from swarm.net.snapshots.messages import ChunksRequest
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.sources import Downloads, Sources
 from swarm.net.snapshots.store import PartName, Stored
@@ -131,13 +129,13 @@ class Fetching:
     def _take(self, peer_id: str) -> str | None:
         part, pace = self._part, self._sources.pace
         room = part.chunks.num_bytes - part.num_bytes_held
-        want = msgspec.msgpack.encode(ChunksRequest(self.version, self._name, part.num_held))
+        want = ChunksRequest(self.version, self._name, part.num_held)
         window_s = STALLS_IN_WINDOW * self._downloads.stall_s
         window = _Window(window_s)
         self._pending.clear()
         # Before the first chunk, a connection may have to be set up.
         patience_s = pace.silence_s * (1 if part.num_held else 2)
-        pieces = self._downloads.transport.stream(peer_id, CHUNKS_PROTOCOL, want, patience_s, room)
+        pieces = self._downloads.stream(peer_id, want, patience_s, room)
         with closing(pieces):
             for piece in pieces:
                 self._downloads.closing.wait(self._downloads.bucket.spend(len(piece)))

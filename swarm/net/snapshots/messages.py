@@ -5,6 +5,7 @@
 | ask | `StatusRequest` | `StatusReply`: a manifest that the asker lacks, chunks held here, a place if one is wanted |
 | announce | `SnapshotAnnouncement` | nothing; sent by the learner for a new snapshot |
 | chunks | `ChunksRequest` | a part's chunks from an index on, each as soon as it is held here and verified |
+| direct | `ChunksRequest` | a `Ticket` for the same answer over a direct link |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from swarm.types import MAX_INTEGER, complete
 ASK_PROTOCOL = "/swarm/snapshots/ask/1"
 ANNOUNCE_PROTOCOL = "/swarm/snapshots/announce/1"
 CHUNKS_PROTOCOL = "/swarm/snapshots/chunks/1"
+DIRECT_PROTOCOL = "/swarm/snapshots/direct/1"
 
 Version = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 NumChunks = Annotated[int, Meta(ge=0, le=MAX_SNAPSHOT_CHUNKS)]

@@ -128,7 +128,7 @@ class Publisher:
             self._follow_plan()
         announced = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
         # Announced before the write completes: chunks go out as they are written.
-        stored.whole.fill(snapshot)
+        stored.whole.put(snapshot, stored.manifest.digest)
         self._serving.counters.add("published")
         self._serving.store.collect()
         for each in announced:

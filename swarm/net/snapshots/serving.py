@@ -1,6 +1,6 @@
 """The common part of publisher and subscriber: the stored snapshots, and the answers to peers' requests.
 
-Requests are answered on the network thread.
+Requests are answered on the network thread; chunks also on the threads of direct links, which have no rate limit.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import msgspec
 from swarm.errors import Refusal, SnapshotError
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
+from swarm.net.direct.server import DirectServer
 from swarm.net.snapshot_progress import Progress
 from swarm.net.snapshots.manifests import Manifests, Signed
 from swarm.net.snapshots.messages import (
     ANNOUNCE_PROTOCOL,
     ASK_PROTOCOL,
     CHUNKS_PROTOCOL,
+    DIRECT_PROTOCOL,
+    ChunksRequest,
     SnapshotAnnouncement,
     StatusReply,
     StatusRequest,
@@ -56,6 +59,11 @@ class Serving:
         self.manifests = Manifests(run.run_id, learner, max_bytes)
         self.uploads = Uploads(self.store, self.counters, settings.snapshots.fan_out)
         self._transport = transport
+        self._direct: DirectServer | None = None
+        if settings.upload_bytes_per_s is None and settings.snapshots.direct:
+            self._direct = DirectServer(
+                self._send_chunks, settings.listen, settings.snapshots.direct_port or 0, self.counters
+            )
         self._closed = False
 
     def start(
@@ -88,10 +96,13 @@ class Serving:
         self._transport.serve(ASK_PROTOCOL, answer_ask)
         self._transport.serve(ANNOUNCE_PROTOCOL, answer_announcement)
         self._transport.serve_stream(CHUNKS_PROTOCOL, self._send_chunks)
+        self._transport.serve(DIRECT_PROTOCOL, self._answer_direct)
 
     def close(self) -> None:
         """Stop answering; stored snapshots stay for the next process."""
         self._closed = True
+        if self._direct is not None:
+            self._direct.close()
 
     def add_manifest(self, sealed: bytes) -> bool:
         """Accept a manifest; whether it is newer than all before. Raises `Refusal` if it is not validly signed."""
@@ -129,6 +140,13 @@ class Serving:
     def _send_chunks(self, remote: str, request: bytes) -> Iterator[bytes | None]:
         self._require_open()
         return self.uploads.send_chunks(remote, request)
+
+    def _answer_direct(self, remote: str, request: bytes) -> bytes:
+        self._require_open()
+        msgspec.msgpack.decode(request, type=ChunksRequest)  # refused here, where it is charged to the peer
+        if self._direct is None:
+            raise LookupError("this node has no direct links")
+        return msgspec.msgpack.encode(self._direct.ticket(remote, request))
 
     def _require_open(self) -> None:
         if self._closed:

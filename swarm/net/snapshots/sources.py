@@ -10,17 +10,25 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import Struct
 
 from swarm.errors import Refusal, TransportError
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
 from swarm.net.counters import Counters
+from swarm.net.direct.client import DirectClient
 from swarm.net.records.framing import MAX_CHUNK_BYTES
-from swarm.net.snapshots.messages import StatusReply, StatusRequest, request_status
+from swarm.net.snapshots.messages import (
+    CHUNKS_PROTOCOL,
+    ChunksRequest,
+    StatusReply,
+    StatusRequest,
+    request_status,
+)
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import PartName, Stored
 from swarm.protocols import Transport
@@ -38,6 +46,8 @@ class Downloads:
 
     transport: Transport
     stall_s: float
+    direct: DirectClient | None
+    """None with a rate limit, which the network library's streams reach."""
     bucket: TokenBucket
     """Limit of this node's download rate."""
     askers: Executor
@@ -46,6 +56,14 @@ class Downloads:
     """(peer id, reason) of complaints about peers."""
     closing: threading.Event
     """Set when the node stops."""
+
+    def stream(
+        self, peer_id: str, request: ChunksRequest, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
+        """The bytes of a peer's chunks, over a direct link where there is one. Raises `PeerUnreachable`."""
+        asked = msgspec.msgpack.encode(request)
+        pieces = self.direct.stream(peer_id, asked, timeout_s, max_bytes) if self.direct else None
+        return pieces or self.transport.stream(peer_id, CHUNKS_PROTOCOL, asked, timeout_s, max_bytes)
 
 
 class Pace(Struct, frozen=True):

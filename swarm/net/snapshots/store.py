@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 from weakref import finalize
@@ -46,6 +46,8 @@ class Part:
         # Closed with the last reference: a reader may still use the file after its version is removed.
         finalize(self, os.close, self._file)
         self._hash = blake3()
+        self._digest: bytes | None = None
+        """Of the whole content where it was given; otherwise `_hash` has it."""
 
     @property
     def complete(self) -> bool:
@@ -70,18 +72,37 @@ class Part:
         """Store the next chunk. Raises `CorruptChunk` for any other, `OSError` if it cannot be written."""
         if record_id(chunk) != self.chunks.chunk_ids[self.num_held]:
             raise CorruptChunk(f"chunk {self.num_held} does not match its signed digest")
-        offset, rest = self.num_held * self.chunks.chunk_bytes, memoryview(chunk)
-        while rest:
-            written = os.pwrite(self._file, rest, offset)
-            offset, rest = offset + written, rest[written:]
+        self._write(chunk)
         self._hash.update(chunk)
         self.num_held += 1
 
     def fill(self, content: bytes) -> None:
         """Store all missing chunks of the whole content. Raises as `add` does."""
+        for chunk in self._missing(content):
+            self.add(chunk)
+
+    def put(self, content: bytes, digest: bytes) -> None:
+        """Store the content that the chunks were cut from; neither they nor its digest are computed again.
+
+        Raises `OSError`.
+        """
+        self._digest = digest
+        for chunk in self._missing(content):
+            self._write(chunk)
+            self.num_held += 1
+
+    def _missing(self, content: bytes) -> Iterator[memoryview]:
+        """The chunk of `content` that comes next, each time, until all are held."""
         view, size = memoryview(content), self.chunks.chunk_bytes
         while not self.complete:
-            self.add(view[self.num_held * size : (self.num_held + 1) * size])
+            yield view[self.num_held * size : (self.num_held + 1) * size]
+
+    def _write(self, chunk: bytes | memoryview) -> None:
+        """Write the chunk after those held. Raises `OSError`."""
+        offset, rest = self.num_held * self.chunks.chunk_bytes, memoryview(chunk)
+        while rest:
+            written = os.pwrite(self._file, rest, offset)
+            offset, rest = offset + written, rest[written:]
 
     def read(self, index: int) -> bytes:
         """A held chunk. Raises `LookupError` if it cannot be read in full."""
@@ -102,7 +123,7 @@ class Part:
 
     def has(self, digest: bytes) -> bool:
         """Whether the held bytes have this digest."""
-        return self._hash.digest() == digest
+        return (self._digest or self._hash.digest()) == digest
 
 
 class Stored:

@@ -21,11 +21,12 @@ from pathlib import Path
 from swarm.errors import Refusal, SnapshotError, TransportError
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.config import NetworkSettings
+from swarm.net.direct.client import DirectClient
 from swarm.net.snapshot_progress import Progress
 from swarm.net.snapshots.delta import apply_delta, digest
 from swarm.net.snapshots.fetching import Fetching
 from swarm.net.snapshots.manifests import Signed, next_version
-from swarm.net.snapshots.messages import SnapshotAnnouncement, StatusRequest, request_status
+from swarm.net.snapshots.messages import DIRECT_PROTOCOL, SnapshotAnnouncement, StatusRequest, request_status
 from swarm.net.snapshots.plan import LinkLimits, Place
 from swarm.net.snapshots.serving import Serving
 from swarm.net.snapshots.sources import Downloads
@@ -69,6 +70,7 @@ class Subscriber:
         self._downloads = Downloads(
             transport=transport,
             stall_s=settings.snapshots.stall_s,
+            direct=self._direct(settings),
             bucket=TokenBucket(settings.download_bytes_per_s, burst_s=CATCH_UP_S),
             askers=ThreadPoolExecutor(NUM_ASKERS, "swarm-snapshots-ask"),
             counters=self._serving.counters,
@@ -124,6 +126,11 @@ class Subscriber:
     def counters(self) -> dict[str, int]:
         """Cumulative counts: chunks sent and received, changes of source, refusals by reason."""
         return self._serving.counters.snapshot()
+
+    def _direct(self, settings: NetworkSettings) -> DirectClient | None:
+        if settings.download_bytes_per_s is not None or not settings.snapshots.direct:
+            return None
+        return DirectClient(self._transport, DIRECT_PROTOCOL, self._serving.counters)
 
     # -- on the network thread
 

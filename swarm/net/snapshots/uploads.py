@@ -1,6 +1,6 @@
 """Uploads of chunks to other nodes: number of streams, their priority, and when a stream is ended.
 
-All of it runs on the network thread.
+It runs on the network thread and on those of direct links.
 """
 
 from __future__ import annotations
@@ -146,13 +146,14 @@ class Uploads:
 
     def _count_chunk(self, remote: str, want: ChunksRequest, part: Part) -> None:
         """Count a chunk. Raises `LookupError` for a peer that has fetched this part too often."""
-        self._given[remote, want.version, want.part] += 1
-        if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
-            raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
-        if len(self._given) > MAX_COUNTED:
-            here = set(self._store.versions())
-            counts = {key: count for key, count in self._given.items() if key[1] in here}
-            self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
+        with self._lock:
+            self._given[remote, want.version, want.part] += 1
+            if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
+                raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
+            if len(self._given) > MAX_COUNTED:
+                here = set(self._store.versions())
+                counts = {key: count for key, count in self._given.items() if key[1] in here}
+                self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
 
     def _part(self, want: ChunksRequest) -> Part | None:
         """The requested part; None while its version is unknown here. Raises `LookupError` if it never will be held."""
