@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from benchmarks.common.report import Report, Row, percentile, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
 from benchmarks.scale.offers import RECORD_BYTES, Node, Sharing, node, settled_rate
-from benchmarks.scale.parameters import KIB, NOTHING, Costs, Gossip, Line, Load, Network
+from benchmarks.scale.parameters import FREE, KIB, NOTHING, Costs, Gossip, Line, Load, Network
 from benchmarks.scale.simulation import Outcome, simulate
 from benchmarks.scale.traffic import (
     discovery,
@@ -260,6 +260,43 @@ def reality(plan: Plan) -> Result:
     return rows, ["In the rows 'on this machine' the column of the public peer holds what real daemons did."]
 
 
+def bootstrap(plan: Plan) -> Result:
+    """A crowd at a real bootstrap: light peers of one process, which dial as nodes do; and how that goes on."""
+    from benchmarks.scale.bootstrap import Setting, look_at, steady
+
+    rows: list[Row] = []
+    # Two minutes is the daemon's grace period; the window has two of its rounds of closing connections.
+    arrive_s, settle_s, window_s = (2.0, 5.0, 4.0) if plan.quick else (60.0, 200.0, 264.0)
+    for num_peers in (20,) if plan.quick else (600, 1_500):
+        seen = look_at(Setting(num_peers, arrive_s, settle_s, window_s))
+        what = f"{num_peers} peers at one bootstrap"
+        rows += [
+            row(f"{what}: open connections", seen.connections, ""),
+            row(f"{what}: a closed connection had lasted", seen.held_s, "s"),
+            row(f"{what}: redials", [seen.redials_per_s], "1/s"),
+            row(f"{what}: redials, most within a second", [seen.most_redials], "1/s"),
+            row(f"{what}: redials that failed", [seen.failures], ""),
+            row(f"{what}: a handshake", [1e3 * duration for duration in seen.handshakes_s], "ms"),
+            row(f"{what}: the daemon's CPU for an arrival", [1e3 * seen.cpu_per_arrival_s], "ms"),
+            row(f"{what}: CPU of the daemon", [1e2 * seen.daemon_cpu], "% of a core"),
+            row(f"{what}: CPU of the bootstrap's other processes", [1e2 * seen.node_cpu], "% of a core"),
+            row(f"{what}: memory of the daemon", [seen.daemon_bytes / 1e6], "MB"),
+            row(f"{what}: of that, before the crowd", [seen.daemon_bytes_alone / 1e6], "MB"),
+            row(f"{what}: descriptors of the daemon", [seen.descriptors], ""),
+            row(f"{what}: a stranger learns the run", seen.manifests_s, "s"),
+            row(f"{what}: strangers without an answer", [seen.unanswered], ""),
+            row(f"{what}: connections that a real member made", seen.members_dialled, ""),
+            row(f"{what}: a newcomer has joined", [seen.joined_s], "s"),
+        ]
+        for num_members in (num_peers, 10_000) if seen.held_s else ():
+            found = steady(num_members, median(seen.held_s))
+            rows += [
+                row(f"N = {num_members} for a day: redials", [found.redials_per_s], "1/s"),
+                row(f"N = {num_members} for a day: open connections", [found.connections], ""),
+            ]
+    return rows, ["A stranger, and a newcomer, starts a daemon of its own first."]
+
+
 def _daemon_cpu(plan: Plan, outcome: Outcome, load: Load) -> float:
     daemon_only = replace(plan.costs, seal_s=NOTHING, open_s=NOTHING, take_in_s=NOTHING)
     return 1e2 * gossiping(outcome, load, daemon_only).cpu
@@ -277,7 +314,9 @@ SECTIONS: dict[str, Callable[[Plan], Result]] = {
     "faults": faults,
     "directory": directory,
     "offers": offers,
+    "bootstrap": bootstrap,
 }
+WITHOUT_COSTS = {"bootstrap"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -288,7 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report, console = Report("scale"), wide_console()
 
     def take() -> int:
-        plan = Plan(options.quick, _costs(options.costs, options.quick))
+        needed = not options.only or set(options.only) - WITHOUT_COSTS
+        plan = Plan(options.quick, _costs(options.costs, options.quick) if needed else FREE)
         return measure(SECTIONS, options.only, plan, report, console, quick=plan.quick)
 
     return conclude(take, report, options, console)

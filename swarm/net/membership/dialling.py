@@ -10,7 +10,9 @@ from types import MappingProxyType
 
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import Backoff
+from swarm.net.addresses.nat import relay_of
 from swarm.net.addresses.reported import ReportedAddresses, is_name, is_private_run, with_ips
+from swarm.net.membership.crowded import CrowdedBootstraps, does_without
 from swarm.net.membership.member import Member
 from swarm.net.runtime import AsyncRuntime
 
@@ -53,6 +55,9 @@ class Dialling:
         self._can_dial = can_dial
         self._backoff = Backoff(member.settings.retry_s)
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
+        self._crowded = CrowdedBootstraps()
+        self._chosen: frozenset[str] = frozenset()
+        """Connected peers that this node has dialled."""
         self._dialled: dict[str, float] = {}
         """Time of each connection that is not yet steady."""
         self._reported = ReportedAddresses()
@@ -68,9 +73,12 @@ class Dialling:
         self._judge(connected, now)
         if not connected and not self._peers.bootstrap:
             self._peers.bootstraps.look_again()
+        pauses: list[Backoff | CrowdedBootstraps] = [self._backoff, self._hung_up]
+        if does_without(self._chosen & self._peers.in_run, self._peers.observed):
+            pauses.append(self._crowded)
         found: dict[str, tuple[str, ...]] = {}
         for peer_id in self._wanted(connected):
-            wait_s = max(pauses.wait_s(peer_id, now) for pauses in (self._backoff, self._hung_up))
+            wait_s = max(pause.wait_s(peer_id, now) for pause in pauses)
             if wait_s <= 0 and (addresses := self.addresses(peer_id)) and self._may_dial(peer_id, now):
                 found[peer_id] = addresses
             if len(found) == MAX_DIALS_AT_ONCE:
@@ -122,6 +130,7 @@ class Dialling:
         self._failures.pop(peer_id, None)
         self._backoff.succeeded(peer_id)
         self._dialled[peer_id] = time.monotonic()
+        self._chosen |= {peer_id}
         return True
 
     async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -186,6 +195,9 @@ class Dialling:
 
     def _judge(self, connected: frozenset[str], now: float) -> None:
         """Distinguish steady peers from those that disconnect at once, for example because they banned this node."""
+        self._chosen &= connected
+        relays = frozenset(relay for address in self._member.own.addresses if (relay := relay_of(address)))
+        self._crowded.judge(self._peers.bootstrap, connected, relays, now)
         for peer_id, since in list(self._dialled.items()):
             if peer_id not in connected:
                 self._hung_up.failed(peer_id, now)
