@@ -1,9 +1,11 @@
-"""What this process may use: cores, and free memory within the limits of its control groups."""
+"""What this process may use: cores, and free memory within the limits of its control groups; and what it gives back."""
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -56,3 +58,17 @@ def _left(folder: Path) -> int:
             continue
         return int(most) - now + int(statistics.get(reclaimable, 0))
     return 2**63
+
+
+def return_free_memory() -> None:
+    """Return what the C library holds of freed memory to the system; does nothing with another library than glibc."""
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None

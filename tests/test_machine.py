@@ -1,7 +1,10 @@
-"""Memory that is left: the machine's, or less within control groups."""
+"""Memory that is left: the machine's, or less within control groups; and memory that is returned."""
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -57,3 +60,25 @@ def test_version_1_in_a_container_that_sees_its_group_as_the_root(tmp_path: Path
     )
     own = _own(tmp_path, "5:cpuset:/docker/abc\n4:memory:/docker/abc\n0::/\n")
     assert available_bytes(tmp_path / "groups", own) == 3000
+
+
+HELD_BY_THE_HEAP = """
+import ctypes, psutil
+from swarm.machine import return_free_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+blocks = [libc.malloc(65_536) for _ in range(4_001)]
+for block in blocks:
+    ctypes.memset(block, 1, 65_536)
+for block in blocks[:-1]:  # the last keeps the heap from shrinking by itself
+    libc.free(block)
+before = psutil.Process().memory_info().rss
+return_free_memory()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps it")
+def test_freed_memory_is_returned_to_the_system() -> None:
+    out = subprocess.run([sys.executable, "-c", HELD_BY_THE_HEAP], capture_output=True, text=True, check=True).stdout
+    assert int(out) > 200 * 2**20

@@ -29,7 +29,7 @@ S = TypeVar("S", bound=Scale)
 STARTS = ("sparse", "dense")
 SWARMS = ("strong and weak", "specialists", "sizes and tokenizers", "late joiners")
 KINDS = ("wrong", "inverted", "copies", "gibberish", "repetition", "long")
-REAL = RealScale(nodes=4, rounds=60, seeds=3, evaluation=128, every=10, groups=8)
+REAL = RealScale(nodes=4, rounds=60, seeds=3, evaluation=128, every=20, groups=8)
 QUICK = Size(
     name="quick",
     nodes=4,
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def take() -> int:
         for name in names:
-            TABLES[name].prepare(size, console)
+            TABLES[name].prepare(size, console, TABLES[name].jobs(options.jobs))
         failed = 0
         for name in names:
             failed += take_table(name, size, options.folder, options.jobs, report, console)

@@ -26,8 +26,8 @@ class Table:
     """What it is for: rows of one comparison by its title, with a target where there is one."""
     notes: tuple[str, ...]
     scale: Callable[[Size], Scale] = lambda size: size
-    prepare: Callable[[Size, Console], None] = lambda size, console: None
-    """Makes what its cells need, and raises `SwarmError` for what this machine cannot run."""
+    prepare: Callable[[Size, Console, int], None] = lambda size, console, jobs: None
+    """Makes what its cells need, and raises `SwarmError` for what this machine cannot run: so many cells at a time."""
     jobs: Callable[[int], int] = lambda jobs: jobs
     """Cells at a time, from those asked for."""
     only_when_named: bool = False

@@ -115,7 +115,7 @@ def _with_each_policy(title: str, size: Size, seating: Seating) -> dict[str, lis
     }
 
 
-def prepare_heterogeneous(size: Size, console: Console) -> None:
+def prepare_heterogeneous(size: Size, console: Console, jobs: int) -> None:
     """Make the larger policy, once. Raises `PolicyError`."""
     with policy_progress(console, LARGER) as progress:
         ensure_larger(progress)
@@ -216,7 +216,6 @@ TABLES = {
         (real_model.NOTE,),
         scale=attrgetter("real"),
         prepare=real_model.prepare_real_model,
-        jobs=lambda jobs: 1,
         only_when_named=True,
     ),
     "time": Table(

@@ -95,8 +95,11 @@ class Child:
             self._process.terminate()
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """The end of its log, and the signal that killed it, if one did."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
+        if (code := self.exit_code) is not None and code < 0:
+            guess = ", as the system does with a process when memory runs out" if -code == signal.SIGKILL else ""
+            lines.append(f"it was killed by {signal.Signals(-code).name}{guess}")
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
 

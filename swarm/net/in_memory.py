@@ -77,7 +77,7 @@ class MemoryTransport:
         self._clock = clock
         self._limits = limits or Limits()
         self._inbox = Mailbox[Read](inbox_records, inbox_bytes)
-        self._store = RecordStore(shelf_records, inbox_bytes, backfill_s)
+        self._store = RecordStore(shelf_records, inbox_bytes, backfill_s, clock)
         self._backfill_s = backfill_s
         self._offer_rate = OfferRate(offers_per_s, clock)
         self._backfilled = False
@@ -326,6 +326,10 @@ class MemoryTransport:
 
     def peers(self) -> tuple[PeerRecord, ...]:
         """Empty: peers of one process need no discovery."""
+        return ()
+
+    def observed(self, peer_id: str) -> tuple[str, ...]:
+        """Empty: there are no addresses."""
         return ()
 
     def summarize(self, summary: MemberSummary) -> None:

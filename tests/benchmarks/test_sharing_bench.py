@@ -46,7 +46,6 @@ from nodes.simulation.shares import missing
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
-from swarm.machine import num_cores
 from swarm.policy import tiny
 from swarm.policy.config import TINY_SPARSE, PolicySettings
 from swarm.policy.loading import load_policy
@@ -255,7 +254,7 @@ def test_nodes_with_a_real_model_differ_in_the_mix_alone(size: Size) -> None:
     assert list(comparison.cells) == [f"{groups}/0", f"{groups // 2}/{groups // 2}", "auto"]
     configs = [_members(cells[0])[0].config for cells in comparison.cells.values()]
     for config in configs:
-        assert config.policy.model == "smollm2" and config.policy.threads == num_cores()
+        assert config.policy.model == "smollm2" and config.policy.threads == 1
         assert [(task.name, task.find) for task in config.tasks] == [("sums", "last_number"), ("gcd", "last_number")]
         assert (config.rounds, config.evaluation.every_rounds) == (size.real.rounds, size.real.every)
         assert config.evaluation.num_questions == size.real.evaluation
@@ -263,7 +262,7 @@ def test_nodes_with_a_real_model_differ_in_the_mix_alone(size: Size) -> None:
     others = {config.model_dump_json(exclude={"mix", "share"}) for config in configs}
     assert len(others) == 1
     assert all(len(cells) == size.real.seeds for cells in comparison.cells.values())
-    assert TABLES["model"].jobs(8) == 1, "a swarm has the whole machine"
+    assert TABLES["model"].jobs(8) == 8, "a swarm has one thread"
 
 
 def test_a_real_model_is_trained_only_when_asked_for() -> None:
@@ -352,7 +351,7 @@ def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_short_table_of_the_real_model_has_what_accuracy_costs(tmp_path: Path) -> None:
     report = Report("sharing", peer="baseline")
-    TABLES["model"].prepare(SHORT, Console(quiet=True))
+    TABLES["model"].prepare(SHORT, Console(quiet=True), 2)
     assert take_table("model", SHORT, tmp_path, 2, report, Console(quiet=True)) == 0
     result = json.loads((tmp_path / "short" / "model" / "tiny-1-1-seed0" / "result.json").read_text())
     for peer in result["nodes"]:

@@ -40,6 +40,7 @@ from .test_upkeep import Swarm
 ALICE = Identity.generate()
 RUN = make_run_id("demo", ALICE.peer_id)
 NOW = 1_000.0
+BACKFILL_S = 120.0
 
 
 def group_of(sequence: int = 0, identity: Identity = ALICE, run_id: str = RUN) -> VerifiedGroup:
@@ -183,11 +184,11 @@ class Author(MemoryTransport):
 class Pair:
     """An author that offers, and a receiver."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: NOW) -> None:
         hub = MemoryHub()
         self.bob = Identity.generate()
-        self.author = Author(hub, ALICE.peer_id, sealed_manifest(ALICE))
-        self.far = MemoryTransport(hub, self.bob.peer_id)
+        self.author = Author(hub, ALICE.peer_id, sealed_manifest(ALICE), backfill_s=BACKFILL_S, clock=clock)
+        self.far = MemoryTransport(hub, self.bob.peer_id, clock=clock)
         for transport in (self.author, self.far):
             transport.start()
         self.sender = Exchange(self.author, ALICE, clock=lambda: NOW)
@@ -216,6 +217,20 @@ def test_what_is_offered_arrives_when_it_is_asked_for() -> None:
     pair.receiver.pull(offered[2], 5.0)
     assert [group for _, group in pair.receiver.receive()[0]] == [shared[2]]
     assert pair.far.counters()["pulled"] == 1
+
+
+def test_nodes_in_one_process_hold_what_they_offer_by_the_clock_that_they_share() -> None:
+    """Their turns may take minutes, as with a language model: records grew old meanwhile, and nobody got them."""
+    now = [NOW]
+    pair = Pair(clock=lambda: now[0])
+    pair.offer(2)
+    early, late = pair.told()
+    now[0] += BACKFILL_S - 1.0
+    pair.receiver.pull(early, 5.0)
+    assert pair.far.counters()["pulled"] == 1
+    now[0] += 1.0
+    pair.receiver.pull(late, 5.0)
+    assert pair.far.counters()["withheld"] == 1
 
 
 def test_without_a_measurement_or_with_those_who_know_no_offers_groups_are_sent() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nodes.simulation.children import Child
 from tests.net.records import until
 
 PARENT = """
@@ -57,3 +58,16 @@ def test_ctrl_c_during_the_first_imports_reaches_the_parent_alone(tmp_path: Path
     (tmp_path / "go on").touch()
     said, _ = parent.communicate(timeout=300)
     assert sorted(said.splitlines()) == ["a child", "asked to stop"], said
+
+
+def test_who_was_killed_says_so_last(tmp_path: Path) -> None:
+    """As a system without memory does it: nothing is in the log."""
+    child = Child("sleeper", [], tmp_path, "tests.nodes.sleeper")
+    child.start()
+    until(lambda: "asleep" in child.last_words(), "it runs")
+    child.signal(signal.SIGKILL)
+    until(lambda: not child.running, "it is dead")
+    assert child.last_words().splitlines() == [
+        "asleep",
+        "it was killed by SIGKILL, as the system does with a process when memory runs out",
+    ]
