@@ -99,6 +99,9 @@ class GenerationSettings(Settings):
     memory_fraction: float = Field(0.5, gt=0, le=1)
     """Fraction of the free memory at the start of generation for the KV cache. Only for the engine `transformers`; for
     vLLM see `vllm.gpu_memory_fraction`."""
+    cuda_graphs: bool = True
+    """Record decode steps on a CUDA GPU and replay them, which takes less time and some memory; a model that cannot be
+    recorded is decoded without. Only for the engine `transformers`; vLLM has its own."""
     max_staleness: int = Field(0, ge=0)
     """Most updates between the policy that samples a local group and the one that trains on it. 0: generation and
     updates alternate. 1 or more: a separate process with its own copy of the model generates the next groups during an
@@ -106,6 +109,10 @@ class GenerationSettings(Settings):
     kv: Literal["keep", "recompute"] = "keep"
     """When weights change within a completion: keep the KV cache of the old weights, or recompute it. Source:
     arXiv:2509.19128."""
+
+    def records(self, device: str) -> bool:
+        """Whether the engine `transformers` records decode steps on this type of torch device."""
+        return self.cuda_graphs and device == "cuda"
 
     def default_questions(self, device: str) -> int:
         """Of `questions_per_round` on this type of torch device, whatever the mix."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from swarm.config import NodeConfig
 from swarm.engines.config import EngineName
-from swarm.engines.transformers.budget import LOGIT_COPIES
+from swarm.engines.transformers.budget import logit_copies
 from swarm.environments.modalities import modalities
 from swarm.policy.media.encoder import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
@@ -236,7 +236,7 @@ def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
         yield Part("rounded weights", size.rounded_bytes)
     if size.passes is not None:
         yield Part("KV cache", round(tokens * size.passes.cached_per_token), when)
-    yield Part("logits", LOGIT_BYTES * LOGIT_COPIES * rows * size.vocabulary, when)
+    yield Part("logits", LOGIT_BYTES * logit_copies(generation, node.device) * rows * size.vocabulary, when)
 
 
 def in_gib(num_bytes: int) -> str:

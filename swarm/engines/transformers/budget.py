@@ -11,14 +11,21 @@ from swarm.errors import OutOfMemory
 from swarm.policy.out_of_memory import free_bytes
 
 LOGIT_COPIES = 6
-"""Most vocabulary-wide float32 rows that sampling holds at a time."""
+"""Those that sampling holds."""
+RECORDED_COPIES = 3
+"""Those of recorded steps, whose memory is theirs alone."""
+
+
+def logit_copies(settings: GenerationSettings, device: str) -> int:
+    """Most vocabulary-wide float32 rows at a time on this type of torch device."""
+    return LOGIT_COPIES + (RECORDED_COPIES if settings.records(device) else 0)
 
 
 def find_room(settings: GenerationSettings, decoder: Decoder, device: torch.device, num_sequences: int) -> Room:
     """The capacity by the settings, reduced when memory is short. Raises `OutOfMemory` when there is none."""
     free, fraction = free_bytes(device), settings.memory_fraction
     max_rows = min(settings.max_batch_sequences, max(1, num_sequences))
-    for_logits = max_rows * decoder.vocabulary * LOGIT_COPIES * torch.float32.itemsize
+    for_logits = max_rows * decoder.vocabulary * logit_copies(settings, device.type) * torch.float32.itemsize
     affordable = int((fraction * free - for_logits) // decoder.bytes_per_token)
     if affordable < 1:
         raise OutOfMemory(

@@ -16,6 +16,7 @@ from swarm.engines.transformers.attention import attending_by_group, can_attend_
 from swarm.engines.transformers.fused import FusedStep, can_fuse
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.engines.transformers.layout import Layout, Unread, batches_of, layouts
+from swarm.engines.transformers.recorded import Record, RecordedStep, can_record
 from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, StepPlan
 from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
@@ -34,8 +35,11 @@ FUSED_TOLERANCE = 1e-5
 class Decoder:
     """Forward passes of one policy over a slot cache. Works with any causal model with a standard KV cache."""
 
-    def __init__(self, policy: Policy) -> None:
-        """Raises `EngineError` for a model with an unsupported cache or attention."""
+    def __init__(self, policy: Policy, recorder: Callable[[], Record] | None = None) -> None:
+        """`recorder`: what records decode steps on this device, if anything does.
+
+        Raises `EngineError` for a model with an unsupported cache or attention.
+        """
         self._policy = policy
         self._generating = GeneratingModel(policy)
         config = policy.model.config
@@ -49,7 +53,8 @@ class Decoder:
         self.bytes_per_token = sum(shape.num_bytes for shape in self.shapes)
         self.vocabulary = int(policy.model.get_output_embeddings().weight.shape[0])
         self._can_join = can_attend_by_group(policy.model) and policy.ranks.forward(self._joins)
-        self._fused = self._fuse()
+        self._recorded_step = self._record(recorder)
+        self._fused = self._fuse() if self._recorded_step is None else None
 
     def refresh(self) -> None:
         """Take the policy's present weights, before a step; its gate must be held."""
@@ -72,8 +77,11 @@ class Decoder:
     def step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
         """Feed what is unread of each row, by slot; returns logits [B, V] of the next tokens, and the experts of the
         fed ones by row."""
-        if self._fused is not None and all(len(row.tokens) == 1 for row in rows):
-            return self._fused.step(cache, rows), None
+        if all(len(row.tokens) == 1 for row in rows):
+            if self._fused is not None:
+                return self._fused.step(cache, rows), None
+            if self._recorded_step is not None and (logits := self._recorded_step.step(cache, rows)) is not None:
+                return logits, None
         return self._step(cache, rows)
 
     def _step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
@@ -186,24 +194,40 @@ class Decoder:
         return bool((together - apart).abs().max() <= PROBE_TOLERANCE * apart.abs().max())
 
     @torch.no_grad()
+    def _record(self, recorder: Callable[[], Record] | None) -> RecordedStep | None:
+        """The recorded step, if this device records, and replaying gives what the model's own code gives."""
+        if recorder is None or not can_record(self._policy):
+            return None
+        recorded = RecordedStep(self._policy, lambda cache, layout: self._feed(cache, layout)[0], recorder)
+
+        def step(cache: SlotCache, rows: Sequence[Unread]) -> Tensor:
+            logits = recorded.step(cache, rows)
+            return self._step(cache, rows)[0] if logits is None else logits
+
+        own = self._after_tokens(lambda cache, rows: self._step(cache, rows)[0])
+        difference = (self._after_tokens(step) - own).abs().max()
+        return recorded if difference <= PROBE_TOLERANCE * own.abs().max() else None
+
+    @torch.no_grad()
     def _fuse(self) -> FusedStep | None:
         """The step in few operations, if there is one for this model that gives what its own code gives."""
         if not can_fuse(self._policy):
             return None
         fused = FusedStep(self._policy)
         fused.refresh()
-        own = self._after_two_tokens(lambda cache, rows: self._step(cache, rows)[0])
-        difference = (self._after_two_tokens(fused.step) - own).abs().max()
+        own = self._after_tokens(lambda cache, rows: self._step(cache, rows)[0])
+        difference = (self._after_tokens(fused.step) - own).abs().max()
         return fused if difference <= FUSED_TOLERANCE else None
 
-    def _after_two_tokens(self, step: Callable[[SlotCache, Sequence[Unread]], Tensor]) -> Tensor:
-        """Log-probabilities after two steps of rows of unequal length; the second step reads what the first wrote."""
+    def _after_tokens(self, step: Callable[[SlotCache, Sequence[Unread]], Tensor]) -> Tensor:
+        """Log-probabilities after steps of rows of unequal length, each of which reads what those before it wrote. The
+        last two replay what the second recorded."""
         prompts = [[0, 1, 2], [3, 4, 5, 6, 7]]
         cache = self.cache(Room(2, 2 * BLOCK))
         cache.arrange(StepPlan([], [Draft(0, row, prompt, 0) for row, prompt in enumerate(prompts)], 0, 8, 2))
         for row, prefix in enumerate(self.read(prompts)):
             cache.fill([row], prefix)
-        for token in range(2):
+        for token in range(4):
             logits = step(cache, [Unread(row, len(prompt) + token, [row]) for row, prompt in enumerate(prompts)])
         return logits.log_softmax(dim=-1)
 

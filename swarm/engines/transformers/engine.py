@@ -19,6 +19,7 @@ from swarm.engines.transformers.budget import find_room
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.intake import Intake
 from swarm.engines.transformers.probe import most_rows
+from swarm.engines.transformers.recorded import cuda_recorder
 from swarm.engines.transformers.scheduler import Draft
 from swarm.errors import Interrupted
 from swarm.policy.loading import Policy
@@ -40,7 +41,7 @@ class TransformersEngine(PolicyEngine):
         super().__init__(policy)
         self._settings = settings
         self._cancelled = cancelled
-        self._decoder = Decoder(policy)
+        self._decoder = Decoder(policy, cuda_recorder(policy.device) if settings.records(policy.device.type) else None)
         self._most_rows = most_rows(policy)
 
     def stream(

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from swarm.engines.transformers.layout import Layout
+from swarm.engines.transformers.recorded import Recordings
 from swarm.engines.transformers.scheduler import Room, StepPlan, blocks
 from swarm.policy.routing import Routing
 
@@ -105,8 +106,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[SlotLayer(shape, device) for shape in shapes])
         self._room = room
         self._device = device
-        self._num_slots = 0
+        self.num_slots = 0
         self._capacity = 0
+        self.recordings: Recordings | None = None
+        """Of steps on the present tensors."""
 
     def num_tokens(self, plan: StepPlan) -> int:
         """Size of the slots after `arrange`."""
@@ -120,8 +123,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             for layer in self.layers:
                 layer.move(sources, targets, plan.width)
         size = self._size(plan)
-        if size != (self._num_slots, self._capacity):
-            self._num_slots, self._capacity = size
+        if size != (self.num_slots, self._capacity):
+            self.num_slots, self._capacity = size
+            self.recordings = None
             for layer in self.layers:
                 layer.resize(*size, plan.num_kept)
 
@@ -144,8 +148,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _size(self, plan: StepPlan) -> tuple[int, int]:
         """(slots, capacity of each) for all rows of a plan: as now, if that is enough."""
         num_rows = plan.num_kept + len(plan.admitted)
-        if num_rows <= self._num_slots and plan.width <= self._capacity:
-            return self._num_slots, self._capacity
+        if num_rows <= self.num_slots and plan.width <= self._capacity:
+            return self.num_slots, self._capacity
         roomy = blocks(plan.width + plan.width // 4)
         capacity = roomy if num_rows * roomy <= self._room.tokens else blocks(plan.width)
         affordable = min(self._room.rows, self._room.tokens // capacity)

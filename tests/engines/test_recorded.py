@@ -1,0 +1,221 @@
+"""Recorded decode steps, on a recorder that repeats operations on the same memory as a CUDA graph does."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers.budget import logit_copies
+from swarm.engines.transformers.decoder import Decoder
+from swarm.engines.transformers.engine import TransformersEngine
+from swarm.engines.transformers.recorded import Record, RecordedStep, Work
+from swarm.policy.loading import Policy
+from swarm.policy.weights import swap_weights
+from swarm.types import Completion, Rejection, Sampling
+from tests.engines.models import make, random_policy
+
+PROMPTS = ["3 * 5", "What is the greatest common divisor of 12 and 18?", "Calculate 12 + 7.", "9 - 4"]
+SAMPLING = Sampling(max_new_tokens=70, temperature=0.8)
+"""More than a block of the cache."""
+NUM_ROWS = 5
+
+
+class Tape(TorchDispatchMode):
+    """What was computed, by which operations, from and into which memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object], list[object]]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, tree_leaves(out)))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, before in self.calls:
+            for old, new in zip(before, tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@dataclass
+class Recorder:
+    """Starts recordings, and counts."""
+
+    tapes: list[weakref.ref[Tape]] = field(default_factory=list)
+    num_replays: int = 0
+
+    def __call__(self) -> Record:
+        return self._record
+
+    def _record(self, work: Work) -> Work:
+        tape = Tape()
+        with tape:
+            work()
+        self.tapes.append(weakref.ref(tape))
+
+        def replay() -> None:
+            self.num_replays += 1
+            tape.replay()
+
+        return replay
+
+
+def refusing() -> Record:
+    """As CUDA refuses a model that looks at its numbers."""
+
+    def record(work: Work) -> Work:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\n")
+
+    return record
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """What engines record with, as if they were on a GPU."""
+    recorder = Recorder()
+    with monkeypatch.context() as patch:
+        _record_with(patch, recorder)
+        yield recorder
+
+
+def _record_with(patch: pytest.MonkeyPatch, recorder: Callable[[], Record]) -> None:
+    patch.setattr("swarm.engines.transformers.engine.cuda_recorder", lambda device: recorder)
+    patch.setattr(GenerationSettings, "records", lambda self, device: self.cuda_graphs)
+
+
+def engine_of(
+    policy: Policy, recorded: bool = True, cancelled: Callable[[], bool] = lambda: False
+) -> TransformersEngine:
+    settings = GenerationSettings(max_batch_sequences=NUM_ROWS, cuda_graphs=recorded)
+    return TransformersEngine(policy, settings, cancelled)
+
+
+def generated(engine: TransformersEngine) -> list[Completion]:
+    answers = engine.generate(PROMPTS, 3, SAMPLING, seed=5)
+    return [completion for group in answers if not isinstance(group, Rejection) for completion in group]
+
+
+def assert_same(found: list[Completion], expected: list[Completion]) -> None:
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2", "mistral", "gemma3"])
+def test_replayed_steps_sample_what_the_model_would(architecture: str, recorder: Recorder) -> None:
+    """Rows of unequal length, refilled, fewer at the end, over the border of a block."""
+    policy = make(architecture)
+    found = generated(engine_of(policy))
+    assert len(found) == 3 * len(PROMPTS)
+    assert recorder.num_replays > 100 > 2 * len(recorder.tapes)
+    assert_same(found, generated(engine_of(policy, recorded=False)))
+
+
+def test_in_half_precision_the_copy_for_generation_is_recorded(recorder: Recorder) -> None:
+    policy = make("llama")
+    policy.dtype = torch.bfloat16
+    found = generated(engine_of(policy))
+    assert recorder.num_replays > 100
+    expected = generated(engine_of(policy, recorded=False))
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprobs[0] == pytest.approx(other.logprobs[0], abs=0.1), "batches of other sizes round otherwise"
+
+
+@pytest.mark.parametrize("at_step", [1, 2, 30])
+def test_weights_that_change_between_steps_are_followed(at_step: int, recorder: Recorder) -> None:
+    def completions(recorded: bool) -> list[Completion]:
+        policy = make("llama")
+        changed = {name: value + 0.01 for name, value in policy.weights.items()}
+        steps = 0
+
+        def change() -> bool:
+            nonlocal steps
+            steps += 1
+            if steps == at_step:
+                swap_weights(policy, changed, 1)
+            return False
+
+        return generated(engine_of(policy, recorded, cancelled=change))
+
+    found = completions(recorded=True)
+    assert any(span.version == 1 for each in found for span in each.versions)
+    assert_same(found, completions(recorded=False))
+
+
+def test_recordings_and_their_memory_go_with_the_cache(recorder: Recorder) -> None:
+    generated(engine_of(make("llama")))
+    gc.collect()
+    assert recorder.tapes and not any(tape() for tape in recorder.tapes)
+
+
+def test_a_model_that_cannot_be_recorded_is_decoded_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = make("qwen3_moe")
+    _record_with(monkeypatch, refusing)
+    found = generated(engine_of(policy))
+    assert [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()] == [
+        "qwen3_moe decodes without CUDA graphs: CUDA error: operation not permitted when stream is capturing"
+    ]
+    assert_same(found, generated(engine_of(policy, recorded=False)))
+
+
+def test_a_model_whose_replayed_step_differs_is_decoded_without(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RecordedStep._run
+
+    def off(self: RecordedStep, *arguments: object) -> None:
+        run(self, *arguments)  # type: ignore[arg-type]
+        logits = arguments[1].logits  # type: ignore[attr-defined]
+        logits[0, 0] += 2 * logits.abs().max()
+
+    monkeypatch.setattr(RecordedStep, "_run", off)
+    assert Decoder(make("llama"), recorder)._recorded_step is None
+
+
+def test_without_memory_for_a_recording_fewer_rows_are_decoded(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make("llama")
+    engine = engine_of(policy)
+    record, widths = Recorder._record, []
+
+    def without_memory(self: Recorder, work: Work) -> Work:
+        widths.append(work.args[2].layout.ids.shape[0])  # type: ignore[attr-defined]
+        if widths[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(self, work)
+
+    monkeypatch.setattr(Recorder, "_record", without_memory)
+    found = generated(engine)
+    assert widths[0] > 2 and min(widths) <= 2
+    assert_same(found, generated(engine_of(policy, recorded=False)))
+
+
+def test_the_fused_step_is_for_devices_that_do_not_record(recorder: Recorder) -> None:
+    assert Decoder(random_policy(), recorder)._fused is None
+    assert Decoder(random_policy())._fused is not None
+
+
+def test_memory_for_recordings_is_set_aside_where_they_are_made() -> None:
+    settings = GenerationSettings()
+    assert logit_copies(settings, "cpu") == logit_copies(GenerationSettings(cuda_graphs=False), "cuda")
+    assert logit_copies(settings, "cuda") > logit_copies(settings, "cpu")
