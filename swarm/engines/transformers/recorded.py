@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,13 +25,12 @@ from torch import Tensor
 
 from swarm.engines.transformers.layout import Layout, Unread
 from swarm.engines.transformers.scheduler import blocks
+from swarm.engines.transformers.slots import SlotCache
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
-
-    from swarm.engines.transformers.slots import SlotCache
 
 Work = Callable[[], None]
 Record = Callable[[Work], Work]
@@ -61,7 +61,8 @@ class Step:
 class Recordings:
     """The steps on a cache's present tensors with the weights of one change; they share their memory."""
 
-    changes: int
+    of: tuple[int, int]
+    """Changes of the weights, and of the tensors."""
     record: Record
     steps: dict[tuple[int, int], Step] = field(default_factory=dict)
     """By rows and width."""
@@ -79,13 +80,14 @@ class RecordedStep:
         self._policy = policy
         self._feed = feed
         self._recorder: Callable[[], Record] | None = recorder
+        self._recordings: WeakKeyDictionary[SlotCache, Recordings] = WeakKeyDictionary()
 
     def step(self, cache: SlotCache, rows: Sequence[Unread]) -> Tensor | None:
         """Feed one token of each row, which are in the first slots, in order; returns logits [B, V] of the next, valid
         until the next step. None once a step could not be recorded."""
         if self._recorder is None:
             return None
-        recordings = self._recordings(cache, self._recorder)
+        recordings = self._of(cache, self._recorder)
         width = blocks(max(row.start for row in rows) + 1)
         key = min(1 << (len(rows) - 1).bit_length(), cache.num_slots), width
         known = key in recordings.steps
@@ -98,11 +100,12 @@ class RecordedStep:
         assert recordings.logits is not None
         return recordings.logits[: len(rows)]
 
-    def _recordings(self, cache: SlotCache, recorder: Callable[[], Record]) -> Recordings:
-        changes = self._policy.gate.changes
-        if cache.recordings is None or cache.recordings.changes != changes:
-            cache.recordings = Recordings(changes, recorder())
-        return cache.recordings
+    def _of(self, cache: SlotCache, recorder: Callable[[], Record]) -> Recordings:
+        of = self._policy.gate.changes, cache.num_resized
+        found = self._recordings.get(cache)
+        if found is None or found.of != of:
+            found = self._recordings[cache] = Recordings(of, recorder())
+        return found
 
     def _recorded(self, recordings: Recordings, work: Work) -> Work | None:
         try:

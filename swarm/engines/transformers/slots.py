@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from swarm.engines.transformers.layout import Layout
-from swarm.engines.transformers.recorded import Recordings
 from swarm.engines.transformers.scheduler import Room, StepPlan, blocks
 from swarm.policy.routing import Routing
 
@@ -108,8 +107,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._device = device
         self.num_slots = 0
         self._capacity = 0
-        self.recordings: Recordings | None = None
-        """Of steps on the present tensors."""
+        self.num_resized = 0
+        """How often its tensors were replaced."""
 
     def num_tokens(self, plan: StepPlan) -> int:
         """Size of the slots after `arrange`."""
@@ -125,7 +124,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         size = self._size(plan)
         if size != (self.num_slots, self._capacity):
             self.num_slots, self._capacity = size
-            self.recordings = None
+            self.num_resized += 1
             for layer in self.layers:
                 layer.resize(*size, plan.num_kept)
 
