@@ -142,7 +142,7 @@ def _shared(
     """One run of nodes that start within 4 s and share from their start on; `kills` of them die during the run."""
     draw = random.Random(seed)
     offsets = [0.0, *(draw.uniform(0, 4) for _ in range(count - 1))]
-    seconds, settle_s = plan.scaled(20, 5), plan.scaled(20, 2)
+    seconds, settle_s = plan.scaled(20, 5), 20.0
     rate = (size, 1.0)
     with plan.fleet(kind, count, loss=loss, delay_s=delay_s) as fleet:
         fleet.start(offsets, publish=rate)

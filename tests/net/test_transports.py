@@ -177,7 +177,7 @@ def test_contract_of_two_nodes(pair: tuple[AnyTransport, AnyTransport]) -> None:
     for _ in range(2):
         began = time.monotonic()
         second.close()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5, "it ended, and was not given up"
     with pytest.raises(TransportError):
         second.publish(b"x")
     with pytest.raises(TransportError):

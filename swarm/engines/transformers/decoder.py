@@ -53,7 +53,7 @@ class Decoder:
         self.bytes_per_token = sum(shape.num_bytes for shape in self.shapes)
         self.vocabulary = int(policy.model.get_output_embeddings().weight.shape[0])
         self._can_join = can_attend_by_group(policy.model) and policy.ranks.forward(self._joins)
-        self._recorded_step = self._record(recorder)
+        self._recorded_step = self._record_step(recorder)
         self._fused = self._fuse() if self._recorded_step is None else None
 
     def refresh(self) -> None:
@@ -99,7 +99,7 @@ class Decoder:
         place = sorted(range(len(order)), key=order.__getitem__)
         return torch.cat(logits)[place], [routing[i] for i in place] if routing else None
 
-    def _recorded(self) -> AbstractContextManager[list[Tensor]]:
+    def _experts_recorded(self) -> AbstractContextManager[list[Tensor]]:
         routers = self._generating.routers
         return routers.recorded() if routers is not None else nullcontext([])
 
@@ -120,7 +120,7 @@ class Decoder:
         model = self._generating.model
         by_group = {"groups": layout.groups} if layout.groups else {}
         attention = attending_by_group(model) if layout.groups else nullcontext()
-        with self._policy.compute(), self._recorded() as chosen, attention:
+        with self._policy.compute(), self._experts_recorded() as chosen, attention:
             output = model(
                 **self._policy.inputs(layout.ids),
                 attention_mask=self._mask(layout.positions, layout.width),
@@ -136,7 +136,7 @@ class Decoder:
     def _read_together(self, pasts: list[list[int]]) -> list[Prefix]:
         """One pass, padded on the right: causal attention ignores the padding, so it needs no mask."""
         ids, _ = pad(pasts, pasts[0][0])  # transformers warns about pad tokens without a mask
-        with self._recorded() as chosen:
+        with self._experts_recorded() as chosen:
             cache = self._read_padded(ids.to(self._policy.device), self._placed(pasts, ids.shape[1]))
         layers = [(layer.keys, layer.values) for layer in cache.layers]
         routing = together(chosen).reshape(*ids.shape, len(chosen), -1) if chosen else None
@@ -194,7 +194,7 @@ class Decoder:
         return bool((together - apart).abs().max() <= PROBE_TOLERANCE * apart.abs().max())
 
     @torch.no_grad()
-    def _record(self, recorder: Callable[[], Record] | None) -> RecordedStep | None:
+    def _record_step(self, recorder: Callable[[], Record] | None) -> RecordedStep | None:
         """The recorded step, if this device records, and replaying gives what the model's own code gives."""
         if recorder is None or not can_record(self._policy):
             return None
