@@ -87,12 +87,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, help="of every swarm, at most, instead of the size's own")
     parser.add_argument("--rounds", type=int, help="of every swarm, instead of the size's own")
     parser.add_argument("--seeds", type=int, help="of every swarm, instead of the size's own")
+    parser.add_argument("--hostile", type=int, nargs="+", help="nodes of a swarm that are, in the table of poison")
     parser.add_argument("--folder", type=Path, default=Path("runs/sharing"), help="finished cells, tables and pictures")
     parser.add_argument("--jobs", type=int, default=num_cores(), help="cells at a time")
     options = parser.parse_args(arguments)
     chosen = QUICK if options.quick else FULL if options.full else DEFAULT
     names = options.only or {QUICK.name: EVERY_SHORT, DEFAULT.name: ASKED, FULL.name: list(TABLES)}[chosen.name]
-    size = changed(chosen, options.nodes, options.rounds, options.seeds)
+    size = changed(chosen, options.nodes, options.rounds, options.seeds, options.hostile)
+    if not all(0 < num_hostile < size.nodes for num_hostile in options.hostile or ()):
+        parser.error(f"--hostile must be from 1 to {size.nodes - 1}, got {' '.join(map(str, options.hostile))}")
     report, console = Report("sharing", peer="baseline"), wide_console()
 
     def take() -> int:
@@ -106,14 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return conclude(take, report, options, console)
 
 
-def changed(size: Size, nodes: int | None, rounds: int | None, seeds: int | None) -> Size:
+def changed(
+    size: Size, nodes: int | None, rounds: int | None, seeds: int | None, hostile: Sequence[int] | None = None
+) -> Size:
     """The size with other numbers, where given; other nodes or rounds have a folder of their own."""
 
     def scale(of: S) -> S:
         return replace(of, nodes=nodes or of.nodes, rounds=rounds or of.rounds, seeds=seeds or of.seeds)
 
     name = size.name + (f"-{nodes}-nodes" if nodes else "") + (f"-{rounds}-rounds" if rounds else "")
-    return replace(scale(size), name=name, real=scale(size.real), timed=scale(size.timed), sampled=scale(size.sampled))
+    size = replace(scale(size), name=name, hostile=tuple(hostile or size.hostile))
+    return replace(size, real=scale(size.real), timed=scale(size.timed), sampled=scale(size.sampled))
 
 
 def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, console: Console) -> int:

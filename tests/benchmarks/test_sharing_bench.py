@@ -12,7 +12,7 @@ from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing import timed
-from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, QUICK, changed, take_table
+from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, KINDS, QUICK, changed, main, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
 from benchmarks.sharing.models import ensure_larger
@@ -396,3 +396,12 @@ def test_sizes_may_be_chosen_and_other_sizes_share_no_results() -> None:
     assert (fewer.nodes, fewer.rounds, fewer.seeds, fewer.timed.rounds, fewer.real.seeds) == (16, 60, 3, 60, 3)
     assert len({fewer.name, changed(FULL, None, 60, 3).name, changed(FULL, 16, None, 3).name, FULL.name}) == 4
     assert changed(DEFAULT, None, None, 3).name == DEFAULT.name, "seeds are cells of the same table"
+
+
+def test_the_number_of_hostile_nodes_may_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    size = changed(DEFAULT, None, None, 1, [1, 2])
+    assert size.name == DEFAULT.name
+    assert [each.title for each in poison(size)] == [f"{kind}, {n} of 8" for n in (1, 2) for kind in KINDS]
+    with pytest.raises(SystemExit):
+        main(["--only", "poison", "--hostile", "8"])
+    assert "from 1 to 7, got 8" in capsys.readouterr().err
