@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write; 130 when interrupted, with what was seen so far."""
     parser = option_parser("soak", __doc__, ())
     parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--cores", type=float, default=CORES, help="that every node has")
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"), help="samples and picture")
     options = parser.parse_args(arguments)
     seconds = 60.0 if options.quick else 3600 * options.hours
@@ -53,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def take() -> int:
         problem = missing()
-        report.add([], [problem or f"Every node has {CORES} of a core, strangers have the rest."])
+        report.add([], [problem or f"Every node has {options.cores:g} of a core, strangers have the rest."])
         try:
-            with scratch() as folder, fleet(Path(folder)) as nodes:
+            with scratch() as folder, fleet(Path(folder), options.cores) as nodes:
                 courses.extend(Course(nodes.children[index].name) for index in range(len(nodes.children)))
                 watch(nodes, courses, seconds, options.folder, console)
         finally:
@@ -68,16 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def fleet(folder: Path) -> Iterator[Nodes]:
-    """The eight nodes, attacked until the block ends."""
+def fleet(folder: Path, cores: float) -> Iterator[Nodes]:
+    """The eight nodes, each with so many cores, attacked until the block ends."""
     with ExitStack() as stack:
         shares = stack.enter_context(closing(CpuShares())) if missing() is None else None
         nodes = Nodes(stack.enter_context(ChildProcesses(folder)), shares)
-        founder = nodes.start("bootstrap", cores=CORES)
-        peers = [nodes.start("join", founder, cores=CORES) for _ in (*PEERS, CHURNING_PEER)]
-        learner = nodes.start("learn", "examples/tiny.yaml", cores=CORES)
+        founder = nodes.start("bootstrap", cores=cores)
+        peers = [nodes.start("join", founder, cores=cores) for _ in (*PEERS, CHURNING_PEER)]
+        learner = nodes.start("learn", "examples/tiny.yaml", cores=cores)
         for _ in (WORKER, CHURNING_WORKER):
-            nodes.start("work", learner, cores=CORES)
+            nodes.start("work", learner, cores=cores)
         nodes.warm_up(PEERS[0])
         nodes.warm_up(LEARNER)
         bombs = Bombs(find_run_id(folder, founder))
