@@ -216,15 +216,14 @@ def listening_hosts() -> set[tuple[str, int]]:
     return {(each.laddr.ip, each.laddr.port) for each in open_now if each.status == psutil.CONN_LISTEN}
 
 
-def test_closing_ends_strangers_in_the_middle_of_a_handshake() -> None:
+def test_closing_ends_strangers_in_the_middle_of_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "INTRODUCTION_S", 600.0)
     server, _ = serving(content)
     port = server.ticket("asker", b"all").port
     with at(port) as stranger:
         until(lambda: num_threads() == 2, "it is let in")
-        began = time.monotonic()
         server.close()
         assert said(stranger) == b""
-        assert time.monotonic() - began < server_module.INTRODUCTION_S
 
 
 def test_links_that_break_in_the_middle_leave_the_network_its_turn() -> None:
