@@ -62,7 +62,7 @@ def test_junk_instead_of_a_handshake_ends_its_own_link(junk: bytes) -> None:
     server, counters = serving(content)
     with closing(server):
         with at(server.ticket("asker", b"all").port) as stranger:
-            with suppress(ConnectionError):
+            with suppress(OSError):  # it may be hung up on meanwhile
                 stranger.sendall(junk)
                 stranger.shutdown(socket.SHUT_WR)
             said(stranger)
@@ -75,7 +75,7 @@ def test_an_older_tls_is_refused() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with closing(server), at(server.ticket("asker", b"all").port) as plain, pytest.raises((ssl.SSLError, OSError)):
+    with closing(server), at(server.ticket("asker", b"all").port) as plain, pytest.raises(OSError):
         context.wrap_socket(plain)
 
 
@@ -195,12 +195,13 @@ def test_the_port_is_open_where_the_node_listens_and_nowhere_else(listen: str) -
     host = listen.split("/")[2]
     if host == "::1" and not can_bind_ipv6():
         pytest.skip("this machine has no IPv6")
+    others = listening_at()
     server = DirectServer(content, (listen,), 0, Counters())
-    assert not listening_hosts(), "nothing listens before the first ticket"
+    assert listening_at() == others, "nothing listens before the first ticket"
     with closing(server):
         port = server.ticket("asker", b"all").port
-        assert listening_hosts() == {(host, port)}
-    until(lambda: not listening_hosts(), "the port is closed")
+        assert listening_at() - others == {(host, port)}
+    until(lambda: listening_at() <= others, "the port is closed")
 
 
 def can_bind_ipv6() -> bool:
@@ -211,7 +212,7 @@ def can_bind_ipv6() -> bool:
         return False
 
 
-def listening_hosts() -> set[tuple[str, int]]:
+def listening_at() -> set[tuple[str, int]]:
     open_now = psutil.Process().net_connections("tcp")
     return {(each.laddr.ip, each.laddr.port) for each in open_now if each.status == psutil.CONN_LISTEN}
 
