@@ -426,6 +426,10 @@ class PeerTransport(Protocol):
         """Remote ends of a peer's connections, as multiaddrs; empty without one."""
         ...
 
+    def is_banned(self, peer_id: str) -> bool:
+        """Whether this node has banned a peer."""
+        ...
+
     def summarize(self, summary: MemberSummary) -> None:
         """Tell members how far this node is, with each renewal of its directory entry."""
         ...

@@ -332,6 +332,10 @@ class MemoryTransport:
         """Empty: there are no addresses."""
         return ()
 
+    def is_banned(self, peer_id: str) -> bool:
+        """Whether this peer has banned another."""
+        return peer_id in self._banned
+
     def summarize(self, summary: MemberSummary) -> None:
         """Does nothing: there is no directory."""
 

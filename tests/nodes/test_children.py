@@ -64,7 +64,7 @@ def test_who_was_killed_says_so_last(tmp_path: Path) -> None:
     """As a system without memory does it: nothing is in the log."""
     child = Child("sleeper", [], tmp_path, "tests.nodes.sleeper")
     child.start()
-    until(lambda: "asleep" in child.last_words(), "it runs")
+    until(lambda: "asleep" in child.last_words(), "it runs", 300.0)  # what it is forked from is imported first
     child.signal(signal.SIGKILL)
     until(lambda: not child.running, "it is dead")
     assert child.last_words().splitlines() == [

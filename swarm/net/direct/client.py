@@ -112,21 +112,19 @@ class DirectClient:
                 try:
                     num_bytes = _receive(link, memoryview(buffer)[:num_left])
                 except OSError as error:
-                    self._ended(peer_id, num_left == max_bytes)
+                    self._failed(peer_id)
                     raise PeerUnreachable(f"the direct link to {peer_id} broke: {error}") from error
                 if num_bytes == 0:
-                    self._ended(peer_id, num_left == max_bytes)
+                    self._failed(peer_id)
                     return
                 if num_left == max_bytes:
-                    self._backoff.succeeded(peer_id)
+                    self._backoff.succeeded(peer_id)  # should it end early, the next pause is the first
                 num_left -= num_bytes
                 yield bytes(memoryview(buffer)[:num_bytes])
 
-    def _ended(self, peer_id: str, before_any: bool) -> None:
-        if before_any:  # a peer without a place for this node, or something between the two
-            self._failed(peer_id)
-
     def _failed(self, peer_id: str) -> None:
+        """Leave the peer to the network for a while: something between the two may end every link before a chunk is
+        whole."""
         self._counters.add("direct_failures")
         self._backoff.failed(peer_id, self._clock())
 

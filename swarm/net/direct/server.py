@@ -11,19 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import msgspec
-
+from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import bound
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.counters import Counters
 from swarm.net.direct.certificate import serving_context
+from swarm.net.direct.places import Places
 from swarm.net.direct.tickets import SECRET_BYTES, Secrets, Ticket
 from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)
 
-MAX_LINKS = 16
-"""At a time, with those that have not said who they are."""
 INTRODUCTION_S = 3.0
 """From the connection to the whole secret."""
 PATIENCE_S = 5.0
@@ -57,7 +55,7 @@ class DirectServer:
         self._secrets = Secrets(clock)
         self._lock = threading.Lock()
         """Guards all below."""
-        self._links: set[ssl.SSLSocket] = set()
+        self._places: Places[ssl.SSLSocket] = Places(_shut)
         self._listening: socket.socket | None = None
         self._certificate = b""
         self._closed = False
@@ -74,9 +72,9 @@ class DirectServer:
         """Close the socket and all links; their threads end by themselves."""
         with self._lock:
             self._closed = True
-            for each in (*self._links, self._listening):
-                if each is not None:
-                    _shut(each)
+            self._places.end_all()
+            if self._listening is not None:
+                _shut(self._listening)
 
     def _open(self) -> socket.socket:
         address = self._address
@@ -98,42 +96,58 @@ class DirectServer:
         with listening:
             while not self._closed:
                 try:
-                    plain, _ = listening.accept()
+                    plain, (host, *_) = listening.accept()
                 except TimeoutError:
                     continue
                 except OSError as error:
                     logger.debug("a direct link could not be accepted: %s", error)
                     time.sleep(AGAIN_S)  # for example without a descriptor left
                     continue
-                link = self._admit(plain, context)
-                if link is None:
+                if not self._begin(plain, host, context):
                     self._counters.add("direct_turned_away")
                     plain.close()
-                else:
-                    threading.Thread(target=self._serve, args=(link,), name="swarm-direct", daemon=True).start()
 
-    def _admit(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket | None:
-        """The link of a new connection; None while no ticket is out, or with too many links."""
+    def _begin(self, plain: socket.socket, host: str, context: ssl.SSLContext) -> bool:
+        """Answer a new connection on a thread of its own, if there is room."""
+        link = self._admit(plain, host, context)
+        if link is None:
+            return False
+        try:
+            threading.Thread(target=self._serve, args=(link,), name="swarm-direct", daemon=True).start()
+        except RuntimeError as error:  # this process may have no more threads
+            logger.debug("a direct link was turned away: %s", error)
+            self._release(link)
+            return False
+        return True
+
+    def _admit(self, plain: socket.socket, host: str, context: ssl.SSLContext) -> ssl.SSLSocket | None:
+        """The link of a new connection; None while no ticket is out, or without a place."""
         with self._lock:
-            if self._closed or len(self._links) >= MAX_LINKS or not self._secrets.any():
+            if self._closed or not self._secrets.any():
                 return None
             try:
                 link = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
             except OSError:
                 return None
-            self._links.add(link)
-            return link
+            if self._places.admit(link, host_of(f"/ip/{host}")):
+                return link
+        link.close()
+        return None
 
     def _serve(self, link: ssl.SSLSocket) -> None:
         try:
-            with link:
-                self._answer(link)
-        except (OSError, LookupError, ValueError, msgspec.MsgspecError) as error:
+            self._answer(link)
+        except Exception as error:
+            # Whatever a peer provokes ends its own link, as `Guard` sees to on the network thread.
             self._counters.add("direct_broken_off")
-            logger.debug("a direct link has ended: %s", error)
+            logger.debug("a direct link has ended: %r", error)
         finally:
-            with self._lock:
-                self._links.discard(link)
+            self._release(link)
+
+    def _release(self, link: ssl.SSLSocket) -> None:
+        with self._lock:
+            self._places.release(link)
+        link.close()
 
     def _answer(self, link: ssl.SSLSocket) -> None:
         """Answer the request of one link. Raises what the handler raises, and `OSError`."""
@@ -143,6 +157,9 @@ class DirectServer:
         errand = self._secrets.redeem(self._read_secret(link, until))
         if errand is None:
             raise LookupError("this secret is not valid, or not any more")
+        with self._lock:
+            if not self._places.introduce(link, errand.peer_id):
+                raise LookupError("others needed the place meanwhile")
         self._counters.add("direct_links")
         for chunk in self._handler(errand.peer_id, errand.request):
             if chunk is not None:

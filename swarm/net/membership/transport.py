@@ -129,6 +129,10 @@ class MemberTransport(ABC):
         """Remote ends of a peer's connections; empty without one, or up to a second after it was made."""
         return self._member.peers.observed.get(peer_id, ())
 
+    def is_banned(self, peer_id: str) -> bool:
+        """Whether this node has banned a peer."""
+        return peer_id in self._member.peers.banned
+
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`, on the network thread."""
         self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))

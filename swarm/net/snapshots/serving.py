@@ -62,7 +62,7 @@ class Serving:
         self._direct: DirectServer | None = None
         if settings.upload_bytes_per_s is None and settings.snapshots.direct:
             self._direct = DirectServer(
-                self._send_chunks, settings.listen, settings.snapshots.direct_port or 0, self.counters
+                self._send_chunks_directly, settings.listen, settings.snapshots.direct_port or 0, self.counters
             )
         self._closed = False
 
@@ -141,12 +141,20 @@ class Serving:
         self._require_open()
         return self.uploads.send_chunks(remote, request)
 
+    def _send_chunks_directly(self, remote: str, request: bytes) -> Iterator[bytes | None]:
+        """As over the network, which closes the connections of peers that are banned, but not these."""
+        for chunk in self._send_chunks(remote, request):
+            if self._transport.is_banned(remote):
+                raise LookupError("this node has banned you")
+            yield chunk
+
     def _answer_direct(self, remote: str, request: bytes) -> bytes:
         self._require_open()
-        msgspec.msgpack.decode(request, type=ChunksRequest)  # refused here, where it is charged to the peer
+        want = msgspec.msgpack.decode(request, type=ChunksRequest)  # refused here, where it is charged to the peer
         if self._direct is None:
             raise LookupError("this node has no direct links")
-        return msgspec.msgpack.encode(self._direct.ticket(remote, request))
+        # Encoded again, because it waits in memory: what else was in the request may be long.
+        return msgspec.msgpack.encode(self._direct.ticket(remote, msgspec.msgpack.encode(want)))
 
     def _require_open(self) -> None:
         if self._closed:
