@@ -322,7 +322,7 @@ SHORT = Size(
     swarms=(),
     kinds=("gibberish",),
     hostile=(1,),
-    each_defence=False,
+    without=("any",),
     each_policy=False,
     # The embedded policy in the real one's place.
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=6, every=1, groups=2, policy="tiny"),
@@ -405,3 +405,15 @@ def test_the_number_of_hostile_nodes_may_be_chosen(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["--only", "poison", "--hostile", "8"])
     assert "from 1 to 7, got 8" in capsys.readouterr().err
+
+
+def test_the_defences_that_are_switched_off_may_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows_of(without: list[str] | None) -> list[str]:
+        return list(poison(changed(DEFAULT, None, None, 1, [1], without))[0].cells)
+
+    assert rows_of(None) == ["clean", "all defences", "without any"]
+    assert rows_of([]) == ["clean", "all defences"]
+    assert rows_of(["fence"]) == ["clean", "all defences", "without fence"]
+    with pytest.raises(SystemExit):
+        main(["--only", "poison", "--without", "regrading"])
+    assert "regrading" in capsys.readouterr().err
