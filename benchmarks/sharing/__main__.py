@@ -14,7 +14,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from benchmarks.common.report import Report
-from benchmarks.common.running import conclude, option_parser, wide_console
+from benchmarks.common.running import at_least_one, conclude, option_parser, wide_console
 from benchmarks.sharing.swarms import Comparison, RealScale, Scale, Size
 from benchmarks.sharing.table import rows
 from benchmarks.sharing.tables import DEFENCES, TABLES, WITHOUT_ANY
@@ -84,10 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     default = f"{', '.join(ASKED)}; with --quick {', '.join(EVERY_SHORT)}; with --full all"
     parser = option_parser("sharing", __doc__, TABLES, default)
     parser.add_argument("--full", action="store_true", help="every kind and defence, and the real model: far longer")
-    parser.add_argument("--nodes", type=int, help="of every swarm, at most, instead of the size's own")
-    parser.add_argument("--rounds", type=int, help="of every swarm, instead of the size's own")
-    parser.add_argument("--seeds", type=int, help="of every swarm, instead of the size's own")
-    parser.add_argument("--hostile", type=int, nargs="+", help="nodes of a swarm that are, in the table of poison")
+    parser.add_argument("--nodes", type=at_least_one, help="of every swarm, at most, instead of the size's own")
+    parser.add_argument("--rounds", type=at_least_one, help="of every swarm, instead of the size's own")
+    parser.add_argument("--seeds", type=at_least_one, help="of every swarm, instead of the size's own")
+    parser.add_argument(
+        "--hostile", type=at_least_one, nargs="+", help="nodes of a swarm that are, in the table of poison"
+    )
     parser.add_argument(
         "--without",
         nargs="*",
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"defences also switched off there, in turn: {' | '.join(DEFENCES)} | {WITHOUT_ANY}; nothing: none",
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/sharing"), help="finished cells, tables and pictures")
-    parser.add_argument("--jobs", type=int, default=num_cores(), help="cells at a time")
+    parser.add_argument("--jobs", type=at_least_one, default=num_cores(), help="cells at a time")
     options = parser.parse_args(arguments)
     chosen = QUICK if options.quick else FULL if options.full else DEFAULT
     names = options.only or {QUICK.name: EVERY_SHORT, DEFAULT.name: ASKED, FULL.name: list(TABLES)}[chosen.name]

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.common import halving
 from benchmarks.common.report import Report, Row
-from benchmarks.common.running import conclude, option_parser, wide_console
+from benchmarks.common.running import at_least_one, conclude, option_parser, wide_console
 from benchmarks.staleness.arms import ARMS, ASKED, ASKED_DELAYS, EVERY_DELAY
 from benchmarks.staleness.cell import Bench, Cell
 from benchmarks.staleness.delays import check
@@ -102,7 +102,7 @@ def _options() -> argparse.ArgumentParser:
     delays = " | ".join(EVERY_DELAY)
     parser.add_argument("--delays", nargs="+", type=_delay, metavar="DELAY", help=f"any number of updates, or {delays}")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED")
-    parser.add_argument("--updates", type=int, help="updates a cell")
+    parser.add_argument("--updates", type=at_least_one, help="updates a cell")
     parser.add_argument("--rates", nargs="+", type=float, metavar="RATE", help="learning rates to choose from")
     parser.add_argument(
         "--divergence",

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.report import Report, Row, row
-from benchmarks.common.running import conclude, option_parser, wide_console
+from benchmarks.common.running import at_least_one, conclude, option_parser, wide_console
 from benchmarks.worth.found import Found, find
 from benchmarks.worth.swarms import KINDS, Kind, swarm_and_controls
 from nodes.simulation.cells import CellStore
@@ -80,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the swarms and controls that are missing."""
     parser = option_parser("worth", __doc__, KINDS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--rounds", type=at_least_one)
     parser.add_argument("--folder", type=Path, default=Path("runs/worth"), help="finished swarms")
-    parser.add_argument("--jobs", type=int, default=num_cores(), help="swarms at a time")
+    parser.add_argument("--jobs", type=at_least_one, default=num_cores(), help="swarms at a time")
     options = parser.parse_args(arguments)
     report, console = Report("worth", peer="true benefit"), wide_console()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)

@@ -417,3 +417,11 @@ def test_the_defences_that_are_switched_off_may_be_chosen(capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["--only", "poison", "--without", "regrading"])
     assert "regrading" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--rounds", "--seeds", "--hostile", "--jobs"])
+def test_counts_below_one_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("0", "-3", "few"):
+        with pytest.raises(SystemExit):
+            main([option, value])
+        assert f"{option}: must be a whole number of at least 1, got {value}" in capsys.readouterr().err
