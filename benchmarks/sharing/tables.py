@@ -8,9 +8,9 @@ from operator import attrgetter
 
 from rich.console import Console
 
+from benchmarks.common.larger import LARGER, ensure_larger
 from benchmarks.common.report import Row
 from benchmarks.sharing import real_model, sampled, timed
-from benchmarks.sharing.models import LARGER, ensure_larger
 from benchmarks.sharing.swarms import (
     ALONE,
     DEFAULT,

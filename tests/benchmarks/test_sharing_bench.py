@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from benchmarks.common.larger import ensure_larger
 from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
@@ -15,7 +16,6 @@ from benchmarks.sharing import timed
 from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, KINDS, QUICK, changed, main, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
-from benchmarks.sharing.models import ensure_larger
 from benchmarks.sharing.real_model import of_real_model
 from benchmarks.sharing.swarms import (
     RealScale,
