@@ -138,28 +138,42 @@ def changed(
 
 
 def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, console: Console) -> int:
-    """One table: its rows go into `report`, its files into the folder. Returns how many cells failed."""
+    """One table: its rows go into `report`, its files into the folder. Returns how many cells failed.
+
+    When it is interrupted, the table is that of the cells that have finished.
+    """
     table = TABLES[name]
     store = CellStore(folder / size.name / name)
     comparisons = table.comparisons(size)
     # Comparisons may have cells in common, such as the clean run.
     every = {cell.name: cell for each in comparisons for cells in each.cells.values() for cell in cells}
     console.print(f"{name}: {len(every)} cells", highlight=False)
-    failed = run_cells(list(every.values()), store, table.jobs(jobs), lambda: False, console, CELL_MODULE)
-    sections = [section(comparison, store) for comparison in comparisons]
+    store.check(every.values())
+    try:
+        return run_cells(list(every.values()), store, table.jobs(jobs), lambda: False, console, CELL_MODULE)
+    finally:
+        write_table(name, size, comparisons, store, report)
+
+
+def write_table(name: str, size: Size, comparisons: Sequence[Comparison], store: CellStore, report: Report) -> None:
+    """The table of the cells that have finished."""
+    table = TABLES[name]
+    begun = [(each, section(each, store)) for each in comparisons]
+    begun = [(comparison, each) for comparison, each in begun if any(each.outcomes.values())]
+    if not begun:
+        return
     found = Report("sharing", peer="baseline")
-    for comparison, each in zip(comparisons, sections, strict=True):
+    for comparison, each in begun:
         found.add(table.findings(each.title, each.outcomes), [*table.notes, *comparison.notes])
     found.add([], [f"{name}: {table.scale(size)}. {MEANS}"])
+    sections = [each for _, each in begun]
     texts = [f"{each.title}:\n\n{markdown(compare(each.outcomes), next(iter(each.outcomes)))}" for each in sections]
-    out = folder / size.name / name
-    out.with_suffix(".md").write_text("\n".join([*texts, found.markdown()]))
+    store.folder.with_suffix(".md").write_text("\n".join([*texts, found.markdown()]))
     for each in sections:
         found.add(rows(each.title, each.outcomes))
-    found.write(out.with_suffix(".json"))
-    write_comparisons(out.with_suffix(".png"), sections)
+    found.write(store.folder.with_suffix(".json"))
+    write_comparisons(store.folder.with_suffix(".png"), sections)
     report.add(found.rows, found.notes)
-    return failed
 
 
 def section(comparison: Comparison, store: CellStore) -> Section:

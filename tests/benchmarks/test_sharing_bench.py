@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from benchmarks.sharing.tables import (
     sapo_targets,
 )
 from benchmarks.sharing.timed import by_time, node_cores
-from nodes.simulation.cells import Cell, alike
+from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, CellStore, alike, write
 from nodes.simulation.in_memory import MemoryRun, Turns
 from nodes.simulation.members import Member
 from nodes.simulation.shares import missing
@@ -388,6 +389,28 @@ def test_a_short_table_of_time_is_one_of_real_processes(tmp_path: Path, monkeypa
         assert by_name[f"time, {name}, after 2 rounds: seconds a node"].value > 0
         assert any(what.startswith(f"time, {name}: time to a held-out accuracy") for what in by_name)
     assert (tmp_path / "short" / "time.png").stat().st_size > 10_000
+
+
+def test_an_interrupted_table_shows_what_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(num_cells: int) -> Callable[..., int]:
+        def run(cells: Sequence[Cell], store: CellStore, *_: object) -> int:
+            for cell in cells[:num_cells]:
+                (store.folder / cell.name).mkdir(parents=True)
+                write(store.folder / cell.name / CELL_FILE, cell)
+                write(store.folder / cell.name / RESULT_FILE, swarm(cell.row, cell.seed, 3.0))
+            raise KeyboardInterrupt
+
+        return run
+
+    report = Report("sharing", peer="baseline")
+    for num_cells in (0, 1):
+        monkeypatch.setattr("benchmarks.sharing.__main__.run_cells", finish(num_cells))
+        with pytest.raises(KeyboardInterrupt):
+            take_table("poison", SHORT, tmp_path, 1, report, Console(quiet=True))
+        assert (tmp_path / "short" / "poison.md").exists() == (num_cells > 0)
+    found = {row.what: row for row in report.rows}
+    assert found["gibberish, 1 of 2, clean: cumulative reward a node"].value == pytest.approx(3.0)
+    assert found["gibberish, 1 of 2: honest nodes against the clean run"].met is False, "it was not measured"
 
 
 def test_sizes_may_be_chosen_and_other_sizes_share_no_results() -> None:
