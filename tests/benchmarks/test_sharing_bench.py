@@ -350,6 +350,29 @@ def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "titles", "num_targets"),
+    [("sapo", ["sparse"], 2), ("heterogeneous", ["specialists"], 2), ("filter", ["sparse"], 0)],
+)
+def test_a_short_run_of_every_other_table_in_memory(
+    tmp_path: Path, name: str, titles: list[str], num_targets: int
+) -> None:
+    size = replace(SHORT, swarms=("specialists",))
+    report = Report("sharing", peer="baseline")
+    assert take_table(name, size, tmp_path, 2, report, Console(quiet=True)) == 0
+    comparisons = TABLES[name].comparisons(size)
+    assert [each.title for each in comparisons] == titles
+    measured = {row.what for row in report.rows}
+    for each in comparisons:
+        for row in each.cells:
+            for figure in ("cumulative reward a node", "held-out accuracy", "drawdown", "tokens a node"):
+                assert f"{each.title}, {row}: {figure}" in measured
+    targets = [row for row in report.rows if row.target is not None]
+    assert len(targets) == num_targets and all(row.met is not None for row in targets)
+    assert {path.suffix for path in (tmp_path / "short").glob(f"{name}.*")} == {".json", ".md", ".png"}
+
+
+@pytest.mark.slow
 def test_a_short_table_of_the_real_model_has_what_accuracy_costs(tmp_path: Path) -> None:
     report = Report("sharing", peer="baseline")
     TABLES["model"].prepare(SHORT, Console(quiet=True), 2)
