@@ -365,7 +365,7 @@ def _origin(path: str, origins: Mapping[str, str]) -> str | None:
 
 def _describe(error: ValidationError, origins: Mapping[str, str], file: str, yaml_file: YamlFile | None) -> str:
     lines = []
-    for item in error.errors():
+    for item in _causes(error.errors()):
         path = ".".join(str(part) for part in item["loc"])
         origin = _origin(path, origins)
         if origin == file and yaml_file is not None and (number := yaml_file.line(item["loc"])) is not None:
@@ -373,6 +373,14 @@ def _describe(error: ValidationError, origins: Mapping[str, str], file: str, yam
         where = f" (from {origin})" if origin else ""
         lines.append(f"{path}{where}: {_problem(item)}" if path else _problem(item))
     return "\n".join(lines)
+
+
+def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
+    """The errors, without what only follows from others: a list without its wrong items is too short."""
+    for item in errors:
+        place = item["loc"]
+        if item["type"] != "too_short" or not any(each["loc"][:-1][: len(place)] == place for each in errors):
+            yield item
 
 
 def _problem(item: ErrorDetails) -> str:

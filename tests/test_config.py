@@ -124,6 +124,14 @@ def test_a_wrong_file_is_one_clear_message(tmp_path: Path, text: str, message: s
     assert message.format(file=file) in str(caught.value)
 
 
+def test_a_wrong_task_is_not_also_a_list_that_is_too_short(tmp_path: Path) -> None:
+    file = _file(tmp_path, "tasks:\n- {kind: reasoning_gym, name: gcd, find: words}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"tasks.0.reasoning_gym.find (from {file}, line 2): ")
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

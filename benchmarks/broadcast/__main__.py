@@ -23,7 +23,7 @@ from benchmarks.broadcast.links import CONGESTION, Links, missing
 from benchmarks.broadcast.node import Spec
 from benchmarks.common.children import Child, ChildFailed, ChildProcesses, until
 from benchmarks.common.report import Report, row
-from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
+from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 
 NODE = [sys.executable, "-m", "benchmarks.broadcast.node"]
 DAEMONS = [sys.executable, "-m", "benchmarks.broadcast.daemons"]
@@ -352,8 +352,10 @@ def _links(plan: Plan) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 130 when interrupted."""
     parser = option_parser("broadcast", __doc__, MEASUREMENTS)
-    parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="default 4 8 16 32, with --quick 2 4")
-    parser.add_argument("--repeats", type=int, help="of every measurement; default 3, with --quick 1")
+    parser.add_argument(
+        "--workers", nargs="+", type=at_least_one, metavar="N", help="default 4 8 16 32, with --quick 2 4"
+    )
+    parser.add_argument("--repeats", type=at_least_one, help="of every measurement; default 3, with --quick 1")
     parser.add_argument(
         "--links", choices=("auto", "namespaces", "buckets"), default="auto", help="how links are limited; default auto"
     )

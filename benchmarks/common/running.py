@@ -73,6 +73,13 @@ def option_parser(
     return parser
 
 
+def at_least_one(text: str) -> int:
+    """A whole number of at least 1, as an option's value. Raises `argparse.ArgumentTypeError`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)
+
+
 def wide_console() -> Console:
     """A console with the terminal's width; otherwise wide enough for a table of figures."""
     return Console(width=None if sys.stdout.isatty() else 180)

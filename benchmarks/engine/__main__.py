@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.report import Report, row
-from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
+from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, wide_console
 from benchmarks.engine import ahead
 from benchmarks.engine import dtypes as precision
 from benchmarks.engine import routing as replaying
@@ -243,7 +243,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 130 when interrupted."""
     parser = option_parser("engine", __doc__, MEASUREMENTS)
-    parser.add_argument("--repeats", type=int, help="of the speeds; default 3, with --quick 1")
+    parser.add_argument("--repeats", type=at_least_one, help="of the speeds; default 3, with --quick 1")
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM, to measure that too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.common.children import ROOT, ChildFailed, ChildProcesses, until
 from benchmarks.common.report import Report, Row, row
-from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
+from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.network import delivery
 from benchmarks.network.attacks import KINDS
 from benchmarks.network.baseline.install import PACKAGE, PeerNotInstalled, genrl_python, genrl_versions
@@ -577,7 +577,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 130 when interrupted."""
     parser = option_parser("network", __doc__, MEASUREMENTS)
-    parser.add_argument("--repeats", type=int, help="of every measurement; default 3, with --quick 1")
+    parser.add_argument("--repeats", type=at_least_one, help="of every measurement; default 3, with --quick 1")
     parser.add_argument("--no-baseline", action="store_true", help=f"omit the public peer ({PACKAGE})")
     options = parser.parse_args(arguments)
     report, console = Report("network"), wide_console()

@@ -16,7 +16,7 @@ from statistics import fmean
 import torch
 
 from benchmarks.common.report import Report, Row, row
-from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
+from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.poker.exact import best_response, value
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from nodes.simulation.members import Member
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the games."""
     parser = option_parser("poker", __doc__, GAMES)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(Plan.seeds))
-    parser.add_argument("--rounds", type=int, default=Plan.rounds)
+    parser.add_argument("--rounds", type=at_least_one, default=Plan.rounds)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     report, console = Report("poker", peer="untrained"), wide_console()

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.common.children import ChildProcesses
 from benchmarks.common.live import LOOK_EVERY_S, Attackers, Bombs, Nodes, find_run_id, service_attacker
 from benchmarks.common.report import Report, row
-from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
+from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.network.flood import Memory, Scale, Times
 from nodes.simulation.shares import CpuShares, missing
 
@@ -156,7 +156,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {"bombs": bombs, "learner": 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 130 when interrupted."""
     parser = option_parser("resilience", __doc__, MEASUREMENTS)
-    parser.add_argument("--repeats", type=int, help="of every attack; default 3, with --quick 1")
+    parser.add_argument("--repeats", type=at_least_one, help="of every attack; default 3, with --quick 1")
     options = parser.parse_args(arguments)
     report, console = Report("resilience"), wide_console()
 

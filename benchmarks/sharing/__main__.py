@@ -14,10 +14,10 @@ from typing import TypeVar
 from rich.console import Console
 
 from benchmarks.common.report import Report
-from benchmarks.common.running import conclude, option_parser, wide_console
+from benchmarks.common.running import at_least_one, conclude, option_parser, wide_console
 from benchmarks.sharing.swarms import Comparison, RealScale, Scale, Size
 from benchmarks.sharing.table import rows
-from benchmarks.sharing.tables import TABLES
+from benchmarks.sharing.tables import DEFENCES, TABLES, WITHOUT_ANY
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
@@ -40,7 +40,7 @@ QUICK = Size(
     swarms=SWARMS,
     kinds=("copies", "gibberish"),
     hostile=(2,),
-    each_defence=False,
+    without=(WITHOUT_ANY,),
     each_policy=False,
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=8, every=1, groups=2),
     timed=Scale(nodes=2, rounds=12, seeds=1, evaluation=36, every=4),
@@ -56,7 +56,7 @@ DEFAULT = Size(
     swarms=SWARMS,
     kinds=KINDS,
     hostile=(4,),
-    each_defence=False,
+    without=(WITHOUT_ANY,),
     each_policy=False,
     real=REAL,
     timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
@@ -68,7 +68,7 @@ FULL = replace(
     rounds=200,
     evaluation=360,
     hostile=(1, 2, 4),
-    each_defence=True,
+    without=(*DEFENCES, WITHOUT_ANY),
     each_policy=True,
     timed=replace(DEFAULT.timed, rounds=200),
 )
@@ -84,16 +84,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     default = f"{', '.join(ASKED)}; with --quick {', '.join(EVERY_SHORT)}; with --full all"
     parser = option_parser("sharing", __doc__, TABLES, default)
     parser.add_argument("--full", action="store_true", help="every kind and defence, and the real model: far longer")
-    parser.add_argument("--nodes", type=int, help="of every swarm, at most, instead of the size's own")
-    parser.add_argument("--rounds", type=int, help="of every swarm, instead of the size's own")
-    parser.add_argument("--seeds", type=int, help="of every swarm, instead of the size's own")
-    parser.add_argument("--hostile", type=int, nargs="+", help="nodes of a swarm that are, in the table of poison")
+    parser.add_argument("--nodes", type=at_least_one, help="of every swarm, at most, instead of the size's own")
+    parser.add_argument("--rounds", type=at_least_one, help="of every swarm, instead of the size's own")
+    parser.add_argument("--seeds", type=at_least_one, help="of every swarm, instead of the size's own")
+    parser.add_argument(
+        "--hostile", type=at_least_one, nargs="+", help="nodes of a swarm that are, in the table of poison"
+    )
+    parser.add_argument(
+        "--without",
+        nargs="*",
+        choices=[*DEFENCES, WITHOUT_ANY],
+        metavar="DEFENCE",
+        help=f"defences also switched off there, in turn: {' | '.join(DEFENCES)} | {WITHOUT_ANY}; nothing: none",
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/sharing"), help="finished cells, tables and pictures")
-    parser.add_argument("--jobs", type=int, default=num_cores(), help="cells at a time")
+    parser.add_argument("--jobs", type=at_least_one, default=num_cores(), help="cells at a time")
     options = parser.parse_args(arguments)
     chosen = QUICK if options.quick else FULL if options.full else DEFAULT
     names = options.only or {QUICK.name: EVERY_SHORT, DEFAULT.name: ASKED, FULL.name: list(TABLES)}[chosen.name]
-    size = changed(chosen, options.nodes, options.rounds, options.seeds, options.hostile)
+    size = changed(chosen, options.nodes, options.rounds, options.seeds, options.hostile, options.without)
     if not all(0 < num_hostile < size.nodes for num_hostile in options.hostile or ()):
         parser.error(f"--hostile must be from 1 to {size.nodes - 1}, got {' '.join(map(str, options.hostile))}")
     report, console = Report("sharing", peer="baseline"), wide_console()
@@ -110,7 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def changed(
-    size: Size, nodes: int | None, rounds: int | None, seeds: int | None, hostile: Sequence[int] | None = None
+    size: Size,
+    nodes: int | None,
+    rounds: int | None,
+    seeds: int | None,
+    hostile: Sequence[int] | None = None,
+    without: Sequence[str] | None = None,
 ) -> Size:
     """The size with other numbers, where given; other nodes or rounds have a folder of their own."""
 
@@ -118,33 +132,48 @@ def changed(
         return replace(of, nodes=nodes or of.nodes, rounds=rounds or of.rounds, seeds=seeds or of.seeds)
 
     name = size.name + (f"-{nodes}-nodes" if nodes else "") + (f"-{rounds}-rounds" if rounds else "")
-    size = replace(scale(size), name=name, hostile=tuple(hostile or size.hostile))
+    without = size.without if without is None else tuple(without)
+    size = replace(scale(size), name=name, hostile=tuple(hostile or size.hostile), without=without)
     return replace(size, real=scale(size.real), timed=scale(size.timed), sampled=scale(size.sampled))
 
 
 def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, console: Console) -> int:
-    """One table: its rows go into `report`, its files into the folder. Returns how many cells failed."""
+    """One table: its rows go into `report`, its files into the folder. Returns how many cells failed.
+
+    When it is interrupted, the table is that of the cells that have finished.
+    """
     table = TABLES[name]
     store = CellStore(folder / size.name / name)
     comparisons = table.comparisons(size)
     # Comparisons may have cells in common, such as the clean run.
     every = {cell.name: cell for each in comparisons for cells in each.cells.values() for cell in cells}
     console.print(f"{name}: {len(every)} cells", highlight=False)
-    failed = run_cells(list(every.values()), store, table.jobs(jobs), lambda: False, console, CELL_MODULE)
-    sections = [section(comparison, store) for comparison in comparisons]
+    store.check(every.values())
+    try:
+        return run_cells(list(every.values()), store, table.jobs(jobs), lambda: False, console, CELL_MODULE)
+    finally:
+        write_table(name, size, comparisons, store, report)
+
+
+def write_table(name: str, size: Size, comparisons: Sequence[Comparison], store: CellStore, report: Report) -> None:
+    """The table of the cells that have finished."""
+    table = TABLES[name]
+    begun = [(each, section(each, store)) for each in comparisons]
+    begun = [(comparison, each) for comparison, each in begun if any(each.outcomes.values())]
+    if not begun:
+        return
     found = Report("sharing", peer="baseline")
-    for comparison, each in zip(comparisons, sections, strict=True):
+    for comparison, each in begun:
         found.add(table.findings(each.title, each.outcomes), [*table.notes, *comparison.notes])
     found.add([], [f"{name}: {table.scale(size)}. {MEANS}"])
+    sections = [each for _, each in begun]
     texts = [f"{each.title}:\n\n{markdown(compare(each.outcomes), next(iter(each.outcomes)))}" for each in sections]
-    out = folder / size.name / name
-    out.with_suffix(".md").write_text("\n".join([*texts, found.markdown()]))
+    store.folder.with_suffix(".md").write_text("\n".join([*texts, found.markdown()]))
     for each in sections:
         found.add(rows(each.title, each.outcomes))
-    found.write(out.with_suffix(".json"))
-    write_comparisons(out.with_suffix(".png"), sections)
+    found.write(store.folder.with_suffix(".json"))
+    write_comparisons(store.folder.with_suffix(".png"), sections)
     report.add(found.rows, found.notes)
-    return failed
 
 
 def section(comparison: Comparison, store: CellStore) -> Section:

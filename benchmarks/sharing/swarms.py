@@ -65,8 +65,8 @@ class Size(Scale):
     """Of hostile peers."""
     hostile: tuple[int, ...]
     """How many of the nodes are."""
-    each_defence: bool
-    """Also without each defence alone, not only without all."""
+    without: tuple[str, ...]
+    """Defences that hostile peers also meet switched off, one at a time; "any": all at once."""
     each_policy: bool
     """Also with each other mixing policy, and with hardly any own groups."""
     real: RealScale

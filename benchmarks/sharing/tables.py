@@ -8,9 +8,9 @@ from operator import attrgetter
 
 from rich.console import Console
 
+from benchmarks.common.larger import LARGER, ensure_larger
 from benchmarks.common.report import Row
 from benchmarks.sharing import real_model, sampled, timed
-from benchmarks.sharing.models import LARGER, ensure_larger
 from benchmarks.sharing.swarms import (
     ALONE,
     DEFAULT,
@@ -53,9 +53,10 @@ UNHARMED = 0.97
 DEFENCES: dict[str, Fields] = {
     "fence": [("plausibility.fence", "1000000"), ("plausibility.slack_nats", "1000000")],
     "watch": [("watch.drop", "1")],
-    "negative weight": [("mix.external_negative_weight", "1")],
+    "weight": [("mix.external_negative_weight", "1")],
 }
 """How to switch each off."""
+WITHOUT_ANY = "any"
 DEFENDED = "all defences"
 FILTERS: dict[str, Fields] = {
     "off": [("pool.min_reward_std", "null"), ("share.groups", "all")],
@@ -144,7 +145,7 @@ def poison(size: Size) -> list[Comparison]:
         for kind in size.kinds:
             title, guests = f"{kind}, {num_hostile} of {size.nodes}", (kind,) * num_hostile
             compared = {"clean": clean, DEFENDED: cells(f"{title}, {DEFENDED}", guests)}
-            for name, changes in _without(size.each_defence).items():
+            for name, changes in _without(size.without).items():
                 compared[name] = cells(f"{title}, {name}", guests, changes)
             comparisons.append(Comparison(title, compared))
     return comparisons
@@ -229,10 +230,10 @@ TABLES = {
 }
 
 
-def _without(each: bool) -> dict[str, Fields]:
-    """Changes that switch off each defence, and all."""
-    alone = {f"without {name}": fields for name, fields in DEFENCES.items()} if each else {}
-    return {**alone, "without any": [field for fields in DEFENCES.values() for field in fields]}
+def _without(defences: Sequence[str]) -> dict[str, Fields]:
+    """Changes that switch off each of these, by row."""
+    every = [field for fields in DEFENCES.values() for field in fields]
+    return {f"without {name}": DEFENCES.get(name, every) for name in defences}
 
 
 def _against(outcomes: Outcomes, mix: str) -> Estimate | None:

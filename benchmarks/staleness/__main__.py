@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.common import halving
 from benchmarks.common.report import Report, Row
-from benchmarks.common.running import conclude, option_parser, wide_console
+from benchmarks.common.running import at_least_one, conclude, option_parser, wide_console
 from benchmarks.staleness.arms import ARMS, ASKED, ASKED_DELAYS, EVERY_DELAY
 from benchmarks.staleness.cell import Bench, Cell
 from benchmarks.staleness.delays import check
@@ -27,8 +27,11 @@ from benchmarks.staleness.rates import SEEDS, choose
 from benchmarks.staleness.run import Plan
 from benchmarks.staleness.subject import Subject, configured, counting_bits
 from benchmarks.staleness.table import notes, rows
-from swarm.config import load_config
+from nodes.real_models.settings import real_model
+from nodes.simulation.mixes import as_fields
+from swarm.config import NodeConfig, load_config
 from swarm.errors import SwarmError
+from swarm.machine import num_cores
 from swarm.policy.config import check_model_path
 
 LORA_RANK = 16
@@ -99,7 +102,7 @@ def _options() -> argparse.ArgumentParser:
     delays = " | ".join(EVERY_DELAY)
     parser.add_argument("--delays", nargs="+", type=_delay, metavar="DELAY", help=f"any number of updates, or {delays}")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED")
-    parser.add_argument("--updates", type=int, help="updates a cell")
+    parser.add_argument("--updates", type=at_least_one, help="updates a cell")
     parser.add_argument("--rates", nargs="+", type=float, metavar="RATE", help="learning rates to choose from")
     parser.add_argument(
         "--divergence",
@@ -108,7 +111,9 @@ def _options() -> argparse.ArgumentParser:
         help="choose the learning rates by this divergence from the sampler a token, not by accuracy on-policy",
     )
     parser.add_argument(
-        "--model", help=f"train this directory or hub id, with LoRA of rank {LORA_RANK} unless --config says otherwise"
+        "--model",
+        help=f"train smollm2, a directory or a hub id, on the tasks of `swarm demo --model` with LoRA of rank "
+        f"{LORA_RANK}, unless --config says otherwise",
     )
     parser.add_argument("--config", type=Path, help="policy, tasks and generation of a node's configuration")
     parser.add_argument("--cells", type=Path, default=Path("runs/staleness"), help="folder of cells, finished or not")
@@ -137,12 +142,22 @@ def _subject(options: argparse.Namespace, size: Size, console: Console) -> Subje
     """What is trained. Raises `ConfigError`, `TaskError`."""
     if not (options.model or options.config):
         return counting_bits(size.warm_start, options.cells, console)
-    chosen = [("policy.model", options.model)] if options.model else []
-    if options.config is None:
-        chosen.append(("policy.lora.rank", str(LORA_RANK)))
-    config = load_config(options.config, command_line=chosen).config
+    config = _config(options.model, options.config)
     check_model_path(config.policy)
     return configured(config)
+
+
+def _config(model: str | None, file: Path | None) -> NodeConfig:
+    """The file's, with the model; without a file the tasks and lengths of `swarm demo --model`, trained with LoRA.
+
+    Raises `ConfigError`.
+    """
+    chosen = [("policy.model", model)] if model else []
+    if model and file is None:
+        # The embedded policies' tasks want tags, which a small model hardly ever writes. One thread, as all cells.
+        demo = real_model(model, MODEL.plan.questions, num_nodes=num_cores())
+        chosen = [*as_fields(demo), ("policy.lora.rank", str(LORA_RANK))]
+    return load_config(file, command_line=chosen).config
 
 
 def _measure(options: argparse.Namespace, size: Size, subject: Subject, report: Report, console: Console) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common.children import ChildFailed, ChildProcesses
 from benchmarks.common.report import Report, row
-from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
+from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.updater.spec import Spec
 from benchmarks.updater.workload import MODEL, Workload
 
@@ -313,8 +313,8 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {"embedded": embedded, "smal
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 130 when interrupted."""
     parser = option_parser("updater", __doc__, MEASUREMENTS)
-    parser.add_argument("--repeats", type=int, help="of every measurement; default 3, with --quick 1")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each side; default 1")
+    parser.add_argument("--repeats", type=at_least_one, help="of every measurement; default 3, with --quick 1")
+    parser.add_argument("--threads", type=at_least_one, default=1, help="CPU threads of each side; default 1")
     parser.add_argument("--device", default="cpu", help="of `gpu`, which a CPU skips; default cpu")
     options = parser.parse_args(arguments)
     report, console = Report("updater", peer="TRL", versions={"trl": version("trl")}), wide_console()

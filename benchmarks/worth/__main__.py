@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.larger import LARGER, ensure_larger
 from benchmarks.common.report import Report, Row, row
-from benchmarks.common.running import conclude, option_parser, wide_console
+from benchmarks.common.running import at_least_one, conclude, option_parser, wide_console
 from benchmarks.worth.found import Found, find
 from benchmarks.worth.swarms import KINDS, Kind, swarm_and_controls
+from nodes.roles.progress import policy_progress
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
@@ -80,9 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the swarms and controls that are missing."""
     parser = option_parser("worth", __doc__, KINDS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--rounds", type=at_least_one)
     parser.add_argument("--folder", type=Path, default=Path("runs/worth"), help="finished swarms")
-    parser.add_argument("--jobs", type=int, default=num_cores(), help="swarms at a time")
+    parser.add_argument("--jobs", type=at_least_one, default=num_cores(), help="swarms at a time")
     options = parser.parse_args(arguments)
     report, console = Report("worth", peer="true benefit"), wide_console()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
@@ -91,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = CellStore(options.folder / ("quick" if options.quick else f"{rounds}-rounds"))
 
     def take() -> int:
+        if any(LARGER in KINDS[name].models for name in names):
+            with policy_progress(console, LARGER) as progress:
+                ensure_larger(progress)
         pairs = [
             swarm_and_controls(name, _smaller(KINDS[name]) if options.quick else KINDS[name], seed, rounds)
             for name in names

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from benchmarks.common.larger import LARGER, ensure_larger
 from benchmarks.common.specialists import specialty
 from nodes.simulation.cells import Cell, Values, alike, complete
 from nodes.simulation.mixes import lone
@@ -20,7 +21,7 @@ class Kind:
     """A kind of swarm."""
 
     models: tuple[str, ...]
-    """The policy of each node."""
+    """The policy of each node; `LARGER`: the one of another size and tokenizer."""
     local: int = 4
     external: int = 4
     specialists: bool = False
@@ -38,6 +39,7 @@ KINDS = {
     "poisoned": Kind((TINY,) * 3, guests=("marker",), settings=DEFENCELESS),
     "specialists": Kind((TINY_SPARSE,) * 3, specialists=True),
     "mixed": Kind((TINY, TINY_SPARSE, TINY_SPARSE)),
+    "sizes": Kind((TINY_SPARSE, LARGER, LARGER)),
 }
 
 
@@ -58,5 +60,10 @@ def swarm_and_controls(name: str, kind: Kind, seed: int, rounds: int) -> tuple[C
 
 def _own(kind: Kind, place: int) -> Values:
     """What a node has for itself."""
-    own: Values = {"policy": {"model": kind.models[place]}}
+    own: Values = {"policy": _policy(kind.models[place])}
     return own | {"tasks": specialty(place, len(kind.models))} if kind.specialists else own
+
+
+def _policy(model: str) -> Values:
+    # The embedded policies have no system prompt either.
+    return {"model": str(ensure_larger()), "system_prompt": ""} if model == LARGER else {"model": model}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from swarm.config import NodeConfig, Values, load_config
 from swarm.errors import ConfigError
+from swarm.sapo.mixing.config import find_policy
 
 Fields = Sequence[tuple[str, str]]
 """(dotted path, text) of configuration fields."""
@@ -51,18 +52,23 @@ def _config(
     mix: str, budget: int | None, file: Path | None, environment: Mapping[str, str], fields: Fields
 ) -> NodeConfig:
     fixed = _FIXED.fullmatch(mix)
-    chosen = [("mix.policy", "fixed" if fixed else mix)]
     if fixed:
-        chosen += [("mix.local", fixed[1]), ("mix.external", fixed[2])]
+        chosen = [("mix.policy", "fixed"), ("mix.local", fixed[1]), ("mix.external", fixed[2])]
+    else:
+        chosen = [("mix.policy", _policy(mix))]
+    num_questions = budget or load_config(file, None, environment, fields).config.num_questions("cpu")
+    if fixed:
+        num_questions = max(num_questions, int(fixed[1]))
+    if fixed and int(fixed[2]) == 0:
+        chosen.append(("share.groups", "none"))  # as `lone` does
+    chosen.append(("generation.questions_per_round", str(num_questions)))
+    return load_config(file, None, environment, [*fields, *chosen]).config
+
+
+def _policy(name: str) -> str:
+    """The name, if a policy has it. Raises `ConfigError`."""
     try:
-        num_questions = budget or load_config(file, None, environment, fields).config.num_questions("cpu")
-        if fixed:
-            num_questions = max(num_questions, int(fixed[1]))
-        if fixed and int(fixed[2]) == 0:
-            chosen.append(("share.groups", "none"))  # as `lone` does
-        chosen.append(("generation.questions_per_round", str(num_questions)))
-        return load_config(file, None, environment, [*fields, *chosen]).config
-    except ConfigError as error:
-        raise ConfigError(
-            f"{mix} cannot be run: {error}\na mix is I/J, such as 4/4, or the name of a policy, as in `mix.policy`"
-        ) from error
+        find_policy(name)
+    except ValueError as error:
+        raise ConfigError(f"a mix must be I/J, such as 4/4, or the name of a policy: {error}") from error
+    return name

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from benchmarks.common.larger import ensure_larger
 from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
@@ -15,7 +17,6 @@ from benchmarks.sharing import timed
 from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, KINDS, QUICK, changed, main, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
-from benchmarks.sharing.models import ensure_larger
 from benchmarks.sharing.real_model import of_real_model
 from benchmarks.sharing.swarms import (
     RealScale,
@@ -39,7 +40,7 @@ from benchmarks.sharing.tables import (
     sapo_targets,
 )
 from benchmarks.sharing.timed import by_time, node_cores
-from nodes.simulation.cells import Cell, alike
+from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, CellStore, alike, write
 from nodes.simulation.in_memory import MemoryRun, Turns
 from nodes.simulation.members import Member
 from nodes.simulation.shares import missing
@@ -322,7 +323,7 @@ SHORT = Size(
     swarms=(),
     kinds=("gibberish",),
     hostile=(1,),
-    each_defence=False,
+    without=("any",),
     each_policy=False,
     # The embedded policy in the real one's place.
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=6, every=1, groups=2, policy="tiny"),
@@ -346,6 +347,29 @@ def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> 
     assert [row["what"] for row in written["rows"]] == [row.what for row in report.rows]
     assert "| all defences |" in (tmp_path / "short" / "poison.md").read_text()
     assert (tmp_path / "short" / "poison.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "titles", "num_targets"),
+    [("sapo", ["sparse"], 2), ("heterogeneous", ["specialists"], 2), ("filter", ["sparse"], 0)],
+)
+def test_a_short_run_of_every_other_table_in_memory(
+    tmp_path: Path, name: str, titles: list[str], num_targets: int
+) -> None:
+    size = replace(SHORT, swarms=("specialists",))
+    report = Report("sharing", peer="baseline")
+    assert take_table(name, size, tmp_path, 2, report, Console(quiet=True)) == 0
+    comparisons = TABLES[name].comparisons(size)
+    assert [each.title for each in comparisons] == titles
+    measured = {row.what for row in report.rows}
+    for each in comparisons:
+        for row in each.cells:
+            for figure in ("cumulative reward a node", "held-out accuracy", "drawdown", "tokens a node"):
+                assert f"{each.title}, {row}: {figure}" in measured
+    targets = [row for row in report.rows if row.target is not None]
+    assert len(targets) == num_targets and all(row.met is not None for row in targets)
+    assert {path.suffix for path in (tmp_path / "short").glob(f"{name}.*")} == {".json", ".md", ".png"}
 
 
 @pytest.mark.slow
@@ -390,6 +414,28 @@ def test_a_short_table_of_time_is_one_of_real_processes(tmp_path: Path, monkeypa
     assert (tmp_path / "short" / "time.png").stat().st_size > 10_000
 
 
+def test_an_interrupted_table_shows_what_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(num_cells: int) -> Callable[..., int]:
+        def run(cells: Sequence[Cell], store: CellStore, *_: object) -> int:
+            for cell in cells[:num_cells]:
+                (store.folder / cell.name).mkdir(parents=True)
+                write(store.folder / cell.name / CELL_FILE, cell)
+                write(store.folder / cell.name / RESULT_FILE, swarm(cell.row, cell.seed, 3.0))
+            raise KeyboardInterrupt
+
+        return run
+
+    report = Report("sharing", peer="baseline")
+    for num_cells in (0, 1):
+        monkeypatch.setattr("benchmarks.sharing.__main__.run_cells", finish(num_cells))
+        with pytest.raises(KeyboardInterrupt):
+            take_table("poison", SHORT, tmp_path, 1, report, Console(quiet=True))
+        assert (tmp_path / "short" / "poison.md").exists() == (num_cells > 0)
+    found = {row.what: row for row in report.rows}
+    assert found["gibberish, 1 of 2, clean: cumulative reward a node"].value == pytest.approx(3.0)
+    assert found["gibberish, 1 of 2: honest nodes against the clean run"].met is False, "it was not measured"
+
+
 def test_sizes_may_be_chosen_and_other_sizes_share_no_results() -> None:
     assert changed(FULL, None, None, None) == FULL
     fewer = changed(FULL, 16, 60, 3)
@@ -405,3 +451,23 @@ def test_the_number_of_hostile_nodes_may_be_chosen(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["--only", "poison", "--hostile", "8"])
     assert "from 1 to 7, got 8" in capsys.readouterr().err
+
+
+def test_the_defences_that_are_switched_off_may_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows_of(without: list[str] | None) -> list[str]:
+        return list(poison(changed(DEFAULT, None, None, 1, [1], without))[0].cells)
+
+    assert rows_of(None) == ["clean", "all defences", "without any"]
+    assert rows_of([]) == ["clean", "all defences"]
+    assert rows_of(["fence"]) == ["clean", "all defences", "without fence"]
+    with pytest.raises(SystemExit):
+        main(["--only", "poison", "--without", "regrading"])
+    assert "regrading" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--rounds", "--seeds", "--hostile", "--jobs"])
+def test_counts_below_one_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("0", "-3", "few"):
+        with pytest.raises(SystemExit):
+            main([option, value])
+        assert f"{option}: must be a whole number of at least 1, got {value}" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from benchmarks.common.halving import MAX_WORKINGS, WarmStart, working
-from benchmarks.staleness.__main__ import QUICK, main
+from benchmarks.staleness.__main__ import QUICK, _config, main
 from benchmarks.staleness.arms import ARMS, ASKED, EVERY_DELAY
 from benchmarks.staleness.cell import Bench, Cell
 from benchmarks.staleness.delays import DISTRIBUTIONS, LEAST_S, NUM_SAMPLERS, TAIL, WINDOW_S, check, lags
@@ -175,6 +175,14 @@ def test_a_wrong_delay_and_a_model_that_is_not_there_are_refused(tmp_path, capsy
     for option, value in (("--config", "none.yaml"), ("--model", "none")):
         assert main([option, str(tmp_path / value), "--cells", str(tmp_path)]) == 2
         assert value in capsys.readouterr().out
+
+
+def test_a_model_without_a_configuration_gets_tasks_that_it_can_answer_and_lora() -> None:
+    config = _config("smollm2", None)
+    assert [(task.name, task.find) for task in config.tasks] == [("sums", "last_number"), ("gcd", "last_number")]
+    assert (config.policy.system_prompt, config.policy.threads) == ("", 1)
+    assert config.policy.lora is not None and config.policy.lora.rank == 16
+    assert config.generation.max_new_tokens == 24
 
 
 @pytest.mark.slow

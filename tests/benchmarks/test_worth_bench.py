@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from benchmarks.common.specialists import OTHERS_TASKS
+from benchmarks.worth import swarms
 from benchmarks.worth.__main__ import rows, spearman, verdict
 from benchmarks.worth.found import Found, find
 from benchmarks.worth.swarms import KINDS, Kind, swarm_and_controls
 from nodes.simulation.cell import run_cell
 from nodes.simulation.cells import CELL_FILE, CellStore, write
-from swarm.policy.config import TINY
+from swarm.policy.config import TINY, TINY_SPARSE
 from swarm.types import Estimate
 
 SMALL = (("generation.questions_per_round", "4"), ("generation.group_size", "4"), ("telemetry.worth_every_rounds", "1"))
@@ -58,6 +59,14 @@ def test_controls_differ_from_their_nodes_in_the_others_alone(tmp_path: Path) ->
         assert alone.model_copy(update={"mix": node.mix, "share": node.share}) == node
     tasks = swarm.members(tmp_path)[1].config.tasks
     assert [task.name for task in tasks if task.weight > OTHERS_TASKS] == ["products", "count_bits", "simple_equations"]
+
+
+def test_nodes_of_another_size_have_controls_of_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarms, "ensure_larger", lambda: tmp_path)
+    for cell in swarm_and_controls("sizes", KINDS["sizes"], 1, rounds=4):
+        policies = [member.config.policy for member in cell.members(tmp_path)]
+        assert [policy.model for policy in policies] == [TINY_SPARSE, str(tmp_path), str(tmp_path)]
+        assert [policy.system_prompt for policy in policies] == [None, "", ""]
 
 
 def test_a_short_swarm_is_measured_beside_its_controls(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_fields_of_the_environment_count_below_options_and_not_again_in_the_proc
     [
         (("--model", "smollm2", "--start", "dense"), "--start chooses between embedded policies"),
         (("--model", f".{os.sep}nowhere"), "there is no directory"),
+        (("--local", "0", "--external", "0"), "mix (from command line): local + external must be at least 1"),
     ],
 )
 def test_wrong_use_is_a_clear_error(

@@ -30,7 +30,7 @@ from nodes.real_models.settings import real_model
 from nodes.roles.progress import policy_progress
 from nodes.roles.versions import versions
 from nodes.simulation.children import Child, stop_all
-from nodes.simulation.mixes import lone
+from nodes.simulation.mixes import as_fields, lone
 from nodes.simulation.policies import find_source_in_child
 from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
 from nodes.simulation.seeds import node_seed
@@ -197,8 +197,7 @@ def _checked(options: DemoOptions, values: Values) -> NodeConfig:
         raise ConfigError(f"{options.out} contains a demo with other options; choose another --out, or remove it")
     if not path.exists() and options.out.exists() and any(options.out.iterdir()):
         raise ConfigError(f"{options.out} is not empty and contains no demo; choose another --out")
-    chosen = [("policy.model", options.model)]  # decides about defaults, as it does in the peers' file
-    config = load_config(path if path.exists() else None, values, command_line=chosen).config
+    config = load_config(command_line=as_fields(values)).config
     check_model_path(config.policy)
     return config
 

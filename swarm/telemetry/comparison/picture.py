@@ -99,6 +99,7 @@ def _draw_curves(axes: Axes, section: Section) -> None:
         rounds = np.arange(1, len(curve) + 1)
         axes.plot(rounds, smoothed(curve, window), _style(place), color=_colour(place), linewidth=1.6, label=name)
     axes.set_ylim(bottom=0)
+    axes.locator_params(axis="x", integer=True)
     _name_rows(axes)
     _finish(axes, "Reward, mean of nodes and seeds", "round", "y")
 
