@@ -50,7 +50,6 @@ from swarm.environments.verification.messages import (
     observed_problem,
     prompt_problem,
 )
-from swarm.environments.verification.stand_ins import DRAWING, stand_ins
 from swarm.errors import TaskError
 from swarm.reasons import Reason
 from swarm.types import Grade, Prompt, Rejection
@@ -128,9 +127,12 @@ def _serve(descriptor: int, setup: Setup) -> None:
 
 def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
     """Import libraries that start threads or write compiled files before the sandbox is sealed."""
-    if any(isinstance(config, ReasoningGymTask) for config in configs):
-        with stand_ins(DRAWING):
-            import swarm.environments.sources.reasoning_gym
+    if named := [config.dataset or config.name for config in configs if isinstance(config, ReasoningGymTask)]:
+        import swarm.environments.sources.reasoning_gym
+        from swarm.environments.sources.library import load
+
+        for name in named:
+            load(name)
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
     for config in configs:
