@@ -61,7 +61,7 @@ ALARM_GRACE_S = 1.0
 """The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
 
 SOON_S = 0.1
-"""Of processor time. What takes longer is made one by one, each with the whole time limit, by all workers of the pool."""
+"""Of processor time. Slower questions are made one by one, each within the time limit, by all workers of the pool."""
 
 
 def serve(descriptor: int) -> None:
