@@ -62,6 +62,8 @@ def processor_time(process: Popen[bytes]) -> dict[str, float]:
 
 def _sample(process: psutil.Process, used: dict[tuple[int, int], float], purposes: dict[tuple[int, int], str]) -> None:
     command = " ".join(process.cmdline())
+    if not command:  # it has ended, and its last sample counts
+        return
     purpose = next((purpose for part, purpose in PROCESSES.items() if part in command), None)
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         nanoseconds = int((task / "schedstat").read_text().split()[0])
