@@ -26,7 +26,8 @@ LOOPBACK: dict[str, JsonValue] = {
     "daemon_processors": 1,
 }
 """Fields of `network` for nodes that share a machine: with one processor a daemon takes less time for the same gossip,
-and several daemons find work for all cores."""
+and several daemons find work for all cores. Entries in the directory are renewed no more often than elsewhere: nodes
+that start together learn of each other from the first."""
 
 
 def on_loopback(config: Values) -> Values:
