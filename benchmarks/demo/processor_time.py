@@ -34,7 +34,7 @@ def run_named(self):
 
 threading.Thread.run = run_named
 """
-"""`sitecustomize.py` of what is measured: before Python 3.14 the kernel is not told the names of threads."""
+"""The module `sitecustomize` of what is measured: before Python 3.14 the kernel is not told the names of threads."""
 
 
 def with_named_threads(folder: Path, checkout: Path) -> dict[str, str]:
