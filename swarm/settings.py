@@ -13,9 +13,9 @@ S = TypeVar("S", bound="Settings")
 
 
 class Settings(BaseModel):
-    """Frozen; refuses unknown fields; the string below a field documents it."""
+    """Frozen; refuses unknown fields; the string below a field documents it, as `nodes.commands.reference` reads."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def find_settings(name: str, known: Mapping[str, type[S]], base: type[S], public: str) -> type[S]:

@@ -90,9 +90,10 @@ def config_check(config: Annotated[Path, typer.Argument(help="YAML configuration
 @config_app.command("schema")
 def config_schema() -> None:
     """Print the configuration's JSON schema, for editors."""
+    from nodes.commands.reference.schema import json_schema
     from swarm.config import NodeConfig
 
-    print(json.dumps(NodeConfig.model_json_schema(), indent=2))
+    print(json.dumps(json_schema(NodeConfig), indent=2))
 
 
 @config_app.command("reference")

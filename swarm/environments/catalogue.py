@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 
 from msgspec import Struct
 
-from swarm.environments.sources.library import DATASETS
+from swarm.environments.sources.library import DATASETS, load_all
 from swarm.environments.sources.reasoning_gym import dataset_options, make_dataset, time_limit
 
 EXAMPLE_SEED = 42
@@ -36,6 +36,7 @@ def catalogue(time_limit_s: float = 5.0, max_lines: int = 3) -> list[CatalogueEn
 
     Must be called in the main thread: the limit is an alarm.
     """
+    load_all()
     return [_entry(name, time_limit_s, max_lines) for name in sorted(DATASETS) if name not in NOT_TASKS]
 
 

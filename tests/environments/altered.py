@@ -29,7 +29,7 @@ import swarm.environments.verification.worker as worker
 
 def obey(mixture, request):
     "Run each completion of a group; its reward is 1 when that got somewhere it should not."
-    if isinstance(request, worker.Draw):
+    if not isinstance(request, worker.GradeGroup):
         return answer(mixture, request)
     return worker.Graded(worker.Grade("?", tuple(run(text) for text in request.texts)), {})
 

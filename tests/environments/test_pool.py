@@ -20,9 +20,11 @@ from msgspec.structs import replace
 from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.verification.messages import Draw, DrawnSeveral, DrawSeveral, in_order
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
-from swarm.types import DatasetRef, Grade, Rejection, TaskRef
+from swarm.types import DatasetRef, Grade, Message, ProceduralRef, Prompt, Question, Rejection, TaskRef
+from swarm.types.media import Image
 from tests.environments.altered import alter_workers, plain_workers  # noqa: F401
 from tests.environments.plain_worker import HANGING, PLAIN, POISON
 from tests.environments.rubbish_worker import RUBBISH
@@ -122,6 +124,47 @@ def test_a_question_that_hangs_gives_way_to_the_next_task(pool: VerificationPool
 def test_when_every_task_hangs_drawing_is_an_error(hanging: tuple[DatasetTask, TaskRef]) -> None:
     with closing(VerificationPool([hanging[0]], FAST)) as pool, pytest.raises(TaskError, match="every task timed out"):
         pool.draw(1, 0, 1)
+
+
+def test_questions_drawn_in_rows_are_those_drawn_one_by_one(calm: VerificationPool) -> None:
+    assert calm.draw(7, 5, 70) == [calm.draw(7, 5 + number, 1)[0] for number in range(70)]
+
+
+@pytest.mark.parametrize("row", ["made[:2]", "()", "1 / 0"])
+def test_what_a_row_leaves_out_is_drawn_alone(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    less = f"""
+    import swarm.environments.verification.worker as worker
+    from tests.environments.plain_worker import be_plain
+    several = worker._several
+    def fewer(mixture, request):
+        made = several(mixture, request)
+        return {row}
+    worker._several = fewer
+    be_plain()
+    """
+    alter_workers(less, tmp_path, monkeypatch)
+    with closing(VerificationPool([PLAIN], VerificationSettings(time_limit_s=600))) as pool:
+        questions = pool.draw(1, 0, 5)
+        assert [question.prompt for question in questions] == [f"Say {number}." for number in range(5)]
+        assert pool.counters()["crashes"] == (row == "1 / 0")
+
+
+def test_a_row_is_bounded_and_of_the_tasks_asked_for() -> None:
+    def drawn(*prompts: Prompt, task: str = "gcd") -> DrawnSeveral:
+        return DrawnSeveral(tuple(Question(ProceduralRef(task, "", "", 0, 0, ""), each) for each in prompts), {})
+
+    two = DrawSeveral(0, 0, 2)
+    assert in_order(two, drawn("one", "two"), {"gcd": ()}) and in_order(two, drawn(), {"gcd": ()})
+    picture = (Message("user", (Image(1, 1, b"\0\0\0"),)),)
+    wrong = (
+        drawn("one", "two", "three"),
+        drawn("one", task="lcm"),
+        drawn("x" * 2**19, "x" * (2**19 + 1)),
+        drawn(picture),
+    )
+    for reply in wrong:
+        assert not in_order(two, reply, {"gcd": ()}, {"gcd": ("image",)})
+    assert not in_order(Draw(0, 0), drawn("one"), {"gcd": ()})
 
 
 @pytest.mark.usefixtures("plain_workers")
@@ -344,6 +387,7 @@ PARENT = """
 import sys, time
 from swarm.environments.config import VerificationSettings
 from swarm.environments.verification import process
+from swarm.environments.verification.messages import Draw, DrawnSeveral, DrawSeveral, in_order
 from swarm.environments.verification.pool import VerificationPool
 from tests.environments.plain_worker import HANGING, PLAIN, POISON
 if __name__ == "__main__":

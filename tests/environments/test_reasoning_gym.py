@@ -248,3 +248,20 @@ def test_the_library_is_imported_without_matplotlib_which_stays_importable() -> 
         "import matplotlib; assert matplotlib.__version__"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+IMPORTED = """
+import sys
+from swarm.environments.sources.library import DATASETS, create_dataset, load
+load("gcd")
+print(sorted(DATASETS), "sympy" in sys.modules, "reasoning_gym" in sys.modules)
+load("../gcd")
+print(len(DATASETS) > 100, "sympy" in sys.modules)
+from reasoning_gym import create_dataset as whole
+print("lcm" in DATASETS, whole("gcd").__class__ is create_dataset("gcd").__class__)
+"""
+
+
+def test_only_the_data_sets_of_a_run_are_imported_unless_a_name_is_none_of_a_module() -> None:
+    found = subprocess.run([sys.executable, "-c", IMPORTED], stdout=subprocess.PIPE, check=True, text=True)
+    assert found.stdout.splitlines() == ["['composite', 'gcd'] False False", "True True", "True True"]

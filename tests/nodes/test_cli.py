@@ -120,6 +120,8 @@ def test_config_schema_is_a_json_schema(tmp_path: Path) -> None:
     schema = json.loads(_run("config", "schema", cwd=tmp_path).stdout)
     assert schema["properties"]["mix"]
     assert schema["additionalProperties"] is False
+    assert schema["properties"]["rounds"]["description"] == "Stop after this many rounds; default: never."
+    assert schema["$defs"]["MixSettings"]["properties"]["local"]["description"] == "I: local groups per update."
 
 
 def test_tasks_are_listed_with_examples(tmp_path: Path) -> None:

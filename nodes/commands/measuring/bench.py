@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "benchmarks"
 BENCHMARKS = (
     "broadcast",
+    "demo",
     "engine",
     "network",
     "overlap",

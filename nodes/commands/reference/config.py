@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from nodes.commands.reference.schema import json_schema
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig
 from swarm.environments.config import TASKS
@@ -61,11 +62,11 @@ def _is_model(field: FieldInfo) -> bool:
 
 
 def _table(model: type[BaseModel]) -> str:
-    schema = model.model_json_schema()["properties"]
+    schema = json_schema(model)["properties"]
     rows = ["| field | default | values | meaning |", "| --- | --- | --- | --- |"]
     for name, field in model.model_fields.items():
         if not _is_model(field):
-            about = (field.description or "").replace("\n", " ").replace("|", "\\|")
+            about = schema[name].get("description", "").replace("\n", " ").replace("|", "\\|")
             rows.append(f"| `{name}` | {_default(field)} | {_values(schema[name])} | {about} |")
     return "\n".join(rows) + "\n"
 

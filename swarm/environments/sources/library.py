@@ -1,16 +1,21 @@
-"""ReasoningGYM, imported without matplotlib, as every process that draws or grades questions imports it.
+"""ReasoningGYM, of which a process that draws or grades imports only the data sets that its tasks name.
 
-The library loads cellpylib for one data set, and cellpylib loads matplotlib for pictures that nobody draws: a third of
-the processor time of the whole import.
+The whole library would take most of a worker's start: 105 data sets, of which a run has a few. It also loads cellpylib,
+for one data set, and cellpylib loads matplotlib for pictures that nobody draws.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+LIBRARY = "reasoning_gym"
 DRAWING = (
     *("matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections"),
     *("mpl_toolkits", "mpl_toolkits.mplot3d"),
@@ -33,7 +38,61 @@ def _without_drawing() -> Iterator[None]:
             del sys.modules[name]
 
 
-with _without_drawing():
-    from reasoning_gym.factory import DATASETS, create_dataset
+@contextmanager
+def _without_the_rest(*packages: str) -> Iterator[None]:
+    """Within the block, modules of these packages are imported on their own.
 
-__all__ = ["DATASETS", "create_dataset"]
+    The packages are registered without running their `__init__`, and only for the block: a later import by others in
+    this process, such as a user's own scorer, is the whole library, which keeps the modules imported here.
+    """
+    added = [name for name in packages if name not in sys.modules]
+    try:
+        for name in added:
+            spec = find_spec(name)
+            assert spec is not None, f"{name} must be installed"
+            sys.modules[name] = module_from_spec(spec)
+        yield
+    finally:
+        for name in added:
+            sys.modules.pop(name, None)
+
+
+with _without_drawing(), _without_the_rest(LIBRARY):
+    import reasoning_gym.coaching  # noqa: F401, first: it and the next module import each other
+    from reasoning_gym import factory
+    from reasoning_gym.factory import DATASETS
+
+__all__ = ["DATASETS", "create_dataset", "load", "load_all"]
+
+
+def create_dataset(name: str, **options: object) -> Any:
+    """The library's function of this name, which raises `ValueError` for an unknown data set."""
+    load(name)
+    return factory.create_dataset(name, **options)
+
+
+def load(dataset: str) -> None:
+    """Import the data set of this name, with the whole library where its module has another name, or there is none."""
+    if dataset in DATASETS:
+        return
+    if (category := _category_of(dataset)) is not None:
+        # On some systems a file's name matches in another case, and no module is found.
+        with suppress(ModuleNotFoundError), _without_drawing(), _without_the_rest(LIBRARY, f"{LIBRARY}.{category}"):
+            import_module(f"{LIBRARY}.{category}.{dataset}")
+    if dataset not in DATASETS:
+        load_all()
+
+
+def load_all() -> None:
+    """Import the whole library."""
+    with _without_drawing():
+        import_module(LIBRARY)
+
+
+def _category_of(dataset: str) -> str | None:
+    """The library's folder with a module of this name. Names come from others' tasks, too, and may be anything."""
+    spec = find_spec(LIBRARY)
+    if spec is None or not spec.submodule_search_locations or not dataset.isidentifier():
+        return None
+    found = Path(spec.submodule_search_locations[0]).glob(f"*/{dataset}.py")
+    return next((path.parent.name for path in sorted(found)), None)

@@ -23,7 +23,7 @@ from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.again import made_again, referenced
 from swarm.environments.sources.held_out import HeldApart, is_held_out
-from swarm.environments.sources.library import DATASETS, create_dataset
+from swarm.environments.sources.library import DATASETS, create_dataset, load
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
@@ -68,6 +68,7 @@ def dataset_options(dataset: str) -> dict[str, object]:
 
     Raises `TaskError` for an unknown name.
     """
+    load(dataset)
     if dataset not in DATASETS:
         raise TaskError(f"ReasoningGYM has no data set {dataset!r}; `swarm tasks` lists all {len(DATASETS)}")
     options: dict[str, object] = {}

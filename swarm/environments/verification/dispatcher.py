@@ -19,6 +19,7 @@ from swarm.environments.verification.channel import Oversized
 from swarm.environments.verification.fair import FairQueue
 from swarm.environments.verification.messages import (
     Drawn,
+    DrawnSeveral,
     Failed,
     Graded,
     Prepare,
@@ -276,7 +277,7 @@ class Dispatcher:
 
     def _counted(self, reply: Reply) -> bool:
         """Add a worker's counts; False when it uses a reserved name or too many names."""
-        if not isinstance(reply, Drawn | Graded):
+        if not isinstance(reply, Drawn | DrawnSeveral | Graded):
             return True
         with self._lock:
             if not reply.counts.keys().isdisjoint(_OWN_COUNTERS):

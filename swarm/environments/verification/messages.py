@@ -29,7 +29,7 @@ from swarm.types.media import MAX_MEDIA_BYTES, Media, Modality, content, media_p
 MAX_TEXT_REPLY_BYTES = 2**24
 """Of a reply without pictures, sounds and clips."""
 MAX_PROMPT_CHARS = 2**20
-"""Of a question, and of the observations of a group's episodes together."""
+"""Of a question, of several together, and of the observations of a group's episodes together."""
 MAX_OBSERVED_BYTES = 2**26
 """Decoded bytes of the media in the observations of a group's episodes together."""
 MAX_DETAIL_CHARS = 2_000
@@ -80,6 +80,15 @@ class Draw(msgspec.Struct, frozen=True, tag="draw"):
     task: str = ""
 
 
+class DrawSeveral(msgspec.Struct, frozen=True, tag="draw several"):
+    """Ask for the first of some questions in a row, as many as are made soon; what fails among them ends the row."""
+
+    seed: int
+    start: int
+    count: int
+    task: str = ""
+
+
 class GradeGroup(msgspec.Struct, frozen=True, tag="grade"):
     """Ask for the rewards of one group."""
 
@@ -87,7 +96,7 @@ class GradeGroup(msgspec.Struct, frozen=True, tag="grade"):
     texts: tuple[Actions, ...]
 
 
-Request = Prepare | Setup | Draw | GradeGroup
+Request = Prepare | Setup | Draw | DrawSeveral | GradeGroup
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
@@ -122,6 +131,14 @@ class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
     """Increments of `TaskMixture.counts` since the last reply."""
 
 
+class DrawnSeveral(msgspec.Struct, frozen=True, tag="drawn several"):
+    """The first of the requested questions, perhaps none. The pool asks for the others one by one."""
+
+    questions: tuple[Question, ...]
+    counts: dict[str, int]
+    """As in `Drawn`."""
+
+
 class Graded(msgspec.Struct, frozen=True, tag="graded"):
     """Rewards of the group."""
 
@@ -136,7 +153,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     rejection: Rejection
 
 
-Reply = Prepared | Ready | Failed | Drawn | Graded | Refused
+Reply = Prepared | Ready | Failed | Drawn | DrawnSeveral | Graded | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder[Request](Request).decode
@@ -168,10 +185,11 @@ def in_order(
             known = skipped.keys() | held_out.keys() <= set(tasks) and unprotected.keys() <= PROTECTIONS.keys()
             return known and all(0 <= count <= _MOST for count in held_out.values())
         case Draw(task=task), Drawn(question, counts):
-            asked = question.ref.task in ([task] if task else tasks)
-            bounded = prompt_problem(question.prompt) is None and 1 <= question.max_turns <= MAX_TURNS
-            shown = _shows_only(media_of(question.prompt), shows.get(question.ref.task, ()))
-            return asked and bounded and shown and _plausible(counts)
+            return _is_askable(question, [task] if task else tasks, shows) and _plausible(counts)
+        case DrawSeveral(count=count, task=task), DrawnSeveral(questions, counts):
+            askable = all(_is_askable(question, [task] if task else tasks, {}) for question in questions)
+            bounded = sum(len(as_text(question.prompt)) for question in questions) <= MAX_PROMPT_CHARS
+            return len(questions) <= count and askable and bounded and _plausible(counts)
         case GradeGroup(ref, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
@@ -185,6 +203,12 @@ def in_order(
         case ((Setup() | Draw()), Failed()):
             return True
     return False
+
+
+def _is_askable(question: Question, tasks: Collection[str], shows: Mapping[str, Collection[Modality]]) -> bool:
+    bounded = prompt_problem(question.prompt) is None and 1 <= question.max_turns <= MAX_TURNS
+    shown = _shows_only(media_of(question.prompt), shows.get(question.ref.task, ()))
+    return question.ref.task in tasks and bounded and shown
 
 
 def prompt_problem(prompt: Prompt) -> str | None:

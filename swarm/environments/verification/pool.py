@@ -21,12 +21,25 @@ import msgspec
 
 from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.verification.dispatcher import Dispatcher
-from swarm.environments.verification.messages import Draw, Drawn, Failed, Graded, GradeGroup, Refused, Reply
+from swarm.environments.verification.messages import (
+    Draw,
+    Drawn,
+    DrawnSeveral,
+    DrawSeveral,
+    Failed,
+    Graded,
+    GradeGroup,
+    Refused,
+    Reply,
+)
 from swarm.environments.verification.process import Job
 from swarm.environments.verification.starting import WorkerStarter
 from swarm.errors import TaskError
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Question, Rejection, TaskRef
+
+TOGETHER = 32
+"""Most questions that a worker is asked for at once."""
 
 
 class VerificationPool:
@@ -50,7 +63,9 @@ class VerificationPool:
         """
         self._lock = threading.Lock()
         self._done: list[tuple[str, Grade | Rejection]] = []
-        self._dispatcher = Dispatcher(WorkerStarter(configs, settings, lenient, files), settings)
+        starter = WorkerStarter(configs, settings, lenient, files)
+        self._has_media = any(starter.shows.values())
+        self._dispatcher = Dispatcher(starter, settings)
 
     def wait_until_ready(self) -> dict[str, str]:
         """The tasks that a lenient pool omitted, with reasons. Raises `TaskError` when none can be set up."""
@@ -73,9 +88,11 @@ class VerificationPool:
         If a task of the mixture fails, hangs or crashes on a question, the next in the list takes over. Raises
         `TaskError` when none is left, or when the tasks cannot be set up.
         """
-        draws = [Draw(seed, index, task=task) for index in range(start, start + count)]
+        found = self._draw_together(seed, start, count, task)
+        draws = [Draw(seed, index, task=task) for index in range(start, start + count) if index not in found]
         pending = [(self._ask(each), each) for each in draws]
-        return [self._question(reply, each) for reply, each in pending]
+        found |= {each.index: self._question(reply, each) for reply, each in pending}
+        return [found[index] for index in range(start, start + count)]
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade groups and wait: one result per job, in order. Raises `TaskError` when the tasks cannot be set up."""
@@ -136,7 +153,24 @@ class VerificationPool:
         """Process ids of the workers."""
         return self._dispatcher.worker_pids()
 
-    def _ask(self, request: Draw | GradeGroup) -> Future[Reply]:
+    def _draw_together(self, seed: int, start: int, count: int, task: str) -> dict[int, Question]:
+        """By index, the questions that are made without trouble: a message for each would cost more than most of them.
+
+        Pictures, sounds and clips fill a reply by themselves.
+        """
+        if count == 1 or self._has_media:
+            return {}
+        end = start + count
+        rows = [DrawSeveral(seed, at, min(TOGETHER, end - at), task) for at in range(start, end, TOGETHER)]
+        pending = [(self._ask(row), row) for row in rows]
+        found: dict[int, Question] = {}
+        for reply, row in pending:
+            answer = reply.result()
+            if isinstance(answer, DrawnSeveral):
+                found |= dict(enumerate(answer.questions, row.start))
+        return found
+
+    def _ask(self, request: Draw | DrawSeveral | GradeGroup) -> Future[Reply]:
         reply: Future[Reply] = Future()
         self._dispatcher.put_own(Job(request, reply.set_result, own=True))
         return reply

@@ -15,6 +15,7 @@ from swarm.environments.verification.channel import Channel
 from swarm.environments.verification.messages import (
     MAX_TEXT_REPLY_BYTES,
     Draw,
+    DrawSeveral,
     GradeGroup,
     Prepare,
     Reply,
@@ -31,7 +32,7 @@ _LAST_WORDS_BYTES = 2_000
 class Job:
     """One request and the receiver of its outcome."""
 
-    def __init__(self, request: Draw | GradeGroup, finish: Callable[[Reply], None], own: bool) -> None:
+    def __init__(self, request: Draw | DrawSeveral | GradeGroup, finish: Callable[[Reply], None], own: bool) -> None:
         """`own`: for this node itself, not a foreign group."""
         self.request = request
         # encode in the caller's thread, so that an encoding error is raised there
@@ -81,7 +82,7 @@ class WorkerProcess:
         self._send(job.message)
 
     @property
-    def asked(self) -> Prepare | Setup | Draw | GradeGroup | None:
+    def asked(self) -> Prepare | Setup | Draw | DrawSeveral | GradeGroup | None:
         """The request that it must answer."""
         if not self.ready:
             return self.request

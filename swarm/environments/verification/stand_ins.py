@@ -7,16 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-DRAWING = (
-    "matplotlib",
-    "matplotlib.animation",
-    "matplotlib.collections",
-    "matplotlib.pyplot",
-    "mpl_toolkits",
-    "mpl_toolkits.mplot3d",
-)
-"""What cellpylib, which ReasoningGYM imports, draws with: half of the time to import ReasoningGYM."""
-
 
 class _StandIn(ModuleType):
     """Has every name, for `from it import name`."""

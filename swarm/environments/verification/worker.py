@@ -33,8 +33,11 @@ from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.messages import (
     MAX_DETAIL_CHARS,
+    MAX_PROMPT_CHARS,
     Draw,
     Drawn,
+    DrawnSeveral,
+    DrawSeveral,
     Failed,
     Graded,
     GradeGroup,
@@ -50,13 +53,15 @@ from swarm.environments.verification.messages import (
     observed_problem,
     prompt_problem,
 )
-from swarm.environments.verification.stand_ins import DRAWING, stand_ins
 from swarm.errors import TaskError
 from swarm.reasons import Reason
-from swarm.types import Grade, Prompt, Rejection
+from swarm.types import Grade, Prompt, Question, Rejection, as_text
 
 ALARM_GRACE_S = 1.0
 """The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
+
+SOON_S = 0.1
+"""Of processor time. Slower questions are made one by one, each within the time limit, by all workers of the pool."""
 
 
 def serve(descriptor: int) -> None:
@@ -128,9 +133,12 @@ def _serve(descriptor: int, setup: Setup) -> None:
 
 def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
     """Import libraries that start threads or write compiled files before the sandbox is sealed."""
-    if any(isinstance(config, ReasoningGymTask) for config in configs):
-        with stand_ins(DRAWING):
-            import swarm.environments.sources.reasoning_gym
+    if named := [config.dataset or config.name for config in configs if isinstance(config, ReasoningGymTask)]:
+        import swarm.environments.sources.reasoning_gym
+        from swarm.environments.sources.library import load
+
+        for name in named:
+            load(name)
     if any(isinstance(config, DatasetTask) for config in configs):
         import swarm.environments.sources.hf_datasets
     for config in configs:
@@ -178,6 +186,8 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
             if (too_long := _too_long(question.prompt)) is not None:
                 return Refused(too_long)
             return Drawn(question, _take(mixture.counts))
+        case DrawSeveral():
+            return DrawnSeveral(_several(mixture, request), _take(mixture.counts))
         case GradeGroup(ref, texts):
             started = time.perf_counter()
             result = mixture.grade(ref, texts)
@@ -189,6 +199,25 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
             return Refused(replace(result, detail=result.detail[:MAX_DETAIL_CHARS]))
         case Prepare() | Setup():
             raise AssertionError("a worker accepts one Setup")
+
+
+def _several(mixture: TaskMixture, request: DrawSeveral) -> tuple[Question, ...]:
+    """The first questions, until one fails, together they are long, or making them takes long."""
+    ends_at = time.process_time() + SOON_S  # not by the clock: other work on this machine is no reason to stop
+    made: list[Question] = []
+    num_chars = 0
+    for index in range(request.start, request.start + request.count):
+        try:
+            question = mixture.question(request.seed, index, task=request.task)
+        except TaskError:
+            break
+        num_chars += len(as_text(question.prompt))
+        if num_chars > MAX_PROMPT_CHARS:
+            break
+        made.append(question)
+        if time.process_time() > ends_at:
+            break
+    return tuple(made)
 
 
 def _too_long(prompt: Prompt) -> Rejection | None:
