@@ -16,7 +16,9 @@ from swarm.preflight.need import GIB
 from swarm.preflight.page import GPUS, _size
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"^swarm join (?P<options>[^\n#]*--model[^\n#]*)# (?P<gpu>\d+ GB)(?P<alone>, without vLLM)?$", re.M)
+COMMAND = re.compile(
+    r"^swarm join (?P<options>[^\n#]*--model[^\n#]*)# (?P<gpu>\d+ GB)(?P<alone>, without vLLM)?$", re.MULTILINE
+)
 TEXTS = [file.read_text().replace("\\\n", " ") for file in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))]
 COMMANDS = [match for text in TEXTS for match in COMMAND.finditer(text)]
 

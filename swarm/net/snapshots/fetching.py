@@ -156,9 +156,9 @@ class Fetching:
         part, pending = self._part, self._pending
         pending += piece
         while not part.complete and len(pending) >= (size := part.chunks.size(part.num_held)):
-            with memoryview(pending) as received, received[:size] as chunk:
-                part.add(chunk)
+            chunk = bytes(memoryview(pending)[:size])
             del pending[:size]
+            part.add(chunk)
             self._moved_at = time.monotonic()
             self._downloads.counters.add("chunks_received")
 
