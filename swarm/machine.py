@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,30 +18,42 @@ FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Files of version 2 and 1: limit, use, and the field of `memory.stat` with what of it the kernel can take back."""
+QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+"""Files of version 2 and 1: processor time in a period, and the period."""
+SPARE_FROM = 4
+"""Cores from which on one is left to verification and the network: the threads of a tensor operation wait for the
+slowest of them, so that one which shares its core delays all."""
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def num_cores(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
+    """Cores that this process may use; of a container's processor time, a part of a core counts as one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(math.ceil(_quota(folder)) for folder in _folders("cpu", groups, own_groups))]))
+
+
+def threads_of_each(num_computing: int, most: int) -> int:
+    """Threads of each of so many processes that compute at the same time; `most` are of use to one."""
+    cores = num_cores()
+    return -(-min(most, cores - (cores >= SPARE_FROM)) // num_computing)
 
 
 def available_bytes(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
     """Bytes for new tensors on the CPU. A container's limit counts as well as the machine's memory."""
     free = int(psutil.virtual_memory().available)
-    return max(0, min([free, *(_left(folder) for folder in _folders(groups, own_groups))]))
+    return max(0, min([free, *(_left(folder) for folder in _folders("memory", groups, own_groups))]))
 
 
-def _folders(groups: Path, own_groups: Path) -> Iterator[Path]:
-    """The memory control groups of this process, from its own to the outermost that can be seen."""
+def _folders(controller: str, groups: Path, own_groups: Path) -> Iterator[Path]:
+    """The control groups of this process, from its own to the outermost that can be seen."""
     try:
         lines = own_groups.read_text().splitlines()
     except OSError:
         return  # not Linux
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = groups / "memory" if controllers else groups
+        root = groups / controller if controllers else groups
         own = root / path.lstrip("/")
         yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
 
@@ -58,6 +71,18 @@ def _left(folder: Path) -> int:
             continue
         return int(most) - now + int(statistics.get(reclaimable, 0))
     return 2**63
+
+
+def _quota(folder: Path) -> float:
+    """Cores' worth of processor time that the group may use; a huge number without a limit."""
+    for files in QUOTA_FILES:
+        try:
+            time, period = " ".join((folder / file).read_text() for file in files).split()
+        except (OSError, ValueError):
+            continue
+        if time not in ("max", "-1"):
+            return int(time) / int(period)
+    return 2**31
 
 
 def return_free_memory() -> None:

@@ -1,7 +1,8 @@
-"""Memory that is left: the machine's, or less within control groups; and memory that is returned."""
+"""Cores and memory: the machine's, or less within control groups; and memory that is returned."""
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.machine import available_bytes
+from swarm import machine
+from swarm.machine import available_bytes, num_cores, threads_of_each
 
 FREE = 10_000
 
@@ -60,6 +62,37 @@ def test_version_1_in_a_container_that_sees_its_group_as_the_root(tmp_path: Path
     )
     own = _own(tmp_path, "5:cpuset:/docker/abc\n4:memory:/docker/abc\n0::/\n")
     assert available_bytes(tmp_path / "groups", own) == 3000
+
+
+CORES = 16
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", CORES), ("200000 100000", 2), ("150000 100000", 2), ("20000 100000", 1), ("9900000 100000", CORES)],
+)
+def test_a_containers_processor_time_counts_in_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(CORES), raising=False)
+    assert num_cores(tmp_path, tmp_path / "missing") == CORES
+    _group(tmp_path / "second" / "a", cpu__max=quota)
+    assert num_cores(tmp_path / "second", _own(tmp_path, "0::/a\n")) == cores
+    time, period = quota.replace("max", "-1").split()
+    _group(tmp_path / "first" / "cpu", cpu__cfs_quota_us=time, cpu__cfs_period_us=period)
+    assert num_cores(tmp_path / "first", _own(tmp_path, "4:cpu,cpuacct:/docker/abc\n")) == cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "most", "alone", "of_two"),
+    [(1, 1, 1, 1), (2, 2, 2, 1), (3, 3, 3, 2), (4, 4, 3, 2), (8, 4, 4, 2), (16, 16, 15, 8), (64, 1, 1, 1)],
+)
+def test_processes_that_compute_at_once_share_the_cores_and_leave_one(
+    monkeypatch: pytest.MonkeyPatch, cores: int, most: int, alone: int, of_two: int
+) -> None:
+    """`most` is less than the cores where two share their arithmetic, or where torchrun divides them."""
+    monkeypatch.setattr(machine, "num_cores", lambda: cores)
+    assert (threads_of_each(1, most), threads_of_each(2, most)) == (alone, of_two)
 
 
 HELD_BY_THE_HEAP = """

@@ -6,9 +6,10 @@ are geometric. A few completions are six times as long as the mean, as in real r
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,12 @@ import psutil
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.common.children import ROOT, Child
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.vllm.engine import VllmEngine
+from swarm.engines.vllm.server import CPU_BLOCK
 from swarm.engines.vllm.service import VllmService
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
@@ -30,6 +33,7 @@ PAGE_TOKENS = 32
 """Page size of transformers' continuous batching: its default of 256 would waste most of the budget."""
 PASS_TOKENS = 512
 """Tokens of one of its forward passes."""
+PATIENCE_S = 3_600.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class Workload:
         vocabulary = policy.model.config.vocab_size
         count = max(1, vocabulary // self.mean_tokens - len(policy.stop_ids))
         return list(policy.tokenizer.convert_ids_to_tokens(range(6, 6 + count)))
+
+    def stop_ids(self, policy: Policy) -> set[int]:
+        """Their ids and the policy's own."""
+        return {*policy.stop_ids, *policy.tokenizer.convert_tokens_to_ids(self.stop_tokens(policy))}
 
 
 @dataclass(frozen=True)
@@ -145,14 +153,13 @@ class Vllm:
 
     def __init__(self, policy: Policy, python: Path, num_sequences: int, num_tokens: int) -> None:
         """Start it before any run, with room for so many sequences, and tokens of all of them."""
-        bytes_per_token = sum(shape.num_bytes for shape in Decoder(policy).shapes)
         self._settings = GenerationSettings(
             max_batch_sequences=num_sequences,
             vllm=VllmSettings(
                 python=python,
-                cpu_cache_bytes=max(2**20, num_tokens * bytes_per_token),
-                start_timeout_s=3600,
-                silence_timeout_s=3600,
+                cpu_cache_bytes=_cache_bytes(policy, num_tokens),
+                start_timeout_s=PATIENCE_S,
+                silence_timeout_s=PATIENCE_S,
             ),
         )
         self._service = VllmService(policy, self._settings)
@@ -174,6 +181,65 @@ class Vllm:
     def close(self) -> None:
         """End it."""
         self._service.close()
+
+
+class VllmAlone:
+    """vLLM without this project, in a process of its own; a `Contender` for one policy and workload."""
+
+    def __init__(
+        self, policy: Policy, python: Path, workload: Workload, folder: Path, memory: Mapping[str, object] = {}
+    ) -> None:
+        """Start it. The model goes to `folder`; `memory` are its arguments for a GPU, else it has the workload's budget
+        on the CPU.
+        """
+        policy.save(folder)
+        on_cpu = {
+            "kv_cache_memory_bytes": _cache_bytes(policy, workload.budget_tokens),
+            "block_size": CPU_BLOCK,
+            "enforce_eager": True,
+            "enable_chunked_prefill": False,
+        }
+        arguments = {
+            "model": str(folder),
+            "skip_tokenizer_init": True,
+            "dtype": str(policy.compute_dtype).removeprefix("torch."),
+            "max_model_len": -1,  # what the cache has room for
+            "max_num_seqs": workload.num_prompts * workload.num_completions,
+            "generation_config": "vllm",
+            **(memory or on_cpu),
+        }
+        spec = {
+            "arguments": arguments,
+            "prompts": [policy.encode_prompt(prompt) for prompt in workload.prompts()],
+            "num_completions": workload.num_completions,
+            "max_tokens": workload.max_new_tokens,
+            "stop_ids": sorted(workload.stop_ids(policy)),
+        }
+        # Its engine computes in this process, as in a node: so their processor times can be compared.
+        environment = {"PYTHONPATH": str(ROOT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        command = [str(python), "-m", "benchmarks.engine.alone", json.dumps(spec)]
+        self._child = Child("vllm", command, folder / "vllm.log", environment)
+        self._child.wait_for("ready", PATIENCE_S)
+
+    def __call__(self, policy: Policy, workload: Workload, seed: int) -> list[int]:
+        """The whole workload."""
+        self._child.tell("generate", seed=seed)
+        lengths = self._child.wait_for("generate", PATIENCE_S)["lengths"]
+        assert isinstance(lengths, list)
+        return lengths
+
+    def process_time(self) -> float:
+        """CPU time of vLLM's process."""
+        return self._child.cpu_s()
+
+    def close(self) -> None:
+        """End it."""
+        self._child.end()
+
+
+def _cache_bytes(policy: Policy, num_tokens: int) -> int:
+    """Keys and values of so many tokens, at least what vLLM takes."""
+    return max(2**20, num_tokens * sum(shape.num_bytes for shape in Decoder(policy).shapes))
 
 
 def _lengths(engine: RolloutEngine, policy: Policy, workload: Workload, seed: int) -> list[int]:
@@ -222,7 +288,6 @@ def continuous_batches(policy: Policy, workload: Workload, seed: int) -> list[in
 
 
 def _generation_config(policy: Policy, workload: Workload, num_sequences: int) -> GenerationConfig:
-    stops = policy.tokenizer.convert_tokens_to_ids(workload.stop_tokens(policy))
     return GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -230,6 +295,6 @@ def _generation_config(policy: Policy, workload: Workload, num_sequences: int) -
         top_p=1.0,
         max_new_tokens=workload.max_new_tokens,
         num_return_sequences=num_sequences,
-        eos_token_id=sorted({*policy.stop_ids, *stops}),
+        eos_token_id=sorted(workload.stop_ids(policy)),
         pad_token_id=policy.pad_id,
     )

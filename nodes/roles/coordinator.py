@@ -15,7 +15,7 @@ from swarm.engines.process.engine import ProcessEngine
 from swarm.engines.shared import SharedEngine
 from swarm.errors import ConfigError
 from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.loading import Policy, load_policy
+from swarm.policy.loading import Policy, load_policy, sharing_cores
 from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater
@@ -49,6 +49,7 @@ class OwnParts(Struct, frozen=True):
 
 
 NODES_OWN = OwnParts()
+TRAINER_AND_ENGINE = 2
 
 
 class RankCoordinator(Led):
@@ -78,6 +79,8 @@ class RankCoordinator(Led):
                 f"generation.max_staleness must be 0 with an engine of your own, got {generation.max_staleness}: what "
                 "is generated ahead is generated in another process"
             )
+        if generation.max_staleness:
+            config = config.model_copy(update={"policy": sharing_cores(config.policy, TRAINER_AND_ENGINE)})
         super().__init__(config, checkpoint, ranks)
         self._config = config
         self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)

@@ -92,7 +92,9 @@ class PolicySettings(Settings):
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads for torch; default: torch's own choice."""
+    """CPU threads for torch. Default: one for each core, of a container's processor time; from four cores on, one core
+    is left to verification and network. Trainer and engine share them where both compute at the same time
+    (`generation.max_staleness`)."""
     routing_replay: bool = False
     """For mixture-of-experts models: train every token with the experts that routed it at generation. Reduces the
     difference between engine and trainer (`sampling/sampling_logp_difference/mean`). Source: arXiv:2510.11370."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
+from swarm.machine import threads_of_each
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, TINY_SEES, PolicySettings, default_prompt, local_name
@@ -250,6 +251,13 @@ class Policy:
             self.adapters = None
 
 
+def sharing_cores(settings: PolicySettings, num_computing: int) -> PolicySettings:
+    """Settings of each of so many processes that compute on the CPU at the same time."""
+    if settings.threads or find_device(settings.device).type != "cpu":
+        return settings
+    return settings.model_copy(update={"threads": threads_of_each(num_computing, torch.get_num_threads())})
+
+
 def load_policy(
     settings: PolicySettings,
     weights: Path | None = None,
@@ -262,8 +270,7 @@ def load_policy(
 
     Raises `PolicyError`, and `OutOfMemory` when the device is too small.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or threads_of_each(1, torch.get_num_threads()))
     transformers_logging.disable_progress_bar()  # one bar per shard would hide our own
     lora = settings.lora.rank > 0
     if weights is not None and is_adapter_directory(weights) != lora:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from benchmarks.engine.dtypes import crossover
 from benchmarks.engine.generation import Contender, Workload, random_policy
 from benchmarks.engine.turns import turns
 
+VLLM_PYTHON = os.environ.get("SWARM_TEST_VLLM_PYTHON", "")
 WORKLOAD = Workload(4, 4, (4, 12), mean_tokens=10, max_new_tokens=40, static_rows=8)
 
 
@@ -48,6 +50,17 @@ def test_episodes_are_measured_against_single_turns_and_in_rounds() -> None:
 def test_vllm_is_measured_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--only", "vllm"]) == 0
     assert "vLLM was not measured" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(not VLLM_PYTHON, reason="SWARM_TEST_VLLM_PYTHON names no Python with vLLM: make test-vllm")
+def test_a_nodes_vllm_is_measured_against_vllm_alone(tmp_path: Path) -> None:
+    out = tmp_path / "engine.json"
+    assert main(["--quick", "--only", "vllm", "--vllm-python", VLLM_PYTHON, "--out", str(out)]) == 0
+    rows = {row["what"]: row["value"] for row in json.loads(out.read_text())["rows"]}
+    assert rows["22 M parameters: engine vLLM alone"] > 0
+    assert 0.2 < rows["22 M parameters: vllm against vLLM alone, tokens/s of processor time"] < 5
 
 
 @pytest.mark.parametrize(

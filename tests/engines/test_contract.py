@@ -41,8 +41,13 @@ VLLM = pytest.param(
     ],
 )
 PATIENT = VllmSettings(
-    python=Path(VLLM_PYTHON or ""), cpu_cache_bytes=2**28, start_timeout_s=3600, silence_timeout_s=3600
+    python=Path(VLLM_PYTHON) if VLLM_PYTHON else None,
+    cpu_cache_bytes=2**28,
+    start_timeout_s=3600,
+    silence_timeout_s=3600,
 )
+VLLM_HEAD = 64
+"""Size of an attention head for which vLLM has kernels everywhere."""
 
 
 @pytest.fixture(params=["transformers", VLLM])
@@ -51,21 +56,39 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def vllm() -> Iterator[tuple[Policy, VllmService]]:
+def place() -> torch.device:
+    """Of the policies; `tests/gpu/test_contract.py` has another."""
+    return torch.device("cpu")
+
+
+@pytest.fixture
+def nats(engine_name: str) -> float:
+    """The largest difference between two computations of a log-probability."""
+    return 1e-4
+
+
+def _policy(place: torch.device, head_dim: int) -> Policy:
+    policy = random_policy(head_dim)
+    policy.model.to(place)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def vllm(place: torch.device) -> Iterator[tuple[Policy, VllmService]]:
     """One process for all tests: it takes a while to start."""
-    policy = random_policy(head_dim=32)  # the smallest that vLLM has a kernel for
+    policy = _policy(place, VLLM_HEAD)
     service = VllmService(policy, GenerationSettings(vllm=PATIENT))
     yield policy, service
     service.close()
 
 
 @pytest.fixture
-def policy(request: pytest.FixtureRequest, engine_name: str) -> Policy:
+def policy(request: pytest.FixtureRequest, engine_name: str, place: torch.device) -> Policy:
     """The same weights for every test."""
     if engine_name == "transformers":
-        return random_policy()
+        return _policy(place, 16)
     shared, _ = request.getfixturevalue("vllm")
-    fresh = random_policy(head_dim=32)
+    fresh = _policy(place, VLLM_HEAD)
     swap_weights(shared, fresh.weights, version=0)
     return shared
 
@@ -102,31 +125,33 @@ def _completions(answers: list[Answers]) -> list[Completion]:
     ],
     ids=["plain", "cold", "hot and top-p", "top-k and min-p"],
 )
-def test_logprobs_agree_with_a_teacher_forced_pass(make_engine: MakeEngine, policy: Policy, sampling: Sampling) -> None:
+def test_logprobs_agree_with_a_teacher_forced_pass(
+    make_engine: MakeEngine, policy: Policy, nats: float, sampling: Sampling
+) -> None:
     answers = make_engine(max_batch_sequences=7).generate(PROMPTS, 4, sampling, seed=1)
     for prompt, group in zip(PROMPTS, answers, strict=True):
         assert len(group) == 4
         for completion in group:
             expected = teacher_forced(policy, prompt, completion, sampling)
-            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+            assert completion.logprobs == pytest.approx(expected, abs=nats)
 
 
-def test_an_episode_goes_on_from_the_tokens_of_its_past(make_engine: MakeEngine, policy: Policy) -> None:
+def test_an_episode_goes_on_from_the_tokens_of_its_past(make_engine: MakeEngine, policy: Policy, nats: float) -> None:
     engine, sampling = make_engine(), Sampling(max_new_tokens=8)
     (first,) = engine.generate(PROMPTS[:1], 3, sampling, seed=1)
     contexts = [Past(PROMPTS[0], (Step(each.token_ids, (Text("lower"),)),)) for each in first]
     answers = engine.generate([*contexts, PROMPTS[0]], 2, sampling, seed=2)
     for context, group in zip([*contexts, PROMPTS[0]], answers, strict=True):
         for completion in group:
-            assert completion.logprobs == pytest.approx(teacher_forced(policy, context, completion, sampling), abs=1e-4)
+            assert completion.logprobs == pytest.approx(teacher_forced(policy, context, completion, sampling), abs=nats)
     assert len({tuple(policy.encode(context)) for context in contexts}) == 3
 
 
-def test_turns_are_answered_as_they_become_ready(make_engine: MakeEngine, policy: Policy) -> None:
+def test_turns_are_answered_as_they_become_ready(make_engine: MakeEngine, policy: Policy, nats: float) -> None:
     answered = Play(3).run(make_engine(max_batch_sequences=3))
     assert [(turn.episode, turn.number) for turn, _ in answered] == [(e, n) for e in range(4) for n in (1, 2, 3)]
     for turn, said in answered:
-        assert said.logprobs == pytest.approx(teacher_forced(policy, turn.context, said, SAMPLING), abs=1e-4)
+        assert said.logprobs == pytest.approx(teacher_forced(policy, turn.context, said, SAMPLING), abs=nats)
     again = Play(3).run(make_engine())
     assert [said.token_ids for _, said in again] == [said.token_ids for _, said in answered]
 
@@ -256,7 +281,7 @@ def _swapping_engine(make_engine: MakeEngine, policy: Policy, turn: int, **setti
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 def test_new_weights_enter_in_the_middle_and_every_token_says_whose_it_is(
-    make_engine: MakeEngine, policy: Policy, kv: Literal["keep", "recompute"]
+    make_engine: MakeEngine, policy: Policy, nats: float, kv: Literal["keep", "recompute"]
 ) -> None:
     # Long enough for weights that are handed to another process to arrive before the last completion ends.
     old, sampling = copy.deepcopy(policy), Sampling(max_new_tokens=160)
@@ -278,23 +303,23 @@ def test_new_weights_enter_in_the_middle_and_every_token_says_whose_it_is(
             num_old = spans[0].num_tokens if spans[0].version == 0 else 0
             before = teacher_forced(old, prompt, completion, sampling)[:num_old]
             after = teacher_forced(policy, prompt, completion, sampling)[num_old:]
-            assert completion.logprobs[:num_old] == pytest.approx(before, abs=1e-4)
+            assert completion.logprobs[:num_old] == pytest.approx(before, abs=nats)
             worst = max([worst, *(abs(a - b) for a, b in zip(completion.logprobs[num_old:], after, strict=True))])
     assert mixed > 0 and policy.version == 1
     if kv == "recompute":
-        assert worst < 1e-4
+        assert worst < nats
     else:
         assert worst > 1e-3, "kept keys and values are those of the old weights"
 
 
-def test_after_a_swap_everything_is_of_the_new_weights(make_engine: MakeEngine, policy: Policy) -> None:
+def test_after_a_swap_everything_is_of_the_new_weights(make_engine: MakeEngine, policy: Policy, nats: float) -> None:
     engine, sampling = make_engine(), Sampling(max_new_tokens=12)
     for version in (1, 2):
         engine.swap(_other_weights(policy), version)
         for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, sampling, seed=3), strict=True):
             for completion in group:
                 assert completion.logprobs == pytest.approx(
-                    teacher_forced(policy, prompt, completion, sampling), abs=1e-4
+                    teacher_forced(policy, prompt, completion, sampling), abs=nats
                 )
                 assert [span.version for span in completion.versions] == [version]
 
@@ -320,8 +345,8 @@ def test_refused_weights_leave_the_old_ones_in_use(make_engine: MakeEngine, poli
     assert policy.version == 0
 
 
-def test_adapters_are_sampled_from_and_replaced_in_place(engine_name: str) -> None:
-    policy = random_policy(head_dim=32)
+def test_adapters_are_sampled_from_and_replaced_in_place(engine_name: str, place: torch.device, nats: float) -> None:
+    policy = _policy(place, VLLM_HEAD)
     policy.adapters = Adapters(policy.model, LoraSettings(rank=4))
     settings, sampling = GenerationSettings(engine=engine_name, vllm=PATIENT), Sampling(max_new_tokens=12)
     engine = open_engine(EngineChoice(engine_name, ""), policy, PolicySettings(), settings)
@@ -333,6 +358,6 @@ def test_adapters_are_sampled_from_and_replaced_in_place(engine_name: str) -> No
         for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 2, sampling, seed=1), strict=True):
             for completion in group:
                 expected = teacher_forced(policy, prompt, completion, sampling)
-                assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+                assert completion.logprobs == pytest.approx(expected, abs=nats)
                 assert [span.version for span in completion.versions] == [version]
     engine.close()

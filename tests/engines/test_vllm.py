@@ -35,6 +35,7 @@ from tests.engines.stand_in import python_with_vllm, script_for_vllm
 
 SAMPLING = Sampling(max_new_tokens=12)
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4"]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -390,6 +391,36 @@ def test_weights_go_where_there_is_room(
     else:
         with pytest.raises(EngineError, match=r"no room for .* GiB of weights.*shm has 0.1 GiB free.*--shm-size"):
             handover.make_work_directory(policy)
+
+
+IN_64_MIB = """
+import sys, tempfile
+from pathlib import Path
+from benchmarks.engine.generation import random_policy
+from swarm.engines.vllm import handover
+from swarm.errors import EngineError
+handover.SHARED_MEMORY = shared = Path(sys.argv[1])
+policy = random_policy("25 M")
+print(handover.make_work_directory(policy).parent == Path(tempfile.gettempdir()))
+try:
+    with handover.model_files(policy, shared):
+        pass
+except EngineError as error:
+    print(error)
+"""
+
+
+def test_a_containers_shared_memory_is_passed_over_and_named_where_it_fills_up(tmp_path: Path) -> None:
+    """As large as Docker's, for weights of 96 MiB."""
+    (shared := tmp_path / "shm").mkdir()
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none "$0" && exec "$@"']
+    if subprocess.run([*mounted, str(shared), "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system in a namespace of its own")
+    command = [*mounted, str(shared), sys.executable, "-c", IN_64_MIB, str(shared)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+    assert told[0] == "True"
+    assert "no room for weights" in told[1] and "--shm-size" in told[1] and "No space left on device" in told[1]
 
 
 def test_shared_memory_that_fills_up_is_a_clear_error(service: VllmService, monkeypatch: pytest.MonkeyPatch) -> None:

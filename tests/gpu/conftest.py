@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.common.report import Report
+from benchmarks.common.report import Report, row
+from swarm.engines.choice import look_for_vllm
 from swarm.policy.out_of_memory import release_unused
 
 FILE = Path("gpu-report.json")
 FIGURES = Report("gpu", peer="expected")
+VLLM_PYTHON = os.environ.get("SWARM_TEST_VLLM_PYTHON")
+BEGAN = time.monotonic()
+MOST_MINUTES = 15
 
 
 @pytest.fixture
@@ -25,6 +31,15 @@ def device() -> torch.device:
     return torch.device("cuda")
 
 
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """A Python with vLLM."""
+    found = look_for_vllm(Path(VLLM_PYTHON) if VLLM_PYTHON else None)
+    if found.problem:
+        pytest.skip(f"{found.problem}: install the extra gpu, or set SWARM_TEST_VLLM_PYTHON")
+    return found.python
+
+
 @pytest.fixture
 def figures() -> Report:
     """Takes rows for the report."""
@@ -34,6 +49,8 @@ def figures() -> Report:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not FIGURES.rows:
         return
+    minutes = (time.monotonic() - BEGAN) / 60
+    FIGURES.add([row("all of these tests", [minutes], "min", target=MOST_MINUTES, better="lower")])
     FIGURES.versions |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda or ""}
     FILE.write_text(json.dumps({**json.loads(FIGURES.as_json()), "command": "make test-gpu"}, indent=1) + "\n")
     terminalreporter.write_sep("-", f"figures, also in {FILE}")

@@ -6,31 +6,18 @@ import time
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common.report import Report, row
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.policy.loading import Policy
-from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Completion, Rejection, Sampling
 from tests.engines.models import make
+from tests.gpu.models import half_a_billion
 
 pytestmark = pytest.mark.gpu
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt than the others, in single letters"]
-SHAPE = Qwen2Config(
-    hidden_size=896,
-    intermediate_size=4_864,
-    num_hidden_layers=24,
-    num_attention_heads=14,
-    num_key_value_heads=2,
-    vocab_size=151_936,
-    tie_word_embeddings=True,
-    pad_token_id=0,
-    eos_token_id=1,
-)
-"""Of Qwen2.5-0.5B."""
 
 
 def _engine(policy: Policy, recorded: bool) -> TransformersEngine:
@@ -66,9 +53,7 @@ def test_what_cannot_be_recorded_is_decoded_without_and_leaves_the_gpu_usable(de
 
 
 def test_tokens_a_second_with_recordings(device: torch.device, figures: Report) -> None:
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(SHAPE).to(device, torch.bfloat16)
-    policy = Policy("random/0.5B", model, tiny_tokenizer(), None, torch.bfloat16)
+    policy = half_a_billion(device)
     questions = [f"Calculate {k} + 7." for k in range(4)]
 
     def rate(recorded: bool) -> float:

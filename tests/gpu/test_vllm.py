@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +10,7 @@ import pytest
 import torch
 
 from benchmarks.common.report import Report, row
-from swarm.engines.choice import look_for_vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.vllm import delivery, transfer
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.service import VllmService
@@ -30,7 +26,6 @@ from tests.example_groups import graded
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt than the others, in single letters"]
-NAMED = os.environ.get("SWARM_TEST_VLLM_PYTHON")
 
 
 @pytest.fixture
@@ -42,13 +37,8 @@ def policy(device: torch.device) -> Policy:
 
 
 @contextlib.contextmanager
-def _vllm(policy: Policy, **settings: object) -> Iterator[VllmEngine]:
-    found = look_for_vllm(Path(NAMED) if NAMED else None)
-    if found.problem:
-        pytest.skip(f"{found.problem}: install the extra gpu, or set SWARM_TEST_VLLM_PYTHON")
-    generation = GenerationSettings(
-        vllm=VllmSettings(**{"python": found.python, "gpu_memory_fraction": 0.3, **settings})
-    )
+def _vllm(policy: Policy, python: Path, **settings: object) -> Iterator[VllmEngine]:
+    generation = GenerationSettings(vllm=VllmSettings(**{"python": python, "gpu_memory_fraction": 0.3, **settings}))
     with contextlib.closing(VllmService(policy, generation)) as opened:
         yield VllmEngine(policy, generation, opened)
 
@@ -75,16 +65,18 @@ def _agree(policy: Policy, engine: VllmEngine) -> float:
     return sum(differences) / len(differences)
 
 
-def test_it_samples_from_the_trainers_policy_after_every_update(policy: Policy, figures: Report) -> None:
-    with _vllm(policy) as engine:
+def test_it_samples_from_the_trainers_policy_after_every_update(
+    policy: Policy, vllm_python: Path, figures: Report
+) -> None:
+    with _vllm(policy, vllm_python) as engine:
         for _ in range(3):
             assert (nats := _agree(policy, engine)) < 0.05
             _learn(policy)
         figures.add([row("difference between vLLM and trainer", [nats], "nats a token", target=0.05, better="lower")])
 
 
-def test_it_sleeps_and_wakes_many_times(policy: Policy) -> None:
-    with _vllm(policy, sleep=True) as engine:
+def test_it_sleeps_and_wakes_many_times(policy: Policy, vllm_python: Path) -> None:
+    with _vllm(policy, vllm_python, sleep=True) as engine:
         for _ in range(4):
             assert _agree(policy, engine) < 0.05
             _learn(policy)
@@ -92,45 +84,28 @@ def test_it_sleeps_and_wakes_many_times(policy: Policy) -> None:
 
 @pytest.mark.parametrize("sleep", [False, True])
 def test_weights_reach_it_through_memory_of_the_gpu(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch, sleep: bool
+    policy: Policy, vllm_python: Path, monkeypatch: pytest.MonkeyPatch, sleep: bool
 ) -> None:
     monkeypatch.setattr(delivery, "changed_files", None)  # no file is written
     monkeypatch.setattr(transfer, "BUFFER_BYTES", 2**16)  # several pieces
-    with _vllm(policy, sleep=sleep, transfer="ipc") as engine:
+    with _vllm(policy, vllm_python, sleep=sleep, transfer="ipc") as engine:
         for _ in range(3):
             assert _agree(policy, engine) < 0.05
             _learn(policy)
 
 
-def test_it_takes_another_gpu(policy: Policy, device: torch.device) -> None:
+def test_it_takes_another_gpu(policy: Policy, vllm_python: Path, device: torch.device) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     before, _ = torch.cuda.mem_get_info(device)
-    with _vllm(policy, gpus=(1,), gpu_memory_fraction=0.5) as engine:
+    with _vllm(policy, vllm_python, gpus=(1,), gpu_memory_fraction=0.5) as engine:
         assert _agree(policy, engine) < 0.05
         after, _ = torch.cuda.mem_get_info(device)
         assert before - after < 2**30, "nothing of it is on the trainer's GPU"
 
 
-def test_two_gpus_share_its_matrices(policy: Policy, device: torch.device) -> None:
+def test_two_gpus_share_its_matrices(policy: Policy, vllm_python: Path, device: torch.device) -> None:
     if torch.cuda.device_count() < 3:
         pytest.skip("needs three GPUs")
-    with _vllm(policy, gpus=(1, 2), gpu_memory_fraction=0.5) as engine:
+    with _vllm(policy, vllm_python, gpus=(1, 2), gpu_memory_fraction=0.5) as engine:
         assert _agree(policy, engine) < 0.05
-
-
-def test_tokens_a_second_of_both_engines(policy: Policy, figures: Report) -> None:
-    sampling = Sampling(max_new_tokens=200)
-    questions = [f"Calculate {k} + 7." for k in range(32)]
-
-    def rate(engine: VllmEngine | TransformersEngine) -> float:
-        engine.generate(questions, 8, sampling, 1)  # warms up
-        start = time.monotonic()
-        groups = engine.generate(questions, 8, sampling, 2)
-        tokens = sum(len(completion.token_ids) for group in groups for completion in group)
-        return tokens / (time.monotonic() - start)
-
-    slow = rate(TransformersEngine(policy, GenerationSettings()))
-    with _vllm(policy) as engine:
-        fast = rate(engine)
-    figures.add([row("vLLM, 256 sequences of a tiny model (against transformers)", [fast], "tok/s", baseline=[slow])])

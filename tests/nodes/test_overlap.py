@@ -7,11 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+from nodes.roles import coordinator
 from nodes.roles.coordinator import RankCoordinator
+from swarm import machine
 from swarm.config import NodeConfig
 from swarm.engines.config import GenerationSettings
 from swarm.errors import ConfigError
+from swarm.policy.config import PolicySettings
 from swarm.policy.distributed.ranks import Ranks
 from tests.nodes.processes import LOOPBACK, command_of, gone, swarm, until
 
@@ -54,3 +58,35 @@ def test_several_processes_have_to_take_turns() -> None:
     ranks.size = 2
     with pytest.raises(ConfigError, match="max_staleness must be 0 with 2 processes"):
         RankCoordinator(NodeConfig(generation=GenerationSettings(max_staleness=1)), None, ranks, lambda: False)
+
+
+class Told(Exception):
+    """With the settings of an engine's process."""
+
+
+@pytest.mark.parametrize(("staleness", "asked", "threads"), [(0, None, 4), (1, None, 2), (1, 3, 3)])
+def test_trainer_and_engine_share_the_cores_where_both_compute(
+    monkeypatch: pytest.MonkeyPatch, staleness: int, asked: int | None, threads: int
+) -> None:
+    """Of eight, two of which share their arithmetic."""
+    told: list[PolicySettings] = []
+    used: list[int] = []
+
+    def start(policy: object, settings: PolicySettings, *others: object) -> None:
+        told.append(settings)
+        raise Told
+
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(coordinator, "ProcessEngine", start)
+    config = NodeConfig(
+        policy=PolicySettings(device="cpu", threads=asked), generation=GenerationSettings(max_staleness=staleness)
+    )
+    if staleness:
+        with pytest.raises(Told):
+            RankCoordinator(config, None, Ranks(), lambda: False)
+        assert told[0].threads == threads
+    else:
+        RankCoordinator(config, None, Ranks(), lambda: False).close()
+    assert used[-1] == threads

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from swarm.policy.loading import Policy
+from swarm.policy.out_of_memory import release_unused
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
@@ -56,3 +57,11 @@ def test_an_update_needs_no_float64_on_the_device(policy: Policy, settings: dict
     with WithoutFloat64():
         report = updater.update([_group(policy)], [])
     assert not report.skipped and 0 < report.figures["sampling/ess"] <= 1
+
+
+def test_out_of_memory_its_unused_memory_is_released_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: released.append("mps"))
+    release_unused()
+    assert released == ["mps"]

@@ -15,6 +15,8 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.groups.episodes import joined
+from swarm.policy.adapters import Adapters
+from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.snapshot import Precision, pack, unpack
@@ -227,6 +229,14 @@ def test_snapshots_are_what_was_trained(policy: Policy) -> None:
     torch.nn.init.zeros_(next(iter(other.model.parameters())))
     swap_weights(other, unpack(updater.snapshot()), updater.version)
     assert pack(other.weights) == pack(policy.weights)
+
+
+def test_where_only_adapters_change_only_they_are_in_a_snapshot(policy: Policy) -> None:
+    whole = len(pack(policy.weights))
+    policy.adapters = Adapters(policy.model, LoraSettings(rank=2))
+    sent = StreamedUpdater(policy, _settings(), MixSettings(), Sampling()).snapshot()
+    assert set(unpack(sent)) == set(policy.weights) and all(".lora_" in name for name in unpack(sent))
+    assert len(sent) < whole / 8
 
 
 def test_an_honest_worker_passes_and_liars_are_told(policy: Policy) -> None:

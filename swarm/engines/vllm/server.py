@@ -320,7 +320,8 @@ def sampling_params(request: Generate, wanted: Wanted) -> SamplingParams:
         detokenize=bool(sampling.stop),
         stop_token_ids=list(request.stop_ids),
         ignore_eos=True,  # end tokens are among the stop ids
-        logprobs=0,
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,  # instead of two objects a token, made between two steps
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
@@ -329,12 +330,14 @@ def sampled(call: int, wanted: Wanted, output: RequestOutput) -> Sampled:
     """A finished request as a message to the node."""
     completion = output.outputs[0]
     ids = tuple(completion.token_ids)
+    if tuple(completion.logprobs.token_ids) != ids:
+        raise AssertionError(f"vLLM reports log-probabilities of other tokens than it sampled: {completion.logprobs}")
     return Sampled(
         id=call,
         prompt=wanted.prompt,
         completion=wanted.completion,
         token_ids=ids,
-        logprobs=tuple(place[token].logprob for token, place in zip(ids, completion.logprobs, strict=True)),
+        logprobs=tuple(completion.logprobs.logprobs),
         versions=tuple(VersionSpan(int(span.version), span.end - span.start) for span in completion.weight_versions),
     )
 

@@ -215,6 +215,6 @@ def _output(name: str, prompt: list[int], ids: list[int], versions: list[str]) -
         SimpleNamespace(version=versions[start], start=start, end=end)
         for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)
     ]
-    logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in ids]
+    logprobs = SimpleNamespace(token_ids=ids, logprobs=[-1.0] * len(ids))
     completion = SimpleNamespace(token_ids=ids, logprobs=logprobs, weight_versions=spans)
     return SimpleNamespace(request_id=name, prompt_token_ids=prompt, finished=True, outputs=[completion])
