@@ -156,24 +156,26 @@ def test_new_weights_enter_in_the_middle_and_the_encoder_stays(
     torch.manual_seed(1)
     trained = {name for name, value in policy.model.named_parameters() if value.requires_grad}
     new = {n: v + 0.05 * torch.randn_like(v) if n in trained else v for n, v in original.items()}
-    engine, contexts = open_engine(opened, kv="recompute", max_batch_sequences=2), pictures_and_text(family)
+    engine = open_engine(opened, kv="recompute", max_batch_sequences=2)
+    # So many that vLLM's process, which waits for nobody, is still at work when it gets the weights.
+    contexts = pictures_and_text(family) * 12
     _, service = opened
     process = service and service.running(lambda: False)[0]
-    answers: dict[int, Answers] = {}
+    changed: list[tuple[Context, Sequence[Completion]]] = []
+    swapped = False
     for index, group in engine.stream(contexts, 2, Sampling(max_new_tokens=24), seed=3):
-        if not answers:
+        if not swapped:
             engine.swap(new, version=1)
-        answers[index] = group
-    late = 0
-    for index, context in enumerate(contexts):
-        group = answers[index]
+            swapped = True
         assert not isinstance(group, Rejection)
+        if any(span.version == 1 for said in group for span in said.versions):
+            changed.append((contexts[index], group))
+    assert changed and policy.version == 1
+    for context, group in changed[:5]:
         for said, logprobs in zip(group, expected(policy, context, group), strict=True):
             old = sum(span.num_tokens for span in said.versions if span.version == 0)
-            late += len(said.token_ids) - old
             # Larger weights than in the other tests: vLLM's rounding was 2.3e-4 for one token of 23.
             assert said.logprobs[old:] == pytest.approx(logprobs[old:], abs=1e-3)
-    assert late > 0 and policy.version == 1
     assert process is None or process.alive, "a crash is mended, and would not be seen otherwise"
 
 
