@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.common.children import ROOT, ChildFailed
 from benchmarks.common.report import Report, Row, row
-from benchmarks.common.running import conclude, option_parser, scratch, wide_console
+from benchmarks.common.running import at_least_one, conclude, option_parser, scratch, wide_console
 from benchmarks.demo.processor_time import NETWORK_AND_CHECKS, processor_time, with_named_threads
 from swarm.errors import ConfigError
 
@@ -28,9 +28,9 @@ STOP_TIMEOUT_S = 20.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 130 when interrupted."""
     parser = option_parser("demo", __doc__, ())
-    parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peers", type=at_least_one, default=4)
+    parser.add_argument("--rounds", type=at_least_one, default=30)
+    parser.add_argument("--repeats", type=at_least_one, default=3)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, as the baseline")
     options = parser.parse_args(arguments)
     rounds, repeats = (2, 1) if options.quick else (options.rounds, options.repeats)
