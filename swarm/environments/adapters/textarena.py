@@ -11,7 +11,7 @@ from typing import Any
 from swarm.environments.adapters.randomness import OwnRandomness
 from swarm.environments.digests import draw
 from swarm.environments.episodes.config import TextArenaTask
-from swarm.environments.verification.stand_ins import stand_ins
+from swarm.environments.stand_ins import stand_ins
 from swarm.errors import TaskError
 from swarm.types import End, Observation, Text
 

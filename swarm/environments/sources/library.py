@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from swarm.environments.stand_ins import stand_ins
 
 LIBRARY = "reasoning_gym"
 DRAWING = (
@@ -21,21 +22,6 @@ DRAWING = (
     *("mpl_toolkits", "mpl_toolkits.mplot3d"),
 )
 """What cellpylib imports for its pictures."""
-
-
-@contextmanager
-def _without_drawing() -> Iterator[None]:
-    """Within the block, empty modules stand in for matplotlib, unless it is loaded already."""
-    if not sys.modules.keys().isdisjoint(DRAWING):
-        yield
-        return
-    sys.modules.update((name, ModuleType(name)) for name in DRAWING)
-    vars(sys.modules["mpl_toolkits.mplot3d"])["Axes3D"] = None  # imported by name
-    try:
-        yield
-    finally:
-        for name in DRAWING:
-            del sys.modules[name]
 
 
 @contextmanager
@@ -57,7 +43,7 @@ def _without_the_rest(*packages: str) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-with _without_drawing(), _without_the_rest(LIBRARY):
+with stand_ins(DRAWING), _without_the_rest(LIBRARY):
     import reasoning_gym.coaching  # noqa: F401, first: it and the next module import each other
     from reasoning_gym import factory
     from reasoning_gym.factory import DATASETS
@@ -77,7 +63,7 @@ def load(dataset: str) -> None:
         return
     if (category := _category_of(dataset)) is not None:
         # On some systems a file's name matches in another case, and no module is found.
-        with suppress(ModuleNotFoundError), _without_drawing(), _without_the_rest(LIBRARY, f"{LIBRARY}.{category}"):
+        with suppress(ModuleNotFoundError), stand_ins(DRAWING), _without_the_rest(LIBRARY, f"{LIBRARY}.{category}"):
             import_module(f"{LIBRARY}.{category}.{dataset}")
     if dataset not in DATASETS:
         load_all()
@@ -85,7 +71,7 @@ def load(dataset: str) -> None:
 
 def load_all() -> None:
     """Import the whole library."""
-    with _without_drawing():
+    with stand_ins(DRAWING):
         import_module(LIBRARY)
 
 
