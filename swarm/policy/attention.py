@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")
 TOGETHER_TOKENS = 128
 """A prompt and its completions attend in one call up to this many tokens: a call for each would take longer than what
 the mask hides."""
+FLOAT32_TOKENS = 256
+"""On a CPU, calls over up to this many tokens are in float32: PyTorch's attention takes up to four times as long in
+bfloat16, and as long for more tokens."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +139,24 @@ def attend(
     outputs = []
     for i, (prefix, mask) in enumerate(zip(packing.prefixes, packing.masks, strict=True)):
         outputs.append(
-            scaled_dot_product_attention(
+            _attend_part(
                 queries[i],
                 keys[i] if prefix is None else torch.cat([keys[prefix], keys[i]], dim=2),
                 values[i] if prefix is None else torch.cat([values[prefix], values[i]], dim=2),
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scaling,
+                mask,
+                scaling,
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _attend_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """One call, [1, heads, tokens, D]."""
+    work = partial(scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None, scale=scaling)
+    if query.device.type != "cpu" or key.shape[2] > FLOAT32_TOKENS:
+        return work(query, key, value)
+    with torch.autocast("cpu", enabled=False):
+        return work(query.float(), key.float(), value.float()).to(value.dtype)
 
 
 AttentionInterface.register(NAME, attend)

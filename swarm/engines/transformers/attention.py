@@ -58,7 +58,7 @@ def attend(
     if attention_mask is None or not groups:
         return otherwise(module, query, key, value, attention_mask, scaling, packing, **options)
     by_token = query[0].transpose(0, 1)
-    output = query.new_empty(*by_token.shape[:2], value.shape[-1])
+    output = value.new_empty(*by_token.shape[:2], value.shape[-1])  # autocast may leave queries in float32
     for group in groups:
         queries = by_token[group.tokens].transpose(1, 2)  # [rows, heads, T, dim]
         mask = attention_mask[0, 0][group.tokens][:, None]  # [rows, 1, T, width]
