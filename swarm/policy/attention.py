@@ -153,7 +153,7 @@ def attend(
 def _attend_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     """One call, [1, heads, tokens, D]."""
     work = partial(scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None, scale=scaling)
-    if query.device.type != "cpu" or key.shape[2] > FLOAT32_TOKENS:
+    if value.dtype is not torch.bfloat16 or query.device.type != "cpu" or key.shape[2] > FLOAT32_TOKENS:
         return work(query, key, value)
     with torch.autocast("cpu", enabled=False):
         return work(query.float(), key.float(), value.float()).to(value.dtype)

@@ -44,7 +44,8 @@ def _engine(policy: Policy, cancelled: Callable[[], bool] = lambda: False, **set
 
 def _watch_passes(engine: TransformersEngine, before: Callable[[torch.Size], None]) -> None:
     """Call `before` with the shape of the ids of every pass, by the model's own code or in few operations."""
-    model, fused = engine._policy.model, engine._decoder._fused
+    engine._decoder.refresh()  # the model that generates may be a copy, which this makes
+    model, fused = engine._decoder._generating.model, engine._decoder._fused
     forward = model.forward
 
     def watched(*args: object, **kwargs: object) -> object:

@@ -63,10 +63,13 @@ def test_every_token_is_read_once(policy: Policy) -> None:
     assert read > 0.9 * sum(map(sum, played)), "episodes of one prompt share it"
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_observations_are_read_in_the_pass_that_decodes_the_other_rows(attention: str) -> None:
+@pytest.mark.parametrize(
+    ("attention", "dtype"), [("sdpa", torch.float32), ("sdpa", torch.bfloat16), ("eager", torch.float32)]
+)
+def test_observations_are_read_in_the_pass_that_decodes_the_other_rows(attention: str, dtype: torch.dtype) -> None:
     """Where the model's attention can be replaced; another model reads them in a pass of their own."""
     policy, steps, passes = make("llama", attention), count(), count()
+    policy.dtype = dtype
     engine = TransformersEngine(policy, GenerationSettings(), lambda: next(steps) < 0)
     _watch_passes(engine, lambda shape: next(passes) < 0)
     Play(4).run(engine)

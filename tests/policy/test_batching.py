@@ -133,6 +133,24 @@ def test_packed_and_padded_rows_have_the_same_gradients(
         torch.testing.assert_close(padded, packed, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("tokens_in_float32", [0, attention.FLOAT32_TOKENS])
+def test_packed_rows_in_bfloat16_differ_from_float32_by_rounding(
+    policy: Policy, tokens_in_float32: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "FLOAT32_TOKENS", tokens_in_float32)
+    found = []
+    for policy.dtype in (torch.float32, torch.bfloat16):
+        policy.model.zero_grad()
+        with Packed().attention(policy.model):
+            logprobs = Scorer(policy, 1.0, Packed())(_pairs()).logprobs
+            logprobs.sum().backward()
+        gradient = policy.model.model.layers[0].self_attn.q_proj.weight.grad
+        found.append((logprobs.detach(), gradient.clone()))
+    (exactly, slope), (rounded, rounded_slope) = found
+    torch.testing.assert_close(rounded, exactly, atol=0.1, rtol=0)
+    assert (rounded_slope - slope).norm() < 0.05 * slope.norm()
+
+
 def test_packed_rows_hold_a_prompt_once_and_no_padding() -> None:
     pairs = [Pair([1, 2, 3], [4]), Pair([1, 2, 3], [5, 6]), Pair([7], [8])]
     assert Packed().lay_out(pairs).ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
