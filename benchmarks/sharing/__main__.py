@@ -22,7 +22,7 @@ from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
 from swarm.telemetry.comparison.picture import Section, write_comparisons
-from swarm.telemetry.comparison.table import compare, markdown
+from swarm.telemetry.comparison.table import compare, markdown, stops_in_words
 
 S = TypeVar("S", bound=Scale)
 
@@ -147,10 +147,11 @@ def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, c
     comparisons = table.comparisons(size)
     # Comparisons may have cells in common, such as the clean run.
     every = {cell.name: cell for each in comparisons for cells in each.cells.values() for cell in cells}
-    console.print(f"{name}: {len(every)} cells", highlight=False)
-    store.check(every.values())
+    in_order = sorted(every.values(), key=lambda cell: cell.seed)  # a table that was stopped has compared some seeds
+    console.print(f"{name}: {len(in_order)} cells", highlight=False)
+    store.check(in_order)
     try:
-        return run_cells(list(every.values()), store, table.jobs(jobs), lambda: False, console, CELL_MODULE)
+        return run_cells(in_order, store, table.jobs(jobs), lambda: False, console, CELL_MODULE)
     finally:
         write_table(name, size, comparisons, store, report)
 
@@ -165,7 +166,8 @@ def write_table(name: str, size: Size, comparisons: Sequence[Comparison], store:
     found = Report("sharing", peer="baseline")
     for comparison, each in begun:
         found.add(table.findings(each.title, each.outcomes), [*table.notes, *comparison.notes])
-    found.add([], [f"{name}: {table.scale(size)}. {MEANS}"])
+    outcomes = [outcome for _, each in begun for row in each.outcomes.values() for outcome in row]
+    found.add([], [f"{name}: {table.scale(size)}. {MEANS}", *stops_in_words(outcomes)])
     sections = [each for _, each in begun]
     texts = [f"{each.title}:\n\n{markdown(compare(each.outcomes), next(iter(each.outcomes)))}" for each in sections]
     store.folder.with_suffix(".md").write_text("\n".join([*texts, found.markdown()]))

@@ -92,6 +92,11 @@ class PeerNode:
         self._open.callback(self._pausing.close)
 
     @property
+    def round(self) -> int:
+        """Rounds finished."""
+        return self._node.round
+
+    @property
     def done(self) -> bool:
         """Whether all requested rounds are finished."""
         return self._shell.has_enough(self._node.round)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nodes import exits
 from nodes.roles.shell import CHECKPOINTS
-from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, read, write
+from nodes.simulation.cells import CELL_FILE, RESULT_FILE, STOPPED_FILE, Cell, Stopped, read, write
 from nodes.simulation.children import SUPERVISED
 from nodes.simulation.in_memory import Clock, Guest, MemoryRun, Turns, take_turns
 from nodes.simulation.processes import run_as_processes
@@ -32,33 +32,53 @@ Invite = Callable[[MemoryHub, Clock, int], Guest]
 
 
 def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> None:
-    """Run the cell that `folder` describes, and write its result there unless it was stopped.
+    """Run the cell that `folder` describes, from where it was stopped if it was, and write its result there, or where
+    it can go on.
 
     `invitations`: who the cell's guests are, by name. Raises `SwarmError`.
     """
     cell = read(folder / CELL_FILE, Cell)
     members = cell.members(folder)
+    before = _went_before(folder)
+    turns = Turns(before.turns, before.clock) if before else Turns()
     if cell.transport == "hivemind" and cell.cores is not None:
         with closing(CpuShares()) as shares:
             run_as_processes(members, folder, stop, partial(shares.limit, cores=cell.cores))
     elif cell.transport == "hivemind":
         run_as_processes(members, folder, stop)
     else:
-        turns = Turns()
         run = MemoryRun(members, stop, turns)
         for number, name in enumerate(cell.guests):
             run.guests.append(invitations[name](run.hub, turns, cell.seats[-1].seed + 1 + number))
         take_turns([run], turns, stop)
+    cpu_s = _cpu_s() + (before.cpu_s if before else 0.0)
+    times = before.times if before else 0
     if stop():
+        if cell.transport == "memory" and not cell.guests:  # guests keep no checkpoints
+            write(folder / STOPPED_FILE, Stopped(times + 1, turns.taken, turns(), cpu_s))
         return
     nodes = [node_outcome(PeerHistory.read(member.config.out / METRICS_FILE)) for member in members]
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu_s = sum(each.ru_utime + each.ru_stime for each in used)
     for member in members:
         shutil.rmtree(member.config.out / CHECKPOINTS, ignore_errors=True)
         for name in (SAMPLES_FILE, OLDER_FILE):
             (member.config.out / name).unlink(missing_ok=True)
-    write(folder / RESULT_FILE, SwarmOutcome(cell.row, cell.seed, nodes, cpu_s))
+    write(folder / RESULT_FILE, SwarmOutcome(cell.row, cell.seed, nodes, cpu_s, times))
+
+
+def _went_before(folder: Path) -> Stopped | None:
+    """Where the cell was stopped; from now on it can only go on from where it is stopped again."""
+    path = folder / STOPPED_FILE
+    if not path.exists():
+        return None
+    before = read(path, Stopped)
+    path.unlink()
+    return before
+
+
+def _cpu_s() -> float:
+    """Processor seconds of this process and its children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def main(invitations: Mapping[str, Invite] = {}) -> int:

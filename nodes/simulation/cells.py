@@ -2,7 +2,8 @@
 
 FOLDER/4-4-seed0/cell.json      the swarm: complete configuration, nodes, seeds
                  NODE/...       what each node writes, checkpoints and samples removed at the end
-                 result.json    written atomically at the end: a cell without it is run again from its start
+                 stopped.json   where a cell that was stopped goes on; one that was killed starts again
+                 result.json    written atomically at the end
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ S = TypeVar("S", bound=Struct)
 
 CELL_FILE = "cell.json"
 RESULT_FILE = "result.json"
+STOPPED_FILE = "stopped.json"
 MAX_SHOWN = 3
 
 
@@ -87,6 +89,18 @@ def alike(num_peers: int, seed: int) -> tuple[Seat, ...]:
     return tuple(Seat(f"peer-{k + 1}", node_seed(seed, k)) for k in range(num_peers))
 
 
+class Stopped(Struct, frozen=True):
+    """Where a cell was stopped, with checkpoints of its nodes."""
+
+    times: int
+    """How often so far."""
+    turns: int
+    clock: float
+    """Of the nodes, Unix seconds."""
+    cpu_s: float
+    """Spent so far."""
+
+
 class CellStore:
     """Results of finished cells."""
 
@@ -113,6 +127,11 @@ class CellStore:
         """The cell's result; None if it has not finished."""
         path = self.folder / cell.name / RESULT_FILE
         return read(path, SwarmOutcome) if path.exists() else None
+
+    def goes_on(self, cell: Cell) -> bool:
+        """Whether the cell was stopped where it can go on. Raises `ConfigError` for a damaged file."""
+        folder = self.folder / cell.name
+        return (folder / STOPPED_FILE).exists() and read(folder / CELL_FILE, Cell) == cell
 
     def results(self, cells: Iterable[Cell]) -> list[SwarmOutcome]:
         """Those of the finished cells, in order."""

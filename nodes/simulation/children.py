@@ -103,15 +103,17 @@ class Child:
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
-def stop_all(children: Sequence[Child]) -> None:
-    """Ask every process to stop, wait briefly, then kill the rest with their children."""
+def stop_all(children: Sequence[Child], timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """Ask every process to stop, wait for it, then kill the rest with their children."""
     for child in children:
         child.interrupt()
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while any(child.running for child in children) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    for child in children:
-        child.signal(signal.SIGKILL)
+    deadline = time.monotonic() + timeout_s
+    try:
+        while any(child.running for child in children) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    finally:  # a second Ctrl-C ends the wait
+        for child in children:
+            child.signal(signal.SIGKILL)
 
 
 def without_fields(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from nodes.simulation.members import Member
 from nodes.stop import StopRequest
 from swarm.config import load_config
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
 
 
 def simulate_in_memory(
@@ -19,12 +22,18 @@ def simulate_in_memory(
     """Run `num_peers` peers round by round, and one alone if `control` configures it. Returns the exit code."""
     stop = StopRequest(supervised)
     folders = [out / f"peer-{k + 1}" for k in range(num_peers)]
-    turns = Turns(folders)
+    turns = _turns(folders)
     runs = [MemoryRun(_members(file, folders, first_seed), stop, turns)]
     if control is not None:
         runs.append(MemoryRun(_members(control, [out / control.stem], first_seed), stop, turns))
     take_turns(runs, turns, stop)
     return exits.INTERRUPTED if stop() else exits.DONE
+
+
+def _turns(folders: Sequence[Path]) -> Turns:
+    """From where the nodes in these folders were when they ended; those that are ahead wait for the others."""
+    rounds = [max(PeerHistory.read(folder / METRICS_FILE).rounds, default=0) for folder in folders]
+    return Turns(min(rounds), int(time.time()) + max(rounds))
 
 
 def _members(file: Path, folders: Sequence[Path], first_seed: int) -> list[Member]:

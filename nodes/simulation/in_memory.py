@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
@@ -21,8 +20,6 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.protocols import TaskVerifier
-from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.records import METRICS_FILE
 
 Clock = Callable[[], float]
 ROUND_S = 30.0
@@ -34,11 +31,10 @@ Guest = Callable[[], None]
 class Turns:
     """The nodes' clock: each turn takes a second, so that no rate or age depends on how fast the machine is."""
 
-    def __init__(self, folders: Iterable[Path] = ()) -> None:
-        """From now on, or from where the nodes in these folders were when they ended, if that is later."""
-        rounds = [max(PeerHistory.read(folder / METRICS_FILE).rounds, default=0) for folder in folders]
-        self._began = int(time.time()) + max(rounds, default=0)
-        self.taken = 0
+    def __init__(self, taken: int = 0, clock: float | None = None) -> None:
+        """After `taken` turns, when the clock says `clock`: by default now, as if the turns had just been taken."""
+        self._began = int(time.time()) if clock is None else clock - taken
+        self.taken = taken
 
     def __call__(self) -> float:
         """Unix seconds."""
@@ -58,6 +54,8 @@ class MemoryRun:
         self.hub = MemoryHub()
         self.guests: list[Guest] = []
         self.nodes: list[PeerNode] = []
+        self._joined_at: list[int] = []
+        """Turns before each of them."""
         self._waiting = deque(sorted(members, key=lambda member: member.joins_at))
         self._stop = stop
         self._clock = clock
@@ -72,13 +70,16 @@ class MemoryRun:
     def take_turn(self, number: int) -> None:
         """Let in who joins now; then guests and nodes take a step each. Raises `Interrupted`."""
         while self._waiting and self._waiting[0].joins_at <= number:
-            node = self._join(self._waiting.popleft().config)
+            member = self._waiting.popleft()
+            node = self._join(member.config)
             self.nodes.append(node)
+            self._joined_at.append(member.joins_at)
             node.begin()
         for guest in self.guests:
             guest()
-        for node in self.nodes:
-            if not node.done:
+        for node, joined_at in zip(self.nodes, self._joined_at, strict=True):
+            # After a stop within a turn, nodes that have taken it wait for the others.
+            if not node.done and joined_at + node.round <= number:
                 node.step()
                 # Or every node keeps what its update took: a fifth of a swarm's memory with SmolLM2.
                 return_free_memory()

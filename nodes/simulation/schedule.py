@@ -26,6 +26,9 @@ POLL_S = 0.2
 SPARE_CORES = 0.2
 """Left to everything but nodes with a share of their own: the processes around them."""
 PLAIN_EVERY_S = 300.0
+SAVE_TIMEOUT_S = 180.0
+"""For the nodes of a cell that is stopped: they end their updates and write checkpoints, of gigabytes with a large
+policy."""
 CELL_MODULE = "nodes.simulation.cell"
 
 
@@ -59,7 +62,9 @@ def run_cells(
                 display.refresh(running)
                 time.sleep(POLL_S)
         finally:
-            stop_all([run.child for run in running])
+            if running:
+                display.say("stopping: cells save their state, to go on from there; Ctrl-C again ends them without")
+            stop_all([run.child for run in running], SAVE_TIMEOUT_S)
     return failed
 
 
@@ -75,13 +80,14 @@ def _policies(cells: Iterable[Cell]) -> set[str]:
 
 
 class _Running:
-    """A cell's process, started in an empty folder."""
+    """A cell's process, started in an empty folder, or where the cell was stopped."""
 
     def __init__(self, cell: Cell, store: CellStore, module: str) -> None:
         folder = store.folder / cell.name
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was stopped
-        folder.mkdir(parents=True)
-        write(folder / CELL_FILE, cell)
+        if not store.goes_on(cell):
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            folder.mkdir(parents=True)
+            write(folder / CELL_FILE, cell)
         self.cell = cell
         self.child = Child(cell.name, [str(folder)], folder, module)
         self._store = store
@@ -133,6 +139,9 @@ class _Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
 
     def began(self, run: _Running) -> None:
         self._tasks[run.cell.name] = self._bars.add_task(run.cell.name, total=None)

@@ -18,12 +18,24 @@ from nodes.commands.running.sweep import SweepOptions, sweep, sweep_cells
 from nodes.real_models.settings import real_model
 from nodes.simulation import schedule
 from nodes.simulation.cell import run_cell
-from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, CellStore, alike, complete, write
+from nodes.simulation.cells import (
+    CELL_FILE,
+    RESULT_FILE,
+    STOPPED_FILE,
+    Cell,
+    CellStore,
+    Stopped,
+    alike,
+    complete,
+    read,
+    write,
+)
 from nodes.simulation.mixes import as_fields, mix_configs
 from nodes.simulation.schedule import run_cells
 from swarm.config import load_config
 from swarm.errors import ConfigError
 from swarm.telemetry.comparison.outcome import NodeOutcome, SwarmOutcome
+from swarm.telemetry.comparison.table import stops_in_words
 
 SMALL = [
     ("generation.questions_per_round", "2"),
@@ -32,6 +44,8 @@ SMALL = [
     ("watch.window_rounds", "2"),
 ]
 QUIET = Console(quiet=True)
+ROUNDS = 40
+"""Far more than are made before a stop."""
 
 
 def _never() -> bool:
@@ -140,24 +154,74 @@ def test_another_configuration_is_refused_and_says_what_differs(finished: SweepO
         sweep(replace(finished, rounds=4), QUIET)
 
 
+def _run_until_some_rounds(cell: Cell, store: CellStore) -> None:
+    metrics = store.folder / cell.name / "peer-1" / "metrics.jsonl"
+    assert run_cells([cell], store, 1, lambda: metrics.exists() and '"round":3,' in metrics.read_text(), QUIET) == 0
+    assert store.results([cell]) == [], "it was stopped on its way"
+
+
 @pytest.mark.slow
-def test_a_cell_that_was_stopped_counts_for_nothing_and_starts_over(finished: SweepOptions, tmp_path: Path) -> None:
+def test_a_cell_that_was_stopped_counts_for_nothing_and_goes_on(finished: SweepOptions, tmp_path: Path) -> None:
+    (cell,) = sweep_cells(replace(finished, mixes=("1/1",), rounds=ROUNDS))
+    store, folder = CellStore(tmp_path), tmp_path / cell.name
+    _run_until_some_rounds(cell, store)
+    stopped = read(folder / STOPPED_FILE, Stopped)
+    first = _events(folder / "peer-1", "round")
+    assert (stopped.times, stopped.turns) in [(1, len(first)), (1, len(first) - 1)] and stopped.cpu_s > 0
+    assert run_cells([cell], store, 1, _never, QUIET) == 0
+    (again,) = store.results([cell])
+    assert again.stops == 1 and again.cpu_s > stopped.cpu_s and not (folder / STOPPED_FILE).exists()
+    rounds = _events(folder / "peer-1", "round")
+    assert rounds[: len(first)] == first, "what was done stays"
+    assert [event["round"] for event in rounds] == list(range(1, ROUNDS + 1)), "no round is repeated"
+    assert again.nodes[0].rewards == [event["reward"] for event in rounds]
+    assert again.nodes[1].groups["used_external"] > 0
+    assert "1/1 with seed 0" in stops_in_words([again])[0]
+
+
+@pytest.mark.slow
+def test_after_a_stop_no_node_is_ahead_by_more_than_a_round(finished: SweepOptions, tmp_path: Path) -> None:
+    (cell,) = sweep_cells(replace(finished, mixes=("1/1",), rounds=ROUNDS))
+    late = replace(cell.seats[1], name="late", joins_at=5, values={"rounds": ROUNDS - 5})
+    cell, store = replace(cell, seats=(*cell.seats, late)), CellStore(tmp_path)
+    _run_until_some_rounds(cell, store)
+    assert run_cells([cell], store, 1, _never, QUIET) == 0
+    made = {"peer-1": 0, "peer-2": 0, "late": 5}
+    rounds = [(event["time"], name) for name in made for event in _events(tmp_path / cell.name / name, "round")]
+    for _, mover in sorted(rounds):
+        made[mover] += 1
+        assert made["late"] == 5 or max(made.values()) - min(made.values()) <= 1
+        assert abs(made["peer-1"] - made["peer-2"]) <= 1
+    assert set(made.values()) == {ROUNDS}
+
+
+@pytest.mark.slow
+def test_a_cell_that_was_killed_starts_over(finished: SweepOptions, tmp_path: Path) -> None:
     (cell,) = sweep_cells(replace(finished, mixes=("1/1",)))
-    store = CellStore(tmp_path)
-    folder = tmp_path / cell.name
+    store, folder = CellStore(tmp_path), tmp_path / cell.name
     folder.mkdir()
     write(folder / CELL_FILE, cell)
-    metrics = folder / "peer-1" / "metrics.jsonl"
-    run_cell(folder, lambda: metrics.exists() and '"event":"round"' in metrics.read_text(), {})
-    assert _events(folder / "peer-1", "end")[0]["reason"] == "interrupted"
-    assert store.results([cell]) == [] and not (folder / RESULT_FILE).exists()
     (folder / "left-over").touch()
     assert run_cells([cell], store, 1, _never, QUIET) == 0
     (again,) = store.results([cell])
-    assert not (folder / "left-over").exists()
-    assert [len(node.rewards) for node in again.nodes] == [3, 3]
+    assert not (folder / "left-over").exists() and again.stops == 0
     (before,) = CellStore(finished.out / "cells").results([cell])
     assert _without_time(again) == _without_time(before), "the same seed gives the same cell"
+
+
+def test_a_stopped_cell_of_another_configuration_or_with_guests_starts_over(tmp_path: Path) -> None:
+    config = load_config(None, {"rounds": 1}).config
+    cell, store = Cell("4/4", 0, complete(config), alike(1, 0)), CellStore(tmp_path)
+    (tmp_path / cell.name).mkdir()
+    write(tmp_path / cell.name / CELL_FILE, cell)
+    assert not store.goes_on(cell)
+    write(tmp_path / cell.name / STOPPED_FILE, Stopped(1, 1, 1e9, 1.0))
+    assert store.goes_on(cell)
+    assert not store.goes_on(replace(cell, seats=alike(1, 1)))
+    guarded = replace(cell, guests=("nobody",))
+    write(tmp_path / cell.name / CELL_FILE, guarded)
+    run_cell(tmp_path / cell.name, lambda: True, {"nobody": lambda hub, clock, seed: lambda: None})
+    assert not store.goes_on(guarded), "guests keep no checkpoints"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from swarm.config import NodeConfig
 from swarm.policy.config import EMBEDDED, check_model_path, check_peft
 from swarm.telemetry.comparison.outcome import SwarmOutcome
 from swarm.telemetry.comparison.picture import Section, write_comparisons
-from swarm.telemetry.comparison.table import ComparedRow, compare, markdown, table
+from swarm.telemetry.comparison.table import ComparedRow, compare, markdown, stops_in_words, table
 
 CELLS = "cells"
 TABLE_FILE = "sweep.md"
@@ -111,13 +111,16 @@ def _report(options: SweepOptions, cells: Sequence[Cell], outcomes: Sequence[Swa
     rows = compare(by_mix)
     result = SweepFile(baseline, rows, list(outcomes), cells[0].config, versions())
     write(options.out / JSON_FILE, result)
-    (options.out / TABLE_FILE).write_text(markdown(rows, baseline))
+    stops = stops_in_words(outcomes)
+    (options.out / TABLE_FILE).write_text("\n".join([markdown(rows, baseline), *stops]))
     write_comparisons(options.out / PICTURE_FILE, [Section("Mixes", by_mix)])
     head, *body = table(rows, baseline)
     shown = Table(*head, box=None, pad_edge=False)
     for line in body:
         shown.add_row(*line)
     console.print(shown)
+    if stops:
+        console.print(*stops, highlight=False, markup=False)
     console.print(
         f"means over {options.peers} nodes and the seeds, with bootstrap 95% intervals over the seeds; written to "
         f"{options.out / TABLE_FILE}, {JSON_FILE} and {PICTURE_FILE}",

@@ -75,11 +75,13 @@ class SwarmOutcome(Struct, frozen=True):
     nodes: list[NodeOutcome]
     cpu_s: float
     """Processor seconds, those of child processes included."""
+    stops: int = 0
+    """How often it was stopped and went on, without what was on its way between the nodes."""
 
     def only(self, kind: str) -> SwarmOutcome:
         """The nodes named `KIND-1`, `KIND-2`, ..."""
         nodes = [node for node in self.nodes if node.name.rpartition("-")[0] == kind]
-        return SwarmOutcome(self.row, self.seed, nodes, self.cpu_s)
+        return SwarmOutcome(self.row, self.seed, nodes, self.cpu_s, self.stops)
 
     @property
     def cumulative_reward(self) -> float:

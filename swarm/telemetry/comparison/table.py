@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -84,6 +84,15 @@ def table(rows: Sequence[ComparedRow], baseline: str) -> list[tuple[str, ...]]:
     head = ("mix", "cumulative reward a node", f"against {baseline}", "held-out accuracy", "drawdown",
             "own groups with signal a round", "others' groups used a round", "tokens a node", "seeds")  # fmt: skip
     return [head, *(_line(row) for row in rows)]
+
+
+def stops_in_words(outcomes: Iterable[SwarmOutcome]) -> list[str]:
+    """A line on swarms that were stopped on their way; none without any."""
+    stopped = [outcome for outcome in outcomes if outcome.stops]
+    if not stopped:
+        return []
+    names = ", ".join(f"{outcome.row} with seed {outcome.seed}" for outcome in stopped)
+    return [f"Stopped on the way, which loses groups that were on theirs: {names}."]
 
 
 def _line(row: ComparedRow) -> tuple[str, ...]:
