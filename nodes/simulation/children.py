@@ -20,6 +20,9 @@ from swarm.config import ENVIRONMENT_PREFIX
 SUPERVISED = "--supervised"
 """The option with which a child ends when its parent has died."""
 STOP_TIMEOUT_S = 4.0
+SAVE_TIMEOUT_S = 180.0
+"""To stop where large policies may be trained: updates take seconds, and checkpoints have gigabytes."""
+SAVING = "stopping: nodes save their state, to go on from there; Ctrl-C again ends them without"
 POLL_S = 0.05
 LOG_TAIL_LINES = 5
 STDIN, STDOUT, STDERR = 0, 1, 2

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from nodes.roles.progress import policy_progress
 from nodes.simulation.cells import CELL_FILE, Cell, CellStore, write
-from nodes.simulation.children import Child, stop_all
+from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, Child, stop_all
 from nodes.simulation.policies import find_source_in_child
 from nodes.stop import Stop
 from swarm.errors import ConfigError
@@ -26,9 +26,6 @@ POLL_S = 0.2
 SPARE_CORES = 0.2
 """Left to everything but nodes with a share of their own: the processes around them."""
 PLAIN_EVERY_S = 300.0
-SAVE_TIMEOUT_S = 180.0
-"""For the nodes of a cell that is stopped: they end their updates and write checkpoints, of gigabytes with a large
-policy."""
 CELL_MODULE = "nodes.simulation.cell"
 
 
@@ -63,7 +60,7 @@ def run_cells(
                 time.sleep(POLL_S)
         finally:
             if running:
-                display.say("stopping: cells save their state, to go on from there; Ctrl-C again ends them without")
+                display.say(SAVING)
             stop_all([run.child for run in running], SAVE_TIMEOUT_S)
     return failed
 

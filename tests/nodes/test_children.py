@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from nodes.simulation.children import Child
+from nodes.simulation import children
+from nodes.simulation.children import Child, stop_all
 from tests.net.records import until
 
 PARENT = """
@@ -71,3 +73,32 @@ def test_who_was_killed_says_so_last(tmp_path: Path) -> None:
         "asleep",
         "it was killed by SIGKILL, as the system does with a process when memory runs out",
     ]
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Child:
+    child = Child("saver", [str(tmp_path)], tmp_path, "tests.nodes.saver")
+    child.start()
+    until(lambda: "asleep" in child.last_words(), "it runs", 300.0)  # what it is forked from is imported first
+    return child
+
+
+def test_who_is_stopped_has_the_time_to_save_its_state(saver: Child, tmp_path: Path) -> None:
+    stopping = threading.Thread(target=stop_all, args=([saver], 300.0))
+    stopping.start()
+    until(lambda: "saving" in saver.last_words(), "it was asked to stop")
+    (tmp_path / "go on").touch()
+    stopping.join()
+    assert saver.exit_code == 0 and saver.last_words().endswith("saved")
+
+
+def test_a_second_ctrl_c_ends_who_still_saves(saver: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: float) -> None:
+        if "saving" in saver.last_words():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(children.time, "sleep", interrupted)
+        stop_all([saver], 300.0)
+    until(lambda: not saver.running, "it is dead")
+    assert saver.exit_code == -signal.SIGKILL
