@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarm.errors import CheckpointError, PolicyError
@@ -113,25 +113,6 @@ def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
         raise PolicyError(f"policy.lora.targets do not fit the model: {error}") from error
     _refuse_embeddings(model)
     return inserted
-
-
-def is_adapted(layer: nn.Module) -> bool:
-    """Whether the layer is one with adapters."""
-    return hasattr(layer, "lora_A")
-
-
-def base_layer(layer: nn.Module) -> nn.Module:
-    """The layer without its adapters, if it has any."""
-    base: nn.Module = layer.get_base_layer() if is_adapted(layer) else layer  # type: ignore[operator]
-    return base
-
-
-def merged_weight(layer: nn.Module) -> Tensor:
-    """The layer's weight, with adapters the sum of both in float32."""
-    if not is_adapted(layer):
-        return layer.get_parameter("weight")
-    merged: Tensor = base_layer(layer).get_parameter("weight").float() + layer.get_delta_weight("default")  # type: ignore[operator]
-    return merged
 
 
 def is_adapter_directory(directory: Path) -> bool:

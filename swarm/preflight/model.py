@@ -79,6 +79,8 @@ class ModelSize(Struct, frozen=True):
     """All parameters, or those of the adapters. Always float32."""
     frozen_bytes: int
     """Weights beside the trained ones."""
+    copied: int
+    """Weights that are not stored in the type of forward passes, nor in few bits."""
     vocabulary: int
     hidden: int
     dtype: torch.dtype
@@ -101,6 +103,11 @@ class ModelSize(Struct, frozen=True):
     def rounded_bytes(self) -> int:
         """All weights in the type of forward passes, without adapters: vLLM's copy."""
         return self.parameters * self.dtype.itemsize
+
+    @property
+    def copied_bytes(self) -> int:
+        """The copy for generation in this process: what is not stored in the type of forward passes, in it."""
+        return self.copied * self.dtype.itemsize if self.dtype.itemsize < torch.float32.itemsize else 0
 
 
 def measure(
@@ -126,10 +133,12 @@ def measure(
     stored = dtype if lora.rank and lora.frozen_dtype != "float32" else torch.float32
     trained = sum(weight.numel() for weight in whole.parameters() if weight.requires_grad)
     head = whole.get_output_embeddings().weight
+    frozen = plain - (0 if lora.rank else trained)
     size = ModelSize(
         parameters=parameters,
         trained=trained,
-        frozen_bytes=(plain - (0 if lora.rank else trained)) * stored.itemsize + sum(map(_bytes_of_codes, rounded)),
+        frozen_bytes=frozen * stored.itemsize + sum(map(_bytes_of_codes, rounded)),
+        copied=trained + (0 if stored is dtype else frozen),
         vocabulary=head.shape[0],
         hidden=head.shape[1],
         dtype=dtype,

@@ -232,8 +232,8 @@ def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
         yield Part("copy for generation", size.weight_bytes + PROCESS_BYTES.get(node.device, 0))
     elif node.num_processes > 1:
         yield Part("whole weights", size.weight_bytes, when)
-    if size.dtype.itemsize < GRADIENT_BYTES and node.num_processes == 1 and not size.computed_bytes:
-        yield Part("rounded weights", size.rounded_bytes)
+    if size.copied_bytes and node.num_processes == 1:
+        yield Part("rounded weights", size.copied_bytes)
     if size.passes is not None:
         yield Part("KV cache", round(tokens * size.passes.cached_per_token), when)
     yield Part("logits", LOGIT_BYTES * logit_copies(generation, node.device) * rows * size.vocabulary, when)

@@ -122,18 +122,23 @@ def _adapted(tmp_path: Path) -> Policy:
     return policy
 
 
-def test_adapters_are_merged_into_the_copy_alone(tmp_path: Path) -> None:
+def test_adapters_stay_beside_matrices_that_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged, they would be rounded once more than in the trained model."""
     policy = _adapted(tmp_path)
     engine, answers = _generate(policy)
-    assert not any("lora" in name for name, _ in _copy_of(engine).named_modules())
-    assert policy.trained and all("lora" in name for name in policy.weights)
-    merged = float(_mismatch(policy, answers).mean())
-    unmerged = copy.deepcopy(policy)
+    copied = dict(_copy_of(engine).named_parameters())
+    own = {name for name, value in policy.model.named_parameters() if copied[name] is not value}
+    assert own == set(policy.weights) and {copied[name].dtype for name in own} == {torch.bfloat16}
+    monkeypatch.setattr(GeneratingModel, "refresh", lambda self: None)
+    engine, expected = _generate(policy)
+    assert _copy_of(engine) is policy.model
+    assert answers == expected
+    unadapted = copy.deepcopy(policy)
     with torch.no_grad():
-        for weight in unmerged.trained:
+        for weight in unadapted.trained:
             weight.zero_()
-    ignored = float(_mismatch(unmerged, answers).mean())
-    assert merged < 0.01 < 3 * merged + 0.01 < ignored
+    with_them, without = (float(_mismatch(each, answers).mean()) for each in (policy, unadapted))
+    assert 5 * with_them < without, "they matter"
 
 
 def test_adapters_that_learned_reach_the_copy(tmp_path: Path) -> None:

@@ -1,15 +1,14 @@
 """The model that generates: the trained one, or a copy whose matrices have the type of the forward passes.
 
 Autocast casts float32 matrices in every pass, so that a decode step moves four times the bytes that it needs. The copy
-casts them once after a change of the weights, with adapters merged. It shares everything else, such as norms and
-embeddings, with the trained model: without adapters it computes the very same numbers. Matrices of few bits are shared
-too, with their adapters beside them: a copy would take the memory that they save.
+casts them once after a change of the weights. It shares everything else, such as norms, embeddings and matrices that
+have the type already, with the trained model, and computes the very same numbers. So adapters stay beside their
+matrices: a merged matrix would be rounded once more, as if the sampler were another policy than the trained one.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from swarm.policy.adapters import base_layer, is_adapted, merged_weight
-from swarm.policy.frozen.layers import FrozenLinear
 from swarm.policy.loading import Policy
 from swarm.policy.routing import Routers
 
@@ -36,8 +33,7 @@ class _Cast:
     def refresh(self) -> None:
         """Cast the present weights."""
         for name, copied in self.copied.named_parameters():
-            plain = base_layer(self.trained)
-            copied.copy_(merged_weight(self.trained) if name == "weight" else plain.get_parameter(name))
+            copied.copy_(self.trained.get_parameter(name))
 
 
 class GeneratingModel:
@@ -68,15 +64,11 @@ class GeneratingModel:
 
 
 def _copied(policy: Policy) -> tuple[PreTrainedModel, list[_Cast]]:
-    """A second model with plain linear layers of its own, still empty; other tensors are those of the first."""
+    """A second model with linear layers of its own, still empty; other tensors are those of the first."""
     twin: PreTrainedModel = _sharing_tensors(policy.model)
     casts = []
-    for name, trained in _linear_layers(policy.model):
-        if isinstance(base_layer(trained), FrozenLinear):
-            continue
-        if is_adapted(trained):
-            twin.set_submodule(name, _sharing_tensors(base_layer(trained)))
-        elif trained.get_parameter("weight").dtype is policy.dtype:
+    for name, trained in policy.model.named_modules():
+        if type(trained) not in LINEAR or trained.get_parameter("weight").dtype is policy.dtype:
             continue
         layer = twin.get_submodule(name)
         for part, value in list(layer.named_parameters()):
@@ -89,12 +81,3 @@ def _sharing_tensors(module: nn.Module) -> nn.Module:
     """A copy of the modules alone."""
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-
-
-def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules; a layer with adapters counts as one."""
-    for name, child in module.named_children():
-        if type(child) in LINEAR or is_adapted(child):
-            yield prefix + name, child
-        else:
-            yield from _linear_layers(child, f"{prefix}{name}.")
