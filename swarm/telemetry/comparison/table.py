@@ -92,7 +92,7 @@ def stops_in_words(outcomes: Iterable[SwarmOutcome]) -> list[str]:
     if not stopped:
         return []
     names = ", ".join(f"{outcome.row} with seed {outcome.seed}" for outcome in stopped)
-    return [f"Stopped on the way, which loses groups that were on theirs: {names}."]
+    return [f"Stopped on the way and continued, without groups that were offered and not fetched yet: {names}."]
 
 
 def _line(row: ComparedRow) -> tuple[str, ...]:
