@@ -186,7 +186,7 @@ def test_no_thread_for_a_link_ends_none_but_this_link(monkeypatch: pytest.Monkey
         with at(port) as stranger:
             assert said(stranger) == b""
         monkeypatch.setattr(threading.Thread, "start", start)
-        assert counters.snapshot() == {"direct_turned_away": 1}
+        until(lambda: counters.snapshot() == {"direct_turned_away": 1}, "it is counted, after the link is closed")
         still_serves(server)
 
 
