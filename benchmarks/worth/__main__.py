@@ -22,6 +22,7 @@ from nodes.roles.progress import policy_progress
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
+from swarm.telemetry.comparison.table import stops_in_words
 
 ROUNDS = 160
 QUICK_ROUNDS = 48
@@ -109,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         judged = verdict([found for _, found in outcomes])
         # Targets apply to full sizes only.
         report.add([replace(each, target=None, met=None) for each in judged] if options.quick else judged)
-        report.add([], [f"{rounds} rounds; spread of a true benefit: 95% interval over nodes and blocks of rounds."])
+        about = f"{rounds} rounds; spread of a true benefit: 95% interval over nodes and blocks of rounds."
+        report.add([], [about, *stops_in_words(store.results(cells))])
         return 1 if failed else 0
 
     return conclude(take, report, options, console)

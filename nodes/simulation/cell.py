@@ -40,7 +40,7 @@ def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> Non
     cell = read(folder / CELL_FILE, Cell)
     members = cell.members(folder)
     before = _went_before(folder)
-    turns = Turns(before.turns, before.clock) if before else Turns()
+    turns = Turns(before.turns, before.clock)
     if cell.transport == "hivemind" and cell.cores is not None:
         with closing(CpuShares()) as shares:
             run_as_processes(members, folder, stop, partial(shares.limit, cores=cell.cores))
@@ -51,25 +51,24 @@ def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> Non
         for number, name in enumerate(cell.guests):
             run.guests.append(invitations[name](run.hub, turns, cell.seats[-1].seed + 1 + number))
         take_turns([run], turns, stop)
-    cpu_s = _cpu_s() + (before.cpu_s if before else 0.0)
-    times = before.times if before else 0
+    cpu_s = before.cpu_s + _cpu_s()
     if stop():
-        if cell.transport == "memory" and not cell.guests:  # guests keep no checkpoints
-            write(folder / STOPPED_FILE, Stopped(times + 1, turns.taken, turns(), cpu_s))
+        if cell.can_be_stopped:
+            write(folder / STOPPED_FILE, Stopped(before.times + 1, turns.taken, turns(), cpu_s))
         return
     nodes = [node_outcome(PeerHistory.read(member.config.out / METRICS_FILE)) for member in members]
     for member in members:
         shutil.rmtree(member.config.out / CHECKPOINTS, ignore_errors=True)
         for name in (SAMPLES_FILE, OLDER_FILE):
             (member.config.out / name).unlink(missing_ok=True)
-    write(folder / RESULT_FILE, SwarmOutcome(cell.row, cell.seed, nodes, cpu_s, times))
+    write(folder / RESULT_FILE, SwarmOutcome(cell.row, cell.seed, nodes, cpu_s, before.times))
 
 
-def _went_before(folder: Path) -> Stopped | None:
-    """Where the cell was stopped; from now on it can only go on from where it is stopped again."""
+def _went_before(folder: Path) -> Stopped:
+    """Where the cell was stopped, if it was; from now on it can only go on from where it is stopped again."""
     path = folder / STOPPED_FILE
     if not path.exists():
-        return None
+        return Stopped()
     before = read(path, Stopped)
     path.unlink()
     return before

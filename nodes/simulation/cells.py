@@ -66,6 +66,11 @@ class Cell(Struct, frozen=True):
         return len(self.seats) * (self.cores or 0.0)
 
     @property
+    def can_be_stopped(self) -> bool:
+        """Whether it can go on after a stop: it must have no guests, who keep no checkpoints, and no network."""
+        return self.transport == "memory" and not self.guests
+
+    @property
     def name(self) -> str:
         """Also the name of its folder."""
         return f"{re.sub('[^A-Za-z0-9.]+', '-', self.row)}-seed{self.seed}"
@@ -90,14 +95,14 @@ def alike(num_peers: int, seed: int) -> tuple[Seat, ...]:
 
 
 class Stopped(Struct, frozen=True):
-    """Where a cell was stopped, with checkpoints of its nodes."""
+    """Where a cell was stopped, with checkpoints of its nodes; by default, where it begins."""
 
-    times: int
+    times: int = 0
     """How often so far."""
-    turns: int
-    clock: float
-    """Of the nodes, Unix seconds."""
-    cpu_s: float
+    turns: int = 0
+    clock: float | None = None
+    """Of the nodes, Unix seconds; None: now."""
+    cpu_s: float = 0.0
     """Spent so far."""
 
 

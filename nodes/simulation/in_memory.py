@@ -32,8 +32,8 @@ class Turns:
     """The nodes' clock: each turn takes a second, so that no rate or age depends on how fast the machine is."""
 
     def __init__(self, taken: int = 0, clock: float | None = None) -> None:
-        """After `taken` turns, when the clock says `clock`: by default now, as if the turns had just been taken."""
-        self._began = int(time.time()) if clock is None else clock - taken
+        """After `taken` turns the clock says `clock`, by default the time."""
+        self._began = (int(time.time()) if clock is None else clock) - taken
         self.taken = taken
 
     def __call__(self) -> float:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from nodes.roles.progress import policy_progress
 from nodes.simulation.cells import CELL_FILE, Cell, CellStore, write
-from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, Child, stop_all
+from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, STOP_TIMEOUT_S, Child, stop_all
 from nodes.simulation.policies import find_source_in_child
 from nodes.stop import Stop
 from swarm.errors import ConfigError
@@ -59,9 +59,10 @@ def run_cells(
                 display.refresh(running)
                 time.sleep(POLL_S)
         finally:
-            if running:
+            saving = any(run.cell.can_be_stopped for run in running)
+            if saving:
                 display.say(SAVING)
-            stop_all([run.child for run in running], SAVE_TIMEOUT_S)
+            stop_all([run.child for run in running], SAVE_TIMEOUT_S if saving else STOP_TIMEOUT_S)
     return failed
 
 

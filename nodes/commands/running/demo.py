@@ -29,7 +29,7 @@ from nodes import exits
 from nodes.real_models.settings import real_model
 from nodes.roles.progress import policy_progress
 from nodes.roles.versions import versions
-from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, Child, stop_all
+from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, STOP_TIMEOUT_S, Child, stop_all
 from nodes.simulation.mixes import as_fields, lone
 from nodes.simulation.policies import find_source_in_child
 from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
@@ -130,12 +130,10 @@ def demo(options: DemoOptions, console: Console) -> int:
         except Interrupted:
             pass  # `stop` is set as well
         finally:
-            if options.model in EMBEDDED:
-                stop_all(children)
-            else:
-                if stop():
-                    console.print(SAVING, highlight=False, soft_wrap=True)
-                stop_all(children, SAVE_TIMEOUT_S)
+            saving = options.model not in EMBEDDED
+            if saving and stop():
+                console.print(SAVING, highlight=False, soft_wrap=True)
+            stop_all(children, SAVE_TIMEOUT_S if saving else STOP_TIMEOUT_S)
     for history in shown:
         history.tail()
     _report(options, histories, control, console)

@@ -88,11 +88,11 @@ def table(rows: Sequence[ComparedRow], baseline: str) -> list[tuple[str, ...]]:
 
 def stops_in_words(outcomes: Iterable[SwarmOutcome]) -> list[str]:
     """A line on swarms that were stopped on their way; none without any."""
-    stopped = [outcome for outcome in outcomes if outcome.stops]
-    if not stopped:
+    # A table may show a swarm twice.
+    names = dict.fromkeys(f"{outcome.row} with seed {outcome.seed}" for outcome in outcomes if outcome.stops)
+    if not names:
         return []
-    names = ", ".join(f"{outcome.row} with seed {outcome.seed}" for outcome in stopped)
-    return [f"Stopped on the way and continued, without groups that were offered and not fetched yet: {names}."]
+    return [f"Stopped and continued, without groups that were offered and not fetched yet: {', '.join(names)}."]
 
 
 def _line(row: ComparedRow) -> tuple[str, ...]:
