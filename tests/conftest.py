@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
@@ -7,6 +9,9 @@ from hypothesis import settings
 from swarm.machine import num_cores
 
 MAX_ID_CHARS = 80
+
+# In the background of a script SIGINT is ignored, and so it would be by the processes that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is busy with something else may take any time for an example.
 settings.register_profile("busy", deadline=None)
