@@ -78,7 +78,7 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         """Import everything, start nothing."""
-        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
+        import swarm.net.hivemind.daemon.process  # noqa: F401  this import is slow and must not be part of a figure
 
         self._spec = spec
         self._folder = Path(spec.folder) / spec.name

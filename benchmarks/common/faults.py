@@ -26,7 +26,7 @@ class FaultyDaemon:
         """
         # Late import: this loads hivemind, which loads torch.
         from swarm.errors import PeerUnreachable
-        from swarm.net.hivemind.daemon import Daemon
+        from swarm.net.hivemind.daemon.process import Daemon
 
         subscribe, call = Daemon.subscribe, Daemon.call
 

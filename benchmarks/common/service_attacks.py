@@ -20,7 +20,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.hivemind.daemon import Daemon
+from swarm.net.hivemind.daemon.process import Daemon
 from swarm.net.hivemind.dht import key_of
 from swarm.net.hivemind.dht_entries import PARTS
 from swarm.net.records.framing import MAX_CHUNK_BYTES, encode_request
@@ -126,7 +126,7 @@ class ServiceAttacks:
         """Open a stream and send nothing, or half a header."""
         idle = self._idle[victim]
         protocol = self._random.choice([MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, HAVE_PROTOCOL])
-        _, writer = await self._daemon._open_stream(victim, protocol)
+        _, writer = await self._daemon.open_stream(victim, protocol)
         writer.write(self._random.choice([b"", b"\0\0", b"\0\x0f\0\0"]))
         idle.append(writer)
         if len(idle) > IDLE_STREAMS:
@@ -211,7 +211,7 @@ class ServiceAttacks:
 
     async def _ask(self, victim: str, protocol: str, request: bytes) -> None:
         with suppress(PeerUnreachable, TransportError):
-            reader, writer = await self._daemon._open_stream(victim, protocol)
+            reader, writer = await self._daemon.open_stream(victim, protocol)
             try:
                 writer.write(encode_request(request))
                 async with asyncio.timeout(TIMEOUT_S):

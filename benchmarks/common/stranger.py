@@ -18,7 +18,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 from swarm.net.addresses.dial import by_peer
-from swarm.net.hivemind.daemon import DIAL_ONLY, Daemon
+from swarm.net.hivemind.daemon.process import DIAL_ONLY, Daemon
 from swarm.net.records.envelope import Kind
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Record, open_manifest, seal
@@ -141,7 +141,7 @@ class Stranger:
 
     def open_stream(self, victim: str, protocol: str) -> RawStream:
         """A new, unused stream. Raises `TransportError`."""
-        reader, writer = self.run(self.daemon._open_stream(victim, protocol))
+        reader, writer = self.run(self.daemon.open_stream(victim, protocol))
         return RawStream(self, reader, writer)
 
     def dht(self, victim: str, ask: Callable[[DHTProtocol, PeerID], Awaitable[T]], timeout_s: float = 30.0) -> T:

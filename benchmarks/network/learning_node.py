@@ -151,7 +151,7 @@ class Learner:
 
     def __init__(self, spec: Spec) -> None:
         """Import everything and start the verification workers; no network yet."""
-        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
+        import swarm.net.hivemind.daemon.process  # noqa: F401  this import is slow and must not be part of a figure
 
         self._identity = Identity.load_or_create(Path(spec.folder) / f"{spec.name}.key")
         self._founder = spec.founder

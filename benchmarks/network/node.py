@@ -61,7 +61,7 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         """Import everything, start nothing."""
-        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
+        import swarm.net.hivemind.daemon.process  # noqa: F401  this import is slow and must not be part of a figure
 
         if spec.loss or spec.delay_s:
             FaultyDaemon(spec.loss, spec.delay_s, spec.first_sequence).install()

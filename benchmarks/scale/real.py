@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
+from swarm.net.hivemind.daemon.process import Daemon, quiet_hivemind
 from swarm.net.records.record_store import RecordStore
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"

@@ -55,7 +55,7 @@ def test_identities_with_idle_streams_keep_nobody_from_the_services(
     async def hold(stranger: Stranger, number: int) -> None:
         while True:
             with suppress(TransportError, OSError):
-                reader, writer = await stranger.daemon._open_stream(victim, SERVICES[number % len(SERVICES)])
+                reader, writer = await stranger.daemon.open_stream(victim, SERVICES[number % len(SERVICES)])
                 opened.append(stranger.peer_id)
                 # Nothing, or half a header.
                 writer.write(b"\0\0" * (number % 2))
@@ -98,7 +98,7 @@ def test_a_flood_of_requests_is_refused_and_others_are_answered(
     (victim,) = honest.connect(address_of(bootstrap))
 
     async def ask() -> bytes:
-        reader, writer = await flooder.daemon._open_stream(victim, HAVE_PROTOCOL)
+        reader, writer = await flooder.daemon.open_stream(victim, HAVE_PROTOCOL)
         try:
             writer.write(encode_request(b"\x91\xcb\x40\x4e\0\0\0\0\0\0"))
             async with asyncio.timeout(10.0):
@@ -128,7 +128,7 @@ def test_streams_without_end_cost_the_daemon_its_memory_but_not_the_node(
     peak = 0
 
     async def hold(count: int) -> None:
-        opened = (stranger.daemon._open_stream(victim, PING) for _ in range(count))
+        opened = (stranger.daemon.open_stream(victim, PING) for _ in range(count))
         held.extend(found for found in await asyncio.gather(*opened, return_exceptions=True))
 
     held: list[object] = []

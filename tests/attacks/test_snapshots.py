@@ -64,7 +64,7 @@ def _besiege(stranger: Stranger, learner: str) -> None:
     async def hold() -> None:
         while True:
             with suppress(TransportError, OSError, TimeoutError):
-                reader, writer = await stranger.daemon._open_stream(learner, CHUNKS_PROTOCOL)
+                reader, writer = await stranger.daemon.open_stream(learner, CHUNKS_PROTOCOL)
                 writer.write(want)
                 async with asyncio.timeout(4.0):
                     await reader.read(1)

@@ -33,7 +33,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.direct.client import DirectClient
 from swarm.net.direct.tickets import Ticket
-from swarm.net.hivemind.circuit import read_limits
+from swarm.net.hivemind.daemon.circuit import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of
 from swarm.net.hivemind.directory_messages import Found, Read, decode_reply, decode_request
 from swarm.net.membership.current_run import CurrentRun

@@ -73,7 +73,7 @@ def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None
         StreamOpenRequest,
     )
 
-    advice = "net/hivemind/daemon.py was written against hivemind 1.1.12: check it against this version, then this test"
+    advice = "net/hivemind/daemon/ was written against hivemind 1.1.12: check it against this version, then this test"
     assert version("hivemind") == "1.1.12", advice
     assert "_read_task" in inspect.getsource(ControlClient._ensure_persistent_conn), advice
     for message, fields in (
@@ -200,7 +200,7 @@ def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
 
 def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     a = start("founder")
-    from swarm.net.hivemind import daemon as daemon_module
+    from swarm.net.hivemind.daemon import process as daemon_module
 
     monkeypatch.setattr(hivemind_module, "MAX_RESTARTS_IN_A_ROW", 2)
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
@@ -221,7 +221,7 @@ def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, mo
 
 
 def test_a_daemon_that_cannot_start_is_an_error_of_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.hivemind import daemon as daemon_module
+    from swarm.net.hivemind.daemon import process as daemon_module
 
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
     with pytest.raises(TransportError, match="did not start"):

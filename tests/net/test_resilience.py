@@ -128,7 +128,7 @@ def test_a_holder_that_hardly_gives_is_left_for_another(start: Start, monkeypatc
     first.publish(large)
     until(lambda: large in drained(second), "the first receiver has it")
     assert first._daemon is not None
-    first._daemon.pace = lambda num_bytes: 3_600.0 if num_bytes > bandwidth_module.SHORT_BYTES else 0.0
+    first._daemon.incoming.pace = lambda num_bytes: 3_600.0 if num_bytes > bandwidth_module.SHORT_BYTES else 0.0
     monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 2.0)
     third = start("c", first.multiaddrs())
     exchange = Exchange(third, third._member.identity, clock=lambda: 1_000.0)
@@ -193,9 +193,9 @@ def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.Monkey
 def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.net.hivemind import daemon as daemon_module
+    from swarm.net.hivemind.daemon import incoming
 
-    monkeypatch.setattr(daemon_module, "STALL_TIMEOUT_S", 12.0)
+    monkeypatch.setattr(incoming, "STALL_TIMEOUT_S", 12.0)
     first = start("founder")
     first.serve_stream("/test/endless", lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
     first.serve("/test/short", lambda remote, request: b"short")

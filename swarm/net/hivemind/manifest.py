@@ -13,7 +13,7 @@ from swarm.net.services.manifest import MANIFEST_PROTOCOL, no_manifest
 from swarm.types import RunManifest
 
 if TYPE_CHECKING:
-    from swarm.net.hivemind.daemon import Daemon
+    from swarm.net.hivemind.daemon.process import Daemon
 
 
 Peers = Mapping[str, tuple[str, ...]]
@@ -33,7 +33,7 @@ async def _fetch(
     if all(problems):
         # Checked before hivemind is imported: wrong addresses are common, and this finds them without the slow import.
         raise no_manifest([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
-    from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
+    from swarm.net.hivemind.daemon.process import Daemon, quiet_hivemind
 
     quiet_hivemind()
     daemon = await Daemon.start(listen=())

@@ -20,7 +20,7 @@ from functools import partial
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.nat import DirectUpgrades, Reservations, relay_of
-from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
+from swarm.net.hivemind.daemon.process import Daemon, DaemonTooLarge
 from swarm.net.hivemind.discovery import Discovery
 from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership.dialling import Dialling, SilentPeers
@@ -115,10 +115,10 @@ class Session(MemberSession):
 
     async def answer(self) -> None:
         """Begin to answer requests: before `run`, and before others learn this node's address."""
-        self._daemon.admission = StreamAdmission(self._member.complaints.add)
-        answering = self._member.answering
-        self._daemon.admits = answering.admits
-        self._daemon.pace = answering.uploads.spend
+        answering, incoming = self._member.answering, self._daemon.incoming
+        incoming.admission = StreamAdmission(self._member.complaints.add)
+        incoming.admits = answering.admits
+        incoming.pace = answering.uploads.spend
         answering.on_banned = self.refresh_soon
         await self.serve()
 

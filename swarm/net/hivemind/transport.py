@@ -25,7 +25,7 @@ from swarm.net.records.identity import Identity
 from swarm.protocols import StreamHandler
 
 if TYPE_CHECKING:
-    from swarm.net.hivemind.daemon import Daemon
+    from swarm.net.hivemind.daemon.process import Daemon
     from swarm.net.hivemind.session import Session
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class HivemindTransport(MemberTransport):
         for address in self._settings.listen:
             check_free(address)
         # Imported on the caller's thread: a racing import can fail on half-initialised modules.
-        from swarm.net.hivemind.daemon import quiet_hivemind
+        from swarm.net.hivemind.daemon.process import quiet_hivemind
 
         quiet_hivemind()
         self._thread = threading.Thread(target=self._run_loop, name="swarm-network", daemon=True)
@@ -181,8 +181,8 @@ class HivemindTransport(MemberTransport):
 
     async def _live_once(self, timeout_s: float) -> str:
         """Run one daemon from start to end; returns why it ended."""
-        from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
-        from swarm.net.hivemind.relay_daemon import start_relay
+        from swarm.net.hivemind.daemon.process import Daemon, DaemonTooLarge
+        from swarm.net.hivemind.daemon.relay import start_relay
         from swarm.net.hivemind.session import Session
 
         try:

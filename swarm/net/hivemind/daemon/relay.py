@@ -1,7 +1,4 @@
-"""Starting a relay daemon and checking that it applies the configured limits.
-
-Importing this imports hivemind; see `daemon`.
-"""
+"""Starting a relay daemon and checking that it applies the configured limits."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.circuit import CircuitLimits
-from swarm.net.hivemind.daemon import Daemon
+from swarm.net.hivemind.daemon.circuit import CircuitLimits
+from swarm.net.hivemind.daemon.process import Daemon
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,4 @@
-"""The go daemon: its process, its control protocol, and all uses of hivemind's private interfaces.
-
-Importing this imports parts of hivemind: import it only to start a network.
+"""The daemon's process, and what a node does with it.
 
 The daemon runs in its own session, so Ctrl-C in a terminal reaches only the node, which then stops the daemon. The
 daemon watches the connection made by `P2P.replicate` and exits when it closes, so a node killed with -9 leaves none
@@ -18,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,32 +24,17 @@ import psutil
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import probe
 from swarm.net.hivemind import light_import
-from swarm.net.hivemind.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
-from swarm.net.hivemind.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
-from swarm.net.records.framing import (
-    MAX_REPLY_BYTES,
-    NOT_YET_S,
-    REFUSAL_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
-    STALL_TIMEOUT_S,
-    encode_answer,
-    encode_error,
-    encode_request,
-    read_answer,
-    read_request,
-)
-from swarm.net.services.stream_admission import Stream, StreamAdmission
+from swarm.net.hivemind.daemon.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
+from swarm.net.hivemind.daemon.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
+from swarm.net.hivemind.daemon.control import TIMEOUT_S, Control, base58, packed, readable
+from swarm.net.hivemind.daemon.incoming import IncomingStreams
+from swarm.net.records.framing import MAX_REPLY_BYTES, encode_request, read_answer
 from swarm.net.socket_folders import make_folder
 from swarm.protocols import StreamHandler
 
 with light_import.without_the_rest():
     from hivemind.p2p import P2P, PeerID
-    from hivemind.p2p.p2p_daemon_bindings.utils import (
-        P2PDaemonError,
-        read_pbmsg_safe,
-        read_unsigned_varint,
-        write_pbmsg,
-    )
+    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_unsigned_varint
     from hivemind.proto import p2pd_pb2
     from hivemind.utils.logging import use_hivemind_log_handler
     from hivemind.utils.multiaddr import Multiaddr
@@ -61,16 +43,11 @@ logger = logging.getLogger(__name__)
 
 DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
-STREAM_BUFFER_BYTES = 2**19
 GARBAGE_PERCENT = "200"
 """GOGC: heap growth between collections in percent; gossip makes short-lived copies of every record. In a flood that
 keeps 40 MB in use, 400 takes 270 MB, 200 takes 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
-CONTROL_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
-P2P_CODE = b"\xa5\x03"
-CIRCUIT_CODE = b"\xa2\x02"
-"""Multicodec numbers 421 and 290 as varints."""
 
 
 def binary_path() -> Path:
@@ -122,18 +99,9 @@ class Daemon:
         self._output: deque[str] = deque(maxlen=20)
         self._reader: asyncio.Task[None] | None = None
         self._p2p: P2P | None = None
-        self._publisher: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._looker: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._looking = asyncio.Lock()
-        self._handlers: dict[str, StreamHandler] = {}
-        self._server: asyncio.Server | None = None
-        self._streams: set[asyncio.Task[object]] = set()
-        self.admission = StreamAdmission()
-        """Decides which streams are served."""
-        self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether a peer's requests are answered at all."""
-        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
-        """Seconds to wait before this many bytes of an answer are sent."""
+        self._control = Control(self.control)
+        self.incoming = IncomingStreams()
+        """The streams that peers open."""
 
     @classmethod
     async def start(
@@ -208,9 +176,7 @@ class Daemon:
                 break
         self._output.clear()
         self._reader = asyncio.create_task(self._read_output(output))
-        self._server = await asyncio.start_unix_server(
-            self._accept, str(self._folder / STREAMS), limit=STREAM_BUFFER_BYTES
-        )
+        await self.incoming.start(self._folder / STREAMS)
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
 
     async def _read_output(self, output: asyncio.StreamReader) -> None:
@@ -272,13 +238,8 @@ class Daemon:
 
     async def stop(self) -> None:
         """Stop the process and wait for it."""
-        for kept in (self._publisher, self._looker):
-            if kept is not None:
-                kept[1].close()
-        if self._server is not None:
-            self._server.close()
-        for stream in self._streams:
-            stream.cancel()
+        self._control.close()
+        self.incoming.stop()
         if self._p2p is not None:
             await self._p2p.shutdown()
         for end in (signal.SIGTERM, signal.SIGKILL):
@@ -303,9 +264,9 @@ class Daemon:
                 raise PeerUnreachable(", ".join(f"{address}: {problem}" for address, problem in problems.items()))
             target = p2pd_pb2.ConnectRequest(
                 peer=PeerID.from_base58(peer_id).to_bytes(),
-                addrs=[_packed(address) for address in reachable],
+                addrs=[packed(address) for address in reachable],
             )
-            await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
+            await self._control.ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
         except PeerUnreachable:
             raise
         except (ValueError, LookupError, TransportError) as error:
@@ -317,52 +278,34 @@ class Daemon:
 
     async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
         """Remote ends of all open connections, as the kernel sees them, by peer id."""
-        response = await self._look(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        response = await self._control.look(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
         found: dict[str, tuple[str, ...]] = {}
         for peer in response.peers:
-            peer_id, addresses = _base58(peer.id), map(_readable, peer.addrs)
+            peer_id, addresses = base58(peer.id), map(readable, peer.addrs)
             found[peer_id] = (*found.get(peer_id, ()), *(address for address in addresses if address is not None))
         return found
 
     async def addresses(self) -> tuple[str, ...]:
         """Addresses that the daemon listens on or announces, without the peer id."""
-        response = await self._look(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
-        readable = (_readable(address) for address in response.identify.addrs)
-        return tuple(address for address in readable if address is not None)
+        response = await self._control.look(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        return tuple(address for address in map(readable, response.identify.addrs) if address is not None)
 
     async def subscribers(self, topic: str) -> frozenset[str]:
         """Connected peers that subscribe to `topic`."""
-        question = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.LIST_PEERS, topic=topic)
-        response = await self._look(p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
-        return frozenset(_base58(peer) for peer in response.pubsub.peerIDs)
+        return await self._control.subscribers(topic)
 
     async def subscribe(self, topic: str, deliver: Callable[[str, bytes], object]) -> None:
         """Call `deliver(sender, message)` for every message on `topic`, until the daemon closes the connection."""
-        reader, writer = await self._open()
-        try:
-            question = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic)
-            await self._exchange(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=question))
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    message = p2pd_pb2.PSMessage()
-                    await read_pbmsg_safe(reader, message)
-                    # `from` is a Python keyword, hence `getattr`.
-                    deliver(_base58(getattr(message, "from")), message.data)
-        finally:
-            writer.close()
+        await self._control.subscribe(topic, deliver)
 
     async def publish(self, topic: str, message: bytes) -> None:
         """Publish a message of at most 1 MiB by gossip. Raises `TransportError`."""
-        if self._publisher is None:
-            self._publisher = await self._open()
-        reader, writer = self._publisher
-        request = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=message)
-        await self._exchange(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=request))
+        await self._control.publish(topic, message)
 
     async def disconnect(self, peer_id: str) -> None:
         """Close every connection to a peer. Raises `TransportError`."""
         target = p2pd_pb2.DisconnectRequest(peer=PeerID.from_base58(peer_id).to_bytes())
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=target))
+        await self._control.ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=target))
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """The whole answer of a peer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
@@ -396,7 +339,7 @@ class Daemon:
         try:
             request = encode_request(payload)
             async with asyncio.timeout(timeout_s):
-                reader, writer = await self._open_stream(peer_id, protocol)
+                reader, writer = await self.open_stream(peer_id, protocol)
                 writer.write(request)
                 await writer.drain()
             async with aclosing(read_answer(read, max_bytes)) as chunks:
@@ -410,101 +353,22 @@ class Daemon:
             if writer is not None:
                 writer.close()
 
-    async def _open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        target = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer_id).to_bytes(), proto=[protocol])
-        reader, writer = await self._open()
-        try:
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=target))
-            await _read_response(reader)
-        except asyncio.IncompleteReadError as error:
-            writer.close()
-            raise TransportError("the daemon closed the connection") from error
-        except BaseException:
-            writer.close()
-            raise
-        return reader, writer
+    async def open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to a connected peer. Raises `TransportError`."""
+        return await self._control.open_stream(peer_id, protocol)
 
     async def answer(self, protocol: str, handler: StreamHandler) -> None:
         """Answer other peers' requests for `protocol`. Raises `TransportError`."""
-        self._handlers[protocol] = handler
+        self.incoming.handlers[protocol] = handler
         target = p2pd_pb2.StreamHandlerRequest(
             addr=Multiaddr(f"/unix{self._folder}/{STREAMS}").to_bytes(), proto=[protocol], balanced=False
         )
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=target))
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one stream that a peer has opened."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
-        try:
-            await self._serve(reader, writer)
-        except (TransportError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            logger.debug("dropped an incoming stream: %s", error)
-        except asyncio.CancelledError:
-            pass  # only `close` cancels; asyncio of Python 3.11 prints a traceback for a stream's cancelled task
-        finally:
-            self._streams.discard(task)
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            info = p2pd_pb2.StreamInfo()
-            await read_pbmsg_safe(reader, info)
-        remote = _base58(info.peer)
-        if not self.admits(remote):
-            return
-        stream = self.admission.admit(remote, _readable(info.addr) or "", info.proto, writer.transport.abort)
-        if stream is None:
-            return
-        try:
-            await self._attend(stream, info.proto, reader, writer)
-        finally:
-            self.admission.release(stream)
-
-    async def _attend(
-        self, stream: Stream, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        async def read(count: int) -> bytes:
-            stream.peer_turn(count)
-            return await reader.readexactly(count)
-
-        # Read the request even to refuse it: a close with unread bytes would lose the refusal.
-        async with asyncio.timeout(REQUEST_TIMEOUT_S if stream.served else REFUSAL_TIMEOUT_S):
-            request = await read_request(read)
-        stream.own_turn()
-        if stream.served:
-            await self._reply(stream, protocol, request, reader, writer)
-        else:
-            await _send(writer, encode_error("busy, ask later"))
-        stream.peer_turn()
-        await _hung_up(reader)
-
-    async def _reply(
-        self, stream: Stream, protocol: str, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            for frame in encode_answer(self._handlers[protocol](stream.remote, request)):
-                if frame:
-                    await asyncio.sleep(self.pace(len(frame)))
-                    stream.peer_turn(len(frame))
-                    await _send(writer, frame)
-                    stream.own_turn()
-                elif reader.at_eof():
-                    return  # the asker has closed the stream
-                else:
-                    await asyncio.sleep(NOT_YET_S)
-        except (OSError, TimeoutError):
-            raise
-        except Exception as error:
-            # A handler's error is reported to its peer only.
-            logger.debug("the handler for %s failed", protocol, exc_info=True)
-            await _send(writer, encode_error(f"the handler failed: {type(error).__name__}"))
+        await self._control.ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=target))
 
     async def circuit_limits(self, relay_id: str) -> CircuitLimits:
         """Make a reservation at a connected relay; returns the relay's limits. Raises `PeerUnreachable`."""
         try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 _, reader, writer = await self.p2p._client.stream_open(PeerID.from_base58(relay_id), [HOP_PROTOCOL])
                 try:
                     writer.write(bytes([len(RESERVE)]) + RESERVE)
@@ -518,94 +382,3 @@ class Daemon:
             raise PeerUnreachable(
                 f"the relay {relay_id} granted no reservation: {str(error) or repr(error)}"
             ) from error
-
-    async def _look(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
-        """Ask for what the daemon knows at once, every second: on a connection that is kept."""
-        async with self._looking:
-            if self._looker is None:
-                self._looker = await self._open()
-            try:
-                return await self._exchange(*self._looker, request)
-            except BaseException:
-                # An answer that nobody waited for would be taken for the next one.
-                self._looker[1].close()
-                self._looker = None
-                raise
-
-    async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
-        """Ask for what may take long, like a dial: on a connection of its own."""
-        reader, writer = await self._open()
-        try:
-            return await self._exchange(reader, writer, request)
-        finally:
-            writer.close()
-
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        try:
-            return await asyncio.open_unix_connection(str(self._folder / "control.sock"), limit=STREAM_BUFFER_BYTES)
-        except OSError as error:
-            raise TransportError(f"the daemon's control socket cannot be opened: {error}") from error
-
-    async def _exchange(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: p2pd_pb2.Request
-    ) -> p2pd_pb2.Response:
-        try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                await write_pbmsg(writer, request)
-                return await _read_response(reader)
-        except TimeoutError as error:
-            raise TransportError(f"the daemon did not answer within {CONTROL_TIMEOUT_S:g} s") from error
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise TransportError("the daemon closed the connection") from error
-
-
-async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    async with asyncio.timeout(STALL_TIMEOUT_S):
-        writer.write(frame)
-        await writer.drain()
-
-
-async def _hung_up(reader: asyncio.StreamReader) -> None:
-    """Wait until the asker has read its answer and closed the stream. If this end closes first, the daemon resets the
-    stream, which over QUIC loses all bytes in flight.
-    """
-    async with asyncio.timeout(STALL_TIMEOUT_S):
-        await reader.read(1)
-
-
-async def _read_response(reader: asyncio.StreamReader) -> p2pd_pb2.Response:
-    response = p2pd_pb2.Response()
-    await read_pbmsg_safe(reader, response)
-    if response.type == p2pd_pb2.Response.ERROR:
-        raise TransportError(_last_line(response.error.msg))
-    return response
-
-
-@lru_cache(1_024)
-def _base58(peer_id: bytes) -> str:
-    return str(PeerID(peer_id).to_base58())
-
-
-@lru_cache(4_096)
-def _readable(address: bytes) -> str | None:
-    # The daemon supports address types that hivemind's parser does not.
-    try:
-        return str(Multiaddr(address))
-    except (ValueError, LookupError):
-        logger.debug("cannot parse an address that the daemon reports: %s", address.hex())
-        return None
-
-
-def _packed(address: str) -> bytes:
-    # hivemind encodes the relay's id in an address as a CID, but the daemon reads only the older multihash.
-    direct, separator, relay = address.partition("/p2p/")
-    relay_id, _, rest = relay.partition("/")
-    if not separator or rest != "p2p-circuit":
-        return bytes(Multiaddr(address).to_bytes())
-    multihash = PeerID.from_base58(relay_id).to_bytes()
-    return bytes(Multiaddr(direct).to_bytes() + P2P_CODE + bytes([len(multihash)]) + multihash + CIRCUIT_CODE)
-
-
-def _last_line(message: str) -> str:
-    # The message has one line per dial, after a line with their number.
-    return message.strip().splitlines()[-1].strip(" *") if message.strip() else "no reason given"
