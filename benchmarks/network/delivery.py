@@ -13,6 +13,8 @@ STAY_S = 2.0
 """A receiver counts once it has lived this long after both the publication and its own start."""
 LAST_WORDS_S = 1.0
 """A group shared this shortly before its publisher was killed may never have left it."""
+TAIL_S = 2.0
+"""Groups shared this shortly before publishing stops are not counted."""
 
 DEFINITION = (
     "Delivered fraction: of all pairs of a shared group and a node other than its publisher, those in which the node "
@@ -103,3 +105,8 @@ def latency_ms(pairs: Sequence[Delivery], percent: float) -> float | None:
     """A percentile of the latencies of arrived groups."""
     value = percentile([pair.latency_s for pair in pairs if pair.latency_s is not None], percent)
     return None if value is None else value * 1e3
+
+
+def ratio(value: float | None, of: float | None) -> float | None:
+    """`value` in terms of `of`; None where one is missing or `of` is 0."""
+    return value / of if value is not None and of else None

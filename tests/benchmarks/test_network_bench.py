@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks.common.groups import chars_for, make_group
 from benchmarks.common.report import cells, percentile, row
-from benchmarks.network.__main__ import Plan
 from benchmarks.network.attacks import KINDS, LYING
 from benchmarks.network.delivery import BACKFILL_WINDOW_S, Life, NodeLog, deliveries, fraction, is_due, latency_ms
 from benchmarks.network.flood import flood
+from benchmarks.network.plan import Plan
 from nodes.commands.measuring.bench import BENCHMARKS, FOLDER, bench
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
