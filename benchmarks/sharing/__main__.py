@@ -76,7 +76,7 @@ EVERY_SHORT = [name for name, table in TABLES.items() if not table.only_when_nam
 ASKED = ["sapo"]
 """The table that two cores make in 40 minutes; each of the others takes as long or longer."""
 CELL_MODULE = "benchmarks.sharing.cell"
-MEANS = "Values are means over nodes and seeds; spread: bootstrap 95% intervals over the seeds."
+MEANS = "Values are means over nodes and seeds; spread: bootstrap 95% intervals over the seeds, too narrow for few."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks.common.report import Row
 from benchmarks.sharing.curves import along, at_equal_cost, by_task
-from benchmarks.sharing.swarms import DEFAULT, Comparison, RealScale, Size, compare_mixes, peers
+from benchmarks.sharing.swarms import AUTO, Comparison, RealScale, Size, compare_mixes, peers
 from benchmarks.sharing.table import Outcomes
 from nodes.real_models.settings import real_model
 from nodes.roles.progress import policy_progress
@@ -23,10 +23,10 @@ NOTE = (
 
 
 def of_real_model(size: Size) -> list[Comparison]:
-    """A node alone, half of the groups from others, and the default."""
+    """A node alone, half of the groups from others, and `auto`."""
     scale = size.real
     half = scale.groups // 2
-    mixes = (f"{scale.groups}/0", f"{half}/{half}", DEFAULT)
+    mixes = (f"{scale.groups}/0", f"{half}/{half}", AUTO)
     return [compare_mixes(scale.policy, mixes, scale, peers(scale.nodes), scale.policy, _changes(scale))]
 
 

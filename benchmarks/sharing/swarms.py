@@ -17,8 +17,8 @@ from swarm.policy.config import SMOLLM2, TINY, TINY_SPARSE
 
 ALONE = "8/0"
 UNIFORM = "4/4"
-DEFAULT = "auto"
-"""The documented default."""
+AUTO = "auto"
+"""The mixing policy for those who do not want to tune."""
 
 Seating = Callable[[int], tuple[Seat, ...]]
 """The nodes for a seed."""

@@ -13,7 +13,7 @@ from benchmarks.common.report import Row
 from benchmarks.sharing import real_model, sampled, timed
 from benchmarks.sharing.swarms import (
     ALONE,
-    DEFAULT,
+    AUTO,
     START_MODELS,
     UNIFORM,
     Comparison,
@@ -41,7 +41,7 @@ POLICIES = ("worth", "edge", "advantage", "positive", "novelty")
 OWN_OF_POLICIES = "2/6"
 """Own and others' groups of an update by these policies: the best fixed mix."""
 MORE_ALONE = "20/0"
-"""The honest control: with no one else, as many completions as a node of the swarm sees."""
+"""The honest control: a lone node that generates 2.5 times as many completions, and trains on all."""
 
 SAPO_GAIN = 1.94
 """The paper's, from 4/4."""
@@ -68,15 +68,15 @@ FILTERS: dict[str, Fields] = {
 
 
 def sapo(size: Size) -> list[Comparison]:
-    """SAPO's mixes, the honest control and the default, from each start."""
-    mixes = (*FIXED, MORE_ALONE, DEFAULT)
+    """SAPO's mixes, the honest control and `auto`, from each start."""
+    mixes = (*FIXED, MORE_ALONE, AUTO)
     return [compare_mixes(start, mixes, size, peers(size.nodes), START_MODELS[start]) for start in size.starts]
 
 
 def sapo_targets(title: str, outcomes: Outcomes) -> list[Row]:
-    """The default against a node alone."""
-    found = ratio(outcomes[DEFAULT], outcomes[ALONE])
-    what = f"{title}: {DEFAULT} against {ALONE}"
+    """`auto` against a node alone."""
+    found = ratio(outcomes[AUTO], outcomes[ALONE])
+    what = f"{title}: {AUTO} against {ALONE}"
     rows = [target_row(f"{what}, at most 5% lost", found, MOST_LOST)]
     if title == "sparse":
         rows.insert(0, target_row(f"{what}, the paper's gain", found, SAPO_GAIN))
@@ -84,7 +84,7 @@ def sapo_targets(title: str, outcomes: Outcomes) -> list[Row]:
 
 
 def heterogeneous(size: Size) -> list[Comparison]:
-    """Nodes that differ, with fixed mixes and the default."""
+    """Nodes that differ, with fixed mixes and `auto`."""
     seatings = {
         "strong and weak": lambda: strong_and_weak(size),
         "specialists": lambda: specialists(size),
@@ -94,7 +94,7 @@ def heterogeneous(size: Size) -> list[Comparison]:
     comparisons = []
     for name in size.swarms:
         seating = seatings[name]()
-        mixes = (*FIXED, *(FEW_OWN if size.each_policy else ()), DEFAULT)
+        mixes = (*FIXED, *(FEW_OWN if size.each_policy else ()), AUTO)
         compared = compare_mixes(name, mixes, size, seating)
         others = _with_each_policy(name, size, seating) if size.each_policy else {}
         comparisons.append(replace(compared, cells={**compared.cells, **others}))
@@ -123,12 +123,12 @@ def prepare_heterogeneous(size: Size, console: Console, jobs: int) -> None:
 
 
 def heterogeneous_targets(title: str, outcomes: Outcomes) -> list[Row]:
-    """The default against the best fixed mix, which a user does not know, and against the uniform one."""
+    """`auto` against the best fixed mix, which a user does not know, and against the uniform one."""
     fixed = {mix: outcomes[mix] for mix in FIXED if outcomes[mix]}
     best = max(fixed, key=lambda mix: _mean_reward(fixed[mix]), default=ALONE)
     return [
-        target_row(f"{title}: {DEFAULT} against the best fixed mix, {best}", _against(outcomes, best), BEST_FIXED),
-        target_row(f"{title}: {DEFAULT} against {UNIFORM}", _against(outcomes, UNIFORM), OVER_UNIFORM),
+        target_row(f"{title}: {AUTO} against the best fixed mix, {best}", _against(outcomes, best), BEST_FIXED),
+        target_row(f"{title}: {AUTO} against {UNIFORM}", _against(outcomes, UNIFORM), OVER_UNIFORM),
     ]
 
 
@@ -237,7 +237,7 @@ def _without(defences: Sequence[str]) -> dict[str, Fields]:
 
 
 def _against(outcomes: Outcomes, mix: str) -> Estimate | None:
-    return ratio(outcomes[DEFAULT], outcomes[mix])
+    return ratio(outcomes[AUTO], outcomes[mix])
 
 
 def _mean_reward(outcomes: Sequence[SwarmOutcome]) -> float:

@@ -13,6 +13,8 @@ import psutil
 from benchmarks.common.children import Child
 
 MEMORY, DESCRIPTORS, THREADS, DISK, TEMPORARY = "memory", "descriptors", "threads", "disk", "temporary files"
+UNITS = {MEMORY: "MiB", DISK: "MiB"}
+"""Of what is not a number of things."""
 PARTS = {"p2pd": "daemon", "directory_process": "directory", "verification.worker": "verifier"}
 """What a node's descendants are, by a part of their command."""
 

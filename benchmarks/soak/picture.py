@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.soak.census import UNITS
 from swarm.telemetry.plots import FONT, PEER_COLOURS
 
 
@@ -28,9 +29,17 @@ def draw(courses: Sequence[Drawn], quantities: Sequence[str], path: Path) -> Non
     with matplotlib.rc_context(FONT):
         figure = Figure(figsize=(9, 2.2 * len(quantities)), dpi=100, layout="constrained", facecolor="white")
         for axes, quantity in zip(figure.subplots(len(quantities), 1, sharex=True), quantities, strict=True):
-            for course, colour in zip(courses, PEER_COLOURS * len(courses), strict=False):
-                axes.plot(course.times, course.series(quantity), color=colour, linewidth=1, label=course.name)
-            axes.set_title(quantity, loc="left")
+            for i, course in enumerate(courses):
+                again, colour = divmod(i, len(PEER_COLOURS))
+                axes.plot(
+                    course.times,
+                    course.series(quantity),
+                    color=PEER_COLOURS[colour],
+                    linestyle="--" if again else "-",
+                    linewidth=1,
+                    label=course.name,
+                )
+            axes.set_title(f"{quantity}, {UNITS[quantity]}" if quantity in UNITS else quantity, loc="left")
             axes.set_ylim(bottom=0)
         axes.set_xlabel("hours")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)

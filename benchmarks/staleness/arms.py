@@ -1,8 +1,9 @@
 """The methods that the benchmark compares: fields of `update` that differ from the defaults.
 
-Each has the clip of its paper. The published code of GEPO trains all methods with a clip of 0.2, advantages without the
-standard deviation, and under delay CPPO-KL with 0.005; `gepo` here is that code, `gepo, equations` the paper's
-equations 5, 11 and 12 alone. On-policy CPPO-KL has no gradient in the first step, so that it is never switched off.
+Each has a published clip: `grpo` SAPO's, the others their papers'. The published code of GEPO trains all methods with a
+clip of 0.2, advantages without the standard deviation, and under delay CPPO-KL with 0.005; `gepo` here is that code,
+`gepo, equations` the paper's equations 5, 11 and 12 alone. On-policy CPPO-KL has no gradient in the first step, so that
+it is never switched off.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ BLUE, ORANGE, GREEN, PINK, SKY, VERMILION = "#0072b2", "#e69f00", "#009e73", "#c
 PEER_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION)
 GREY = "#9a9a9a"
 MAX_NAMED_PEERS = 6
+"""Beyond this many peers, lines share one style and only the mean is labelled."""
 FONT = {"font.family": "sans-serif", "text.parse_math": False}
 """Disables math text: dollar signs in names are literal."""
-"""Beyond this many peers, lines share one style and only the mean is labelled."""
 MAX_POINTS = 500
 MAX_BARS = 60
 MAX_REASONS = 4
