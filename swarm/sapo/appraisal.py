@@ -82,4 +82,10 @@ def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
         rewards=tuple(compress(graded.group.rewards, wanted)),
         log_expectation=None,
     )
-    return replace(graded, group=group, rewards=tuple(compress(graded.rewards, wanted)))
+    return replace(
+        graded,
+        group=group,
+        rewards=tuple(compress(graded.rewards, wanted)),
+        observations=tuple(compress(graded.observations, wanted)),
+        parts={name: tuple(compress(rewards, wanted)) for name, rewards in graded.parts.items()},
+    )

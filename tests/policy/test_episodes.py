@@ -9,8 +9,10 @@ import torch
 from msgspec.structs import replace
 
 from swarm.groups.episodes import joined
+from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.policy.loading import Policy
-from swarm.sapo.mixing import MixSettings
+from swarm.sapo.appraisal import Appraisal
+from swarm.sapo.mixing import Candidate, MixSettings
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
 from swarm.training.rows import RowReader
@@ -186,3 +188,20 @@ def test_a_learner_takes_workers_episodes_and_checks_them_with_its_own_observati
     assert auditor.verdict(group) is None
     elsewhere = GradedGroup(group.group, PROMPT, REWARDS, ((HIGHER, LOWER), (), (LOWER,)))
     assert auditor.verdict(elsewhere) == "wrong_logprobs", "sampled after other observations"
+
+
+@pytest.mark.parametrize("credit", ["episode", "turn"])
+def test_episodes_keep_their_own_observations_when_others_of_their_group_are_improbable(
+    policy: Policy, credit: str
+) -> None:
+    graded = replace(group_of(policy, ids=False), rewards=(1.0, 0.2, 0.0), parts={"won": (1.0, 0.2, 0.0)})
+    plausibility = Plausibility(PlausibilitySettings())
+    for _ in range(8):
+        plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])
+    updater = updater_of(policy, credit=credit)
+    (kept,) = Appraisal(updater, plausibility).screen([Candidate("id", graded)])
+    assert kept is not None
+    assert len(kept.group.completions) == 2, "the first one is rewarded and improbable"
+    assert kept.observations == graded.observations[1:]
+    assert kept.parts == {"won": (0.2, 0.0)}
+    assert not updater.update([], [kept]).skipped
