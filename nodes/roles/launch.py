@@ -68,6 +68,8 @@ from swarm.telemetry.summary import swarm_summary
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
+KEPT_ROUNDS = 5_000
+"""Rounds that the live view knows."""
 
 
 class Node(Protocol):
@@ -169,12 +171,13 @@ def _launch(
     with opened(role, file, overrides, console, stop, ranks) as running:
         config = running.config
         live = live and console.is_terminal
-        history = PeerHistory.read(config.out / METRICS_FILE, config.name)  # skip an earlier process's lines
+        # Skip an earlier process's lines; memory is bounded, since a node may run for weeks.
+        history = PeerHistory.read(config.out / METRICS_FILE, config.name, KEPT_ROUNDS)
         view = LiveView([history], title=config.name)
         with view.shown(console) if live else contextlib.nullcontext():
             code = _rounds(running, stop, None if live else console, history)
     if report:
-        _report(config, history, console)
+        _report(config, PeerHistory.read(config.out / METRICS_FILE, config.name), console)
     return code
 
 
@@ -433,7 +436,6 @@ def _show_plan(
 
 
 def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
-    history.tail()
     summary = swarm_summary([history], config.model_dump(mode="json"), versions())
     write_report(config.out, [history], summary)
     console.print(summary_table(summary))

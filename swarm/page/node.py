@@ -28,8 +28,6 @@ from swarm.telemetry.records import (
 
 MAX_ROUNDS = 5_000
 """Rounds kept of a node, for its recent rewards and the comparison with a control."""
-READ_BYTES = 16 * 2**20
-"""Read of a metrics file at a time."""
 MAX_NAME_CHARS = 40
 MAX_TASKS = 64
 MAX_DECISIONS = 8
@@ -92,10 +90,9 @@ class NodeReader:
     def read(self) -> bool:
         """Read what is new; whether there was any."""
         changed = False
-        while events := self.history.tail(READ_BYTES):
+        for event in self.history.news():
             changed = True
-            for event in events:
-                self._take(event)
+            self._take(event)
         changed |= self._read_roster()
         before, self.snapshot = self.snapshot, read_progress(self.folder)
         changed |= self.snapshot != before

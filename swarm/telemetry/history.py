@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TypedDict, TypeVar
 
@@ -36,6 +37,11 @@ REWARD_SHARE = 0.1
 LEAST_WINDOW = 8
 """They are means over at least so many rounds, or over half of fewer than twice as many: a few questions of a short run
 say little."""
+
+PIECE_BYTES = 16 * 2**20
+"""Read at a time; more than the longest line."""
+FIRST_ROUNDS = 20
+"""Kept where memory is bounded, so that the reward at first stays known."""
 
 
 def reward_window(num_rounds: int) -> int:
@@ -98,8 +104,8 @@ class PeerHistory:
     def __init__(self, path: Path, name: str | None = None, max_rounds: int | None = None) -> None:
         """`name` is used until the peer's start event gives one; default: the folder's name.
 
-        With `max_rounds` memory is bounded, for readers that run for weeks: it keeps that many of the last rounds, of
-        all but the latest only rewards and counts, and the first and the last evaluation.
+        With `max_rounds` memory is bounded, for readers that run for weeks: it keeps `FIRST_ROUNDS` and that many of
+        the last rounds, of all but the latest only rewards and counts, and the first and the last evaluation.
         """
         self.path = path
         self._max_rounds = max_rounds
@@ -107,11 +113,19 @@ class PeerHistory:
         self._forget()
 
     @classmethod
-    def read(cls, path: Path, name: str | None = None) -> PeerHistory:
+    def read(cls, path: Path, name: str | None = None, max_rounds: int | None = None) -> PeerHistory:
         """The whole file; a missing file gives an empty history."""
-        history = cls(path, name)
-        history.tail()
+        history = cls(path, name, max_rounds)
+        for _ in history.news():
+            pass
         return history
+
+    def news(self) -> Iterator[Event]:
+        """Read the events appended since the last call, in pieces of bounded memory."""
+        before = -1
+        while before != self._offset:
+            before = self._offset
+            yield from self.tail(PIECE_BYTES)
 
     def tail(self, max_bytes: int = -1) -> list[Event]:
         """Read and return the events appended since the last call, by default all of them.
@@ -356,8 +370,8 @@ class PeerHistory:
     def _shorten(self, round: int, max_rounds: int) -> None:
         if (before := self.rounds.get(round - 1)) is not None:
             self.rounds[round - 1] = structs.replace(before, figures={}, counters={}, timings={}, worth=None)
-        while len(self.rounds) > max_rounds:
-            del self.rounds[next(iter(self.rounds))]
+        while len(self.rounds) > FIRST_ROUNDS + max_rounds:
+            del self.rounds[next(islice(self.rounds, FIRST_ROUNDS, None))]
 
 
 def _keep_ends(by_round: dict[int, Result]) -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from swarm.figures import LAG_MAX
 from swarm.foreign import clean
 from swarm.telemetry.history import (
+    FIRST_ROUNDS,
     Moment,
     PeerHistory,
     PeerSummary,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-REWARD_ROUNDS = 20
+REWARD_ROUNDS = FIRST_ROUNDS
 """Rounds in the mean that is shown as the current reward; one round is too noisy."""
 SILENT_AFTER_S = 60.0
 RESTART_SHOWN_S = 300.0

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.telemetry.history import Mixture, PeerHistory, mean, reward_window
+from swarm.telemetry import history as history_module
+from swarm.telemetry.history import FIRST_ROUNDS, Mixture, PeerHistory, mean, reward_window
 from swarm.telemetry.records import (
     EndEvent,
     Event,
@@ -268,3 +269,14 @@ def test_swarm_summary_shape_and_means(tmp_path: Path) -> None:
 def test_mean_of_nothing_known() -> None:
     assert mean([None, None]) is None
     assert mean([None, 1.0, 2.0]) == 1.5
+
+
+def test_a_bounded_history_keeps_the_first_and_the_last_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "PIECE_BYTES", 1_000)
+    path = synthetic.write(tmp_path, [start(), *(round_event(number, number / 1_000) for number in range(1, 201))])
+    history = PeerHistory.read(path, max_rounds=30)
+    assert list(history.rounds) == [*range(1, FIRST_ROUNDS + 1), *range(171, 201)]
+    whole = PeerHistory.read(path)
+    assert history.early_reward(FIRST_ROUNDS) == whole.early_reward(FIRST_ROUNDS)
+    assert history.recent_reward(20) == whole.recent_reward(20)
+    assert history.latest == whole.latest

@@ -31,7 +31,6 @@ from swarm.telemetry.records import (
 )
 
 POLL_S = 0.5
-READ_BYTES = 16 * 2**20
 KEPT_ROUNDS = 1
 MAX_NAME_CHARS = 24
 STYLES = {"warning": "yellow", "error": "bold red"}
@@ -83,12 +82,11 @@ def show_logs(options: LogOptions, console: Console) -> None:
 def _read(histories: Sequence[PeerHistory], options: LogOptions) -> Iterator[Line]:
     """What was appended since the last call."""
     for history in histories:
-        while events := history.tail(READ_BYTES):
-            for event in events:
-                line = _line(history.name, event)
-                least = LEVELS.index(options.level)
-                if LEVELS.index(line.level) >= least and (options.rounds or not isinstance(event, RoundEvent)):
-                    yield line
+        for event in history.news():
+            line = _line(history.name, event)
+            least = LEVELS.index(options.level)
+            if LEVELS.index(line.level) >= least and (options.rounds or not isinstance(event, RoundEvent)):
+                yield line
 
 
 def _line(name: str, event: Event) -> Line:
