@@ -80,7 +80,7 @@ ALLOWED = {
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny", "swarm.environments.generated"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.groups.expectation", "swarm.sapo.mixing"}
-    | {"swarm.sapo.pool", "swarm.telemetry.records"},
+    | {"swarm.sapo.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/preflight": PURE
     | {

@@ -160,10 +160,10 @@ class RankCoordinator(Led):
         if self._beside:
             self._beside.swap(self.policy.weights, self.version)
 
-    def save(self, store: CheckpointStore, state: TrainingState, config: str) -> Path:
-        """Write a checkpoint."""
+    def save(self, store: CheckpointStore, state: TrainingState, config: str, well: bool) -> Path:
+        """Write a checkpoint; `well`: a healthy one."""
         self._order(Snapshot())
-        return store.save(self.policy, self._updater, state, config)
+        return store.save(self.policy, self._updater, state, config, well)
 
     def close_beside(self) -> None:
         """Close the engine that generates during updates; nothing can be generated for training afterwards."""

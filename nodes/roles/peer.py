@@ -155,10 +155,10 @@ class PeerNode:
             tokens_generated=self._tokens,
             sequences=self._shell.exchange.book.highest_sequences(),
             mix=self._node.mixer.dump(),
+            watch=self._node.watch.dump(),
         )
-        path = self._coordinator.save(self._store, state, self._config.model_dump_json(indent=1))
-        if self._node.is_well:
-            self._store.trust(path)
+        config = self._config.model_dump_json(indent=1)
+        path = self._coordinator.save(self._store, state, config, well=self._node.watch.well)
         self._saved_round = self._node.round
         self._shell.saved(state.round, path)
 
@@ -192,7 +192,9 @@ class PeerNode:
             except CheckpointError as error:
                 outcome = f"no rollback: {error}"
         self._store.distrust()
+        # At once: after a kill the node would go on from what others have harmed, and learn from them.
         self._saved_round = None
+        self.save()
         self.note(
             f"other peers' groups harmed this node: its mean reward fell from {alarm.before:.3f} to "
             f"{alarm.after:.3f}; {outcome}; {alarm.rest_rounds} rounds without external groups; merits reset for these "
@@ -242,6 +244,9 @@ class PeerNode:
         node.round, node.position = state.round, state.position
         if state.mix is not None:
             node.mixer.restore(state.mix)
+        if state.watch is not None:
+            node.watch.restore(state.watch)
+        self._store.resume(state)
         self._tokens = state.tokens_generated
         return state.round
 

@@ -151,7 +151,7 @@ class SapoNode:
         self._unshared = unshared
         self._copies = Copies()
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
-        self._watch = Watch(watch or WatchSettings())
+        self.watch = Watch(watch or WatchSettings())
         self._worth = worth
         self._updater = updater
         self._exchange = exchange
@@ -231,11 +231,6 @@ class SapoNode:
         self._rollouts.close()
 
     @property
-    def is_well(self) -> bool:
-        """Whether the current policy is good enough to roll back to later."""
-        return self._watch.well
-
-    @property
     def num_pending(self) -> int:
         """Received groups that wait to be regraded or are being regraded."""
         return len(self._intake)
@@ -257,7 +252,7 @@ class SapoNode:
         return Situation(
             waiting=ungraded,
             weights=None if wishes.weights is None else wishes.weights[len(pooled) :],
-            num_external=math.ceil(self._watch.share * wishes.num_external),
+            num_external=math.ceil(self.watch.share * wishes.num_external),
             num_choice=wishes.num_choice,
             pooled=pooled,
             max_pooled=self.pool.max_groups,
@@ -320,7 +315,7 @@ class SapoNode:
             self._candidates(),
             Appraisal(self._updater, self._plausibility),
             rng,
-            share=self._watch.share,
+            share=self.watch.share,
             author_of=self._author_of(),
         )
 
@@ -347,7 +342,7 @@ class SapoNode:
 
     def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:
         """An alarm if others' groups lowered this node's reward; the pool is then discarded."""
-        alarm = self._watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
+        alarm = self.watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
         if alarm is not None:
             for peer_id in alarm.senders:
                 self._exchange.report(peer_id, Reason.HARMFUL)

@@ -52,6 +52,18 @@ class Alarm(Struct, frozen=True):
     rest_rounds: int
 
 
+class WatchState(Struct):
+    """What a checkpoint keeps of the watch."""
+
+    rewards: list[float]
+    parts: list[tuple[int, tuple[str, ...]]]
+    best: float
+    variance: float
+    round: int
+    returns_at: int | None
+    rest: int
+
+
 class Watch:
     """Rewards of rounds and the authors in their updates. Pure: time is counted in rounds."""
 
@@ -65,14 +77,16 @@ class Watch:
         """Mean of the best window and its variance: the latest window's alone would be too small if it is low by
         chance."""
         self._round = 0
-        self._returns_at = -math.inf
-        """Round at which others' share starts to rise."""
+        self._returns_at: int | None = None
+        """Round at which others' share starts to rise after the latest alarm."""
         self._rest = settings.rest_rounds
         self.num_alarms = 0
 
     @property
     def share(self) -> float:
         """Fraction of the J external groups that an update may use now, in [0, 1]."""
+        if self._returns_at is None:
+            return 1.0
         return min(1.0, max(0.0, (self._round - self._returns_at) / self._settings.return_rounds))
 
     @property
@@ -95,6 +109,25 @@ class Watch:
             return None
         return self._alarm(mean)
 
+    def dump(self) -> WatchState:
+        """Everything, for a checkpoint: otherwise a restart would end a rest."""
+        return WatchState(
+            rewards=list(self._rewards),
+            parts=list(self._parts),
+            best=self._best,
+            variance=self._variance,
+            round=self._round,
+            returns_at=self._returns_at,
+            rest=self._rest,
+        )
+
+    def restore(self, saved: WatchState) -> None:
+        """Restore what `dump` returned."""
+        self._rewards.extend(saved.rewards)
+        self._parts.extend(saved.parts)
+        self._best, self._variance = saved.best, saved.variance
+        self._round, self._returns_at, self._rest = saved.round, saved.returns_at, saved.rest
+
     def _mean(self) -> float | None:
         """Mean over the last window; None before the first whole one."""
         window = self._settings.window_rounds
@@ -111,7 +144,7 @@ class Watch:
         return external / max(1, external + sum(num_local for num_local, _ in self._parts))
 
     def _alarm(self, mean: float) -> Alarm:
-        soon = self._round - self._returns_at < 2 * self._settings.return_rounds
+        soon = self._returns_at is not None and self._round - self._returns_at < 2 * self._settings.return_rounds
         first = self._settings.rest_rounds
         self._rest = min(2 * self._rest, LONGEST_REST * first) if soon else first
         self._returns_at = self._round + self._rest

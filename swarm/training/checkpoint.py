@@ -17,7 +17,7 @@ from typing import cast
 
 import msgspec
 import torch
-from msgspec import Struct
+from msgspec import Struct, structs
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixState
 from swarm.sapo.pool import PooledGroup
+from swarm.sapo.watch import WatchState
 from swarm.telemetry.records import GroupCounts
 from swarm.training.updater import PolicyUpdater
 
@@ -44,7 +45,7 @@ class TrainingState(Struct):
     """A node's state besides weights and optimizer.
 
     It holds no generator states: every random choice is a function of the node's seed and the round, so that a resumed
-    round draws, samples and mixes like the lost one.
+    round draws and samples like the lost one.
     """
 
     peer_id: str
@@ -65,6 +66,10 @@ class TrainingState(Struct):
     """Number of versions so far that correspond to no update."""
     mix: MixState | None = None
     """A peer's mixing policy and the rounds it knows."""
+    watch: WatchState | None = None
+    """What a peer's watch has seen, and the rest that it keeps."""
+    well: list[int] = []
+    """Rounds of the healthy checkpoints, as `CheckpointStore` knows them: filled in by `save`."""
 
 
 class _Model(Struct):
@@ -80,16 +85,20 @@ class CheckpointStore:
         """Checkpoints in `root`, which need not exist yet."""
         self.root = root
         self._keep = keep
-        self._well: list[Path] = []
-        """The last two written while the watch saw no decline."""
+        self._well: list[int] = []
+        """Rounds of the last two that are healthy: written while the watch saw no decline."""
 
-    def save(self, policy: Policy, updater: PolicyUpdater, state: TrainingState, config: str) -> Path:
+    def save(
+        self, policy: Policy, updater: PolicyUpdater, state: TrainingState, config: str, well: bool = False
+    ) -> Path:
         """Write a checkpoint of this round and remove the oldest beyond the number kept.
 
-        `config` is the node's configuration as JSON, so that a checkpoint can be evaluated on its own. Raises
-        `CheckpointError` when it cannot be written; the earlier ones stay.
+        `config` is the node's configuration as JSON, so that a checkpoint can be evaluated on its own. With `well` the
+        checkpoint is healthy, and the previous healthy one becomes `good`. Raises `CheckpointError` when it cannot be
+        written; the earlier ones stay.
         """
-        final = self.root / f"round-{state.round:08d}"
+        final = self._path(state.round)
+        healthy = [*self._well[-1:], state.round] if well else self._well
         staging = self.root / f".{final.name}.{os.getpid()}.partial"
         self.root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
@@ -97,7 +106,7 @@ class CheckpointStore:
         try:
             policy.save(staging / MODEL, weights)
             torch.save(optimizer, staging / OPTIMIZER)
-            (staging / STATE).write_bytes(msgspec.msgpack.encode(state))
+            (staging / STATE).write_bytes(msgspec.msgpack.encode(structs.replace(state, well=healthy)))
             (staging / CONFIG).write_text(config)
             _seal(staging)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch says a full disk as a RuntimeError
@@ -109,17 +118,18 @@ class CheckpointStore:
             shutil.rmtree(final)
         staging.rename(final)
         sync(self.root)
-        self._prune()
+        self._well = healthy
+        self._prune(final)
         return final
 
-    def trust(self, path: Path) -> None:
-        """Mark the checkpoint just written as healthy; the previous healthy one becomes `good`."""
-        self._well = [*self._well[-1:], path]
+    def resume(self, state: TrainingState) -> None:
+        """Go on from a checkpoint with this state: what was healthy then is so now."""
+        self._well = [number for number in state.well if self._path(number).is_dir()]
 
     @property
     def good(self) -> Path | None:
         """The newest healthy checkpoint that was followed by another healthy one."""
-        return self._well[0] if len(self._well) == 2 else None
+        return self._path(self._well[0]) if len(self._well) == 2 else None
 
     def distrust(self) -> None:
         """Withdraw the newest healthy mark: that checkpoint may already be affected."""
@@ -150,10 +160,18 @@ class CheckpointStore:
     def _all(self) -> list[Path]:
         return sorted(self.root.glob("round-*")) if self.root.is_dir() else []
 
-    def _prune(self) -> None:
-        for old in self._all()[: -self._keep]:
-            if old not in self._well:
-                shutil.rmtree(old)
+    def _path(self, number: int) -> Path:
+        return self.root / f"round-{number:08d}"
+
+    def _prune(self, last: Path) -> None:
+        """Remove what is not to be kept beside the checkpoint just written; those of later rounds are torn, or it
+        would go on from them."""
+        found = self._all()
+        upto = [path for path in found if path <= last]
+        kept = {*upto[-self._keep :], *map(self._path, self._well)}
+        for path in found:
+            if path not in kept:
+                shutil.rmtree(path)
         for partial in self.root.glob(".round-*.partial"):  # left by a killed process
             shutil.rmtree(partial)
 
@@ -211,11 +229,18 @@ def _load_optimizer(saved: dict[str, dict[int, dict[str, Tensor]]], updater: Pol
     if saved["state"] and plain != isinstance(updater.optimizer, torch.optim.AdamW):
         bits = 32 if plain else 8
         raise CheckpointError(f"the checkpoint's optimizer has moments of {bits} bits: set update.optimizer to match")
+    own = [{name: value for name, value in group.items() if name != "params"} for group in _groups(updater)]
     saved["state"] = {
         i: {name: updater.ranks.cut(value, parameters[i]) for name, value in entry.items()}
         for i, entry in saved["state"].items()
     }
     updater.optimizer.load_state_dict(saved)
+    for group, settings in zip(_groups(updater), own, strict=True):
+        group.update(settings)  # as configured now, not as when the checkpoint was written
+
+
+def _groups(updater: PolicyUpdater) -> list[dict[str, object]]:
+    return cast(list[dict[str, object]], updater.optimizer.param_groups)
 
 
 def verify(path: Path) -> None:

@@ -29,7 +29,7 @@ def _node(out: Path) -> PeerNode:
         "mix": {"local": 4},
     }
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     identity = Identity.load_or_create(out / IDENTITY_FILE)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
@@ -54,11 +54,20 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
     for name, weights in load_policy(settings, good / "model").weights.items():
         torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
     assert node._coordinator.version == version + 1, "versions only rise"
+    newest = node._store.newest()
+    assert newest is not None and newest.name == f"round-{node.round:08d}", "a kill now would not bring it back"
+    for name, weights in load_policy(settings, newest / "model").weights.items():
+        torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
     node.step()
     node.end("interrupted")
     history = PeerHistory.read(tmp_path / "peer" / METRICS_FILE)
     (told,) = [moment for moment in history.moments if moment.level == "warning"]
     assert "0.500" in told.text and good.name in told.text and "12D3poisoner" in told.text
+    node._identity.close()
+    again = _node(tmp_path / "peer")
+    assert again._node.watch.dump() == node._node.watch.dump(), "a restart ends no rest"
+    assert again._store.good == node._store.good is not None
+    again.close()
 
 
 def test_without_a_good_checkpoint_the_policy_stays_as_it_is(tmp_path: Path) -> None:

@@ -152,10 +152,7 @@ def test_a_checkpoint_is_good_once_another_was_written_while_all_was_well(policy
     store, updater = CheckpointStore(tmp_path, keep=1), _updater(policy)
 
     def save(round_: int, well: bool) -> Path:
-        path = store.save(policy, updater, _state(round_), "{}")
-        if well:
-            store.trust(path)
-        return path
+        return store.save(policy, updater, _state(round_), "{}", well)
 
     first = save(1, well=True)
     assert store.good is None
@@ -169,5 +166,34 @@ def test_a_checkpoint_is_good_once_another_was_written_while_all_was_well(policy
     assert store.good == first
     save(6, well=True)
     assert store.good == fifth
-    save(7, well=False)
+    seventh = save(7, well=False)
     assert fifth.is_dir() and not first.exists()
+    resumed = CheckpointStore(tmp_path, keep=1)
+    resumed.resume(restore(seventh, updater))
+    assert resumed.good == fifth, "a restart forgets nothing"
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_was_just_written_is_kept_and_torn_ones_of_later_rounds_go(
+    policy: Policy, tmp_path: Path, keep: int
+) -> None:
+    store, updater = CheckpointStore(tmp_path, keep), _updater(policy)
+    for round_ in (50, 100, 150):
+        store.save(policy, updater, _state(round_), "{}")
+    for path in sorted(tmp_path.glob("round-*"))[-keep:]:
+        (path / "state.msgpack").write_bytes(b"")
+    written = store.save(policy, updater, _state(75), "{}")
+    assert store.newest() == written
+    assert written in tmp_path.iterdir() and all(path <= written for path in tmp_path.iterdir())
+
+
+def test_the_optimizer_has_the_settings_of_now(policy: Policy, tmp_path: Path) -> None:
+    updater = _updater(policy)
+    _learn(policy, updater)
+    path = CheckpointStore(tmp_path).save(policy, updater, _state(1), "{}")
+    settings = UpdateSettings(learning_rate=1e-3, betas=(0.8, 0.95), weight_decay=0.1)
+    changed = PolicyUpdater(policy, settings, MixSettings(), 1.0)
+    restore(path, changed)
+    (group,) = changed.optimizer.param_groups
+    assert tuple(group["betas"]) == (0.8, 0.95) and group["weight_decay"] == 0.1
+    assert changed.optimizer.state, "moments are those of the checkpoint"

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from swarm.sapo.watch import Alarm, Watch, WatchSettings
+from swarm.sapo.watch import Alarm, Watch, WatchSettings, WatchState
 
 SETTINGS = WatchSettings(rest_rounds=50, return_rounds=100)
 OTHERS = ("friend", "poisoner", "poisoner")
@@ -94,3 +95,18 @@ def test_a_reward_that_does_not_come_back_is_no_alarm_for_ever() -> None:
     watch = _after_alarm()
     assert not any(watch.observe(0.05, 4, OTHERS if watch.share else ()) for _ in range(1_000))
     assert watch.share == 1.0 and watch.num_alarms == 1
+
+
+def test_a_restart_ends_no_rest() -> None:
+    watch = _after_alarm()
+    for _ in range(10):
+        watch.observe(0.5, 8, ())
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(watch.dump()), type=WatchState)
+    resumed = Watch(SETTINGS)
+    resumed.restore(state)
+    assert watch.share == resumed.share == 0.0
+    for _ in range(200):
+        assert watch.observe(0.5, 4, OTHERS) == resumed.observe(0.5, 4, OTHERS)
+        assert (watch.share, watch.well) == (resumed.share, resumed.well)
+    assert resumed.share == 1.0
+    assert _fall(watch) == _fall(resumed), "and the next rest is as long"
