@@ -17,7 +17,7 @@ Reduction = Literal["token_mean", "sequence_mean", "step_mean", "sum", "max", "e
 
 `token_mean`, `sequence_mean`: the mean over all tokens or completions of all steps.
 `step_mean`: one value per step; steps have equal weight.
-`ess`: the effective sample size of importance weights as a fraction of their number; steps are weighted by tokens.
+`ess`: the effective sample size of importance weights as a fraction of their number; steps are weighted by theirs.
 `sum`, `max`: over parts and steps.
 """
 

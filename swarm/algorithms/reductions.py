@@ -21,8 +21,8 @@ def sequence_mean(values: Tensor) -> Figure:
 
 
 def largest(values: Tensor) -> Figure:
-    """The largest of `values`."""
-    return Figure("max", values.detach().max())
+    """The largest of `values`, which are not negative; 0 of none."""
+    return Figure("max", values.detach().max() if values.numel() else 0.0)
 
 
 def ess(weights: Tensor) -> Figure:

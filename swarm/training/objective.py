@@ -85,13 +85,16 @@ def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:
 
 
 def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[Row]) -> dict[str, Figure]:
-    """Distance between the sampling policy and the trained one."""
+    """Distance between the sampling policy and the trained one, over rows whose sampler's log-probabilities are
+    known."""
+    known = torch.tensor([row.behaviour is not None for row in rows], device=mask.device)
     own = mask * _column([not row.external for row in rows], mask)
-    ratios = log_ratio(current, behaviour).exp()[mask.bool()]
-    sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()
+    told = mask * known[:, None]
+    ratios = log_ratio(current, behaviour).exp()[told.bool()]
+    sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()[known]
     return {
         # Over sampled tokens: this direction has the smaller variance.
-        "sampling/behaviour_kl": token_mean(k3(behaviour, current), mask),
+        "sampling/behaviour_kl": token_mean(k3(behaviour, current), told),
         "sampling/sampling_logp_difference/mean": token_mean((current - behaviour).abs(), own),
         "sampling/importance_sampling_ratio/max": largest(ratios),
         "sampling/ess": ess(ratios),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.figures import Figure, Figures, Reduction, joined
+from swarm.figures import Figure, Figures, joined
 from swarm.training.rows import Row
 from swarm.types import UpdateReport
 
@@ -75,28 +75,21 @@ class Step:
 
 def summarise(steps: Sequence[Step]) -> UpdateReport:
     """The report of one update's steps; skipped steps are left out."""
-    taken = [(step, step.figures) for step in steps if not step.skipped]
-    names = dict.fromkeys(name for _, figures in taken for name in figures)
-    values = {
-        name: _over_steps([(step.totals, figures[name]) for step, figures in taken if name in figures])
-        for name in names
-    }
+    taken = [step.figures for step in steps if not step.skipped]
+    names = dict.fromkeys(name for figures in taken for name in figures)
+    values = {name: _over_steps([figures[name] for figures in taken if name in figures]) for name in names}
     values["train/num_skipped_steps"] = float(len(steps) - len(taken))
     return UpdateReport(values, skipped=not taken)
 
 
-def _over_steps(parts: Sequence[tuple[StepTotals, Figure]]) -> float:
-    """One figure of an update."""
-    reduction = parts[0][1].reduction
+def _over_steps(parts: Sequence[Figure]) -> float:
+    """One figure of an update; a mean's steps count by what it is the mean over."""
+    reduction = parts[0].reduction
     if reduction == "sum":
-        return sum(figure.value for _, figure in parts)
+        return sum(figure.value for figure in parts)
     if reduction == "max":
-        return max(figure.value for _, figure in parts)
-    weights = [_weight(totals, reduction) for totals, _ in parts]
-    return sum(figure.value * weight for (_, figure), weight in zip(parts, weights, strict=True)) / sum(weights)
-
-
-def _weight(totals: StepTotals, reduction: Reduction) -> int:
-    if reduction == "step_mean":
-        return 1
-    return totals.num_sequences if reduction == "sequence_mean" else totals.num_tokens
+        return max(figure.value for figure in parts)
+    weights = [1.0 if reduction == "step_mean" else float(figure.count) for figure in parts]
+    if not any(weights):
+        return parts[0].value
+    return sum(figure.value * weight for figure, weight in zip(parts, weights, strict=True)) / sum(weights)

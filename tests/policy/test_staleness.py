@@ -90,6 +90,19 @@ def test_without_a_treatment_the_clip_sees_the_sampler_and_with_one_the_receiver
         assert report.figures["sampling/behaviour_kl"] == pytest.approx(math.exp(0.5) - 0.5 - 1, rel=1e-3)
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_text_whose_sampler_is_unknown_dilutes_no_figure_of_the_sampler(policy: Policy, minibatches: int) -> None:
+    stale, alien = _group(policy, shift=-0.5), _text_only(_group(policy), None)
+    alone = _updater(copy.deepcopy(policy), learning_rate=1e-9).update([stale], []).figures
+    mixed = _updater(copy.deepcopy(policy), learning_rate=1e-9, minibatches=minibatches)
+    figures = mixed.update([stale], [alien]).figures
+    for name, value in alone.items():
+        if name.startswith("sampling/"):
+            assert figures[name] == pytest.approx(value, rel=1e-4), name
+    strangers = _updater(copy.deepcopy(policy)).update([], [alien]).figures
+    assert strangers["sampling/behaviour_kl"] == 0 and strangers["sampling/ess"] == 1, "nothing is known"
+
+
 @pytest.mark.parametrize(
     ("treatment", "weight", "capped"),
     [("token_truncate", 1.5, 1.0), ("token_mask", 0.0, 1.0), ("sequence_truncate", 1.5, 1.0), ("sequence_mask", 0, 1)],
