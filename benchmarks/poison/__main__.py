@@ -199,7 +199,7 @@ def simulate(plan: Plan, attack: Attack | None, seed: int, console: Console) -> 
             for node in nodes:
                 node.step()
                 authors += [graded.group.peer_id for graded in node.report.mix.external]
-            rewards.append(statistics.fmean(node.report.reward for node in nodes))
+            rewards.append(statistics.fmean(node.report.reward or 0.0 for node in nodes))
             marked.append(statistics.fmean(each for verifier in verifiers for each in verifier.marked))
             for verifier in verifiers:
                 verifier.marked.clear()

@@ -73,8 +73,8 @@ class RoundReport(Struct, frozen=True):
 
     round: int
     """1-based."""
-    reward: float
-    """Mean reward of this round's own completions; 0 when there were none."""
+    reward: float | None
+    """Mean reward of this round's own completions; None when none was graded."""
     num_tokens: int
     mix: Mix
     update: UpdateReport
@@ -206,10 +206,9 @@ class SapoNode:
         self.mixer.record(this, mixed)
         self.position += self._questions_per_round
         self.round += 1
-        reward = this.reward or 0.0
         return RoundReport(
             round=self.round,
-            reward=reward,
+            reward=this.reward,
             num_tokens=sum(len(c.token_ids) for group in local for c in group.group.completions),
             mix=mixed,
             update=update,
@@ -219,7 +218,7 @@ class SapoNode:
             | (self._worth.figures() if self._worth else {}),
             tasks=this.tasks,
             worth=self._worth.worth if self._worth else None,
-            alarm=self._look_back(reward, mixed) if this.reward is not None else None,
+            alarm=self._look_back(this.reward, mixed) if this.reward is not None else None,
         )
 
     def rest(self) -> None:

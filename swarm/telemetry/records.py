@@ -162,7 +162,7 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     wall_s: float = 0.0
     """Seconds of training in this process so far."""
     reward: float | None
-    """Mean reward of this round's own completions; 0 when there were none."""
+    """Mean reward of this round's own completions; None when none was graded."""
     groups: GroupCounts
     local_shortfall: int = 0
     external_shortfall: int = 0

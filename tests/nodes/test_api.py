@@ -192,7 +192,7 @@ def test_a_history_is_a_table_with_each_round_once(written: Path) -> None:
     rows = swarm.records(written)
     assert [(row["round"], row.get("reward/mean")) for row in rows] == [(0, None), (1, 0.5), (2, 0.75)]
     assert rows[0] == {"round": 0, "evaluate/accuracy": 0.25, "evaluate/sums": 0.25}
-    assert {"time", "wall_s", "receive/groups", "mix/external"} <= rows[1].keys()
+    assert {"time", "wall_s", "receive/groups", "update/external_groups"} <= rows[1].keys()
     table = swarm.frame(str(written))
     assert table["reward/mean"].isna().tolist() == [True, False, False]
     assert table["evaluate/accuracy"].isna().tolist() == [False, True, True]

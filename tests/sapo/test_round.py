@@ -189,6 +189,13 @@ def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
     assert _balanced(one) and _balanced(two)
 
 
+def test_a_round_without_graded_answers_has_no_reward() -> None:
+    nobody = FakeVerifier(refused=frozenset(range(1000, 1010)))
+    report = Swarm().node(1, verifier=nobody).run_round()
+    assert report.reward is None, "not 0: nothing is known"
+    assert report.tasks == {}
+
+
 def test_a_measured_round_knows_its_groups_and_others_are_left_alone() -> None:
     class Sketcher:
         refusal = None

@@ -109,7 +109,7 @@ def test_tensorboard_files_read_back_without_the_rounds_a_resume_repeats(tmp_pat
     assert [scalar.value for scalar in rewards] == pytest.approx([event.reward for event in expected])
     assert [scalar.step for scalar in read.Scalars("evaluate/gcd")] == [0, 40]
     assert {
-        "mix/external",
+        "update/external_groups",
         "drop/zero_advantage",
         "filter/zero_advantage",
         "loss",
