@@ -47,17 +47,21 @@ class HybridNode(PeerNode):
     def _compare(self, version: int, snapshot: bytes) -> None:
         """Keep the policy that answers more of the same questions; on a tie, the node's own."""
         policy = self._coordinator.policy
-        own = {name: weights.clone() for name, weights in whole_weights(policy).items()}
+        # On the CPU: a GPU may have no room for another copy.
+        own = {name: weights.detach().to("cpu", copy=True) for name, weights in whole_weights(policy).items()}
         before = self._num_correct(version)
+        is_better = False
         try:
             swap_weights(policy, unpack(snapshot), policy.version)
+            after = self._num_correct(version)
+            is_better = after > before
         except (SnapshotError, WeightsRefused) as error:
             self.note(f"version {version} of the learner cannot be used: {error}", "warning")
             return
-        after = self._num_correct(version)
-        if after <= before:
-            swap_weights(policy, own, policy.version)
-        outcome = "adopted" if after > before else "left"
+        finally:  # also when Ctrl-C interrupts: the next checkpoint has the policy's weights
+            if not is_better:
+                swap_weights(policy, own, policy.version)
+        outcome = "adopted" if is_better else "left"
         asked = self._config.follow.adopt_questions
         self.note(f"{outcome} version {version} of the learner: {after} of {asked} correct, {before} with its own")
 

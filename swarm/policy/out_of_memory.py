@@ -90,5 +90,6 @@ def free_bytes(device: torch.device) -> int:
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
     if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        # What the allocator has cached counts as free, as with CUDA.
+        return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     return available_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.policy.batching import by_turn
+from swarm.errors import OutOfMemory
+from swarm.policy.batching import Padded, by_turn
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Continuation, completion_logprobs
+from swarm.policy.logprobs import Continuation, Scorer
+from swarm.policy.out_of_memory import TokenBudget, needing_memory
 from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
 from swarm.reasons import Reason
+from swarm.training.passes import MICRO_BATCH_TOKENS
 from swarm.training.rows import Row, sampled_row
 from swarm.types import GradedGroup, RolloutGroup, Sampling, VersionSpan
+
+logger = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 1_024
 
@@ -50,6 +56,8 @@ class SnapshotAuditor:
         self.num_checked = 0
         self._load = load
         self._policy: Policy | None = None
+        self._budget: TokenBudget | None = None
+        """Tokens of a pass; known with the policy."""
         self._sampling = sampling
         self._fraction = fraction
         self._tolerance = tolerance
@@ -79,7 +87,12 @@ class SnapshotAuditor:
         self.num_checked += 1
         if len(self._truthful) >= MAX_REMEMBERED:
             self._truthful.clear()
-        self._truthful[peer_id] = self._difference(group) <= self._tolerance
+        try:
+            with needing_memory("a spot check does not fit in memory"):
+                self._truthful[peer_id] = self._difference(group) <= self._tolerance
+        except OutOfMemory as error:
+            logger.warning("a group is taken without a spot check: %s", error)
+            return None
         return None if self._truthful[peer_id] else Reason.WRONG_LOGPROBS
 
     @torch.no_grad()
@@ -90,14 +103,11 @@ class SnapshotAuditor:
         policy = self._at(versions[0])
         prompt = policy.encode_prompt(graded.prompt)
         rows = [sampled_row(policy, prompt, graded, index) for index in range(len(completions))]
-        ids, inserts = [row.completion for row in rows], [row.inserts for row in rows]
         turns = [list(_turns(row, parts)) for row, parts in zip(rows, spans, strict=True)]
         off = [0.0] * len(completions)
         for version in versions:
             policy = self._at(version)
-            recomputed = completion_logprobs(
-                policy, [prompt] * len(rows), ids, self._sampling.temperature, inserts, self._sampling
-            ).tolist()
+            recomputed = self._logprobs(policy, rows)
             for i, completion in enumerate(completions):
                 for turn in turns[i]:
                     for part in turn.parts.get(version, ()):
@@ -106,7 +116,20 @@ class SnapshotAuditor:
                         if (kept := turn.kept(policy, part, self._sampling)) is not None:
                             nats = min(nats, _distance(kept, claimed))
                         off[i] += nats
-        return max(total / len(tokens) for total, tokens in zip(off, ids, strict=True))
+        return max(total / len(row.completion) for total, row in zip(off, rows, strict=True))
+
+    def _logprobs(self, policy: Policy, rows: Sequence[Row]) -> list[list[float]]:
+        """[G][T] in passes that fit in memory. Raises `OutOfMemory`."""
+        if self._budget is None:
+            self._budget = TokenBudget(MICRO_BATCH_TOKENS[policy.device.type])
+        return self._budget.attempt(lambda max_tokens: self._within(policy, rows, max_tokens), rows)
+
+    def _within(self, policy: Policy, rows: Sequence[Row], max_tokens: int) -> list[list[float]]:
+        scorer = Scorer(policy, self._sampling.temperature, batching := Padded(policy.places), self._sampling)
+        found: dict[int, list[float]] = {}
+        for micro in batching.cut(rows, max_tokens):
+            found |= zip(map(id, micro), scorer(micro).logprobs.tolist(), strict=True)
+        return [found[id(row)] for row in rows]
 
     def _at(self, version: int) -> Policy:
         """The auditor's policy with the weights of a snapshot."""

@@ -20,7 +20,7 @@ from swarm.training.sketches import Sketcher
 
 MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
 """Default tokens per forward pass, by type of device."""
-LIMITED = ("cuda",)
+LIMITED = ("cuda", "mps")
 """Types of device where the default is bounded by free memory."""
 
 T = TypeVar("T")

@@ -346,6 +346,16 @@ def test_vllm_has_the_gpus_that_it_is_given(
     assert (script / "placed").read_text() == placed
 
 
+@pytest.mark.parametrize("variable", ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"])
+def test_on_rocm_both_variables_name_the_same_gpus(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "4,5")
+    found = service_module._environment(torch.device("cuda"), (1,))
+    assert found == {"HIP_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": "5"}
+
+
 @pytest.mark.parametrize(
     ("gpus", "device", "message"),
     [

@@ -14,6 +14,7 @@ from nodes.roles.hybrid import HybridNode
 from nodes.roles.run import IDENTITY_FILE, found_run
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
+from swarm.errors import Interrupted
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.policy.snapshot import pack
@@ -38,18 +39,43 @@ class FakeFeed:
         return {"chunks_received": 1}
 
 
-def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _node(out: Path) -> HybridNode:
     values = {
-        "out": str(tmp_path),
+        "out": str(out),
         "follow": {"learner": "somebody", "adopt_questions": 64},
         "evaluation": {"num_questions": 0},
         "generation": {"questions_per_round": 4, "group_size": 2},
     }
     config = load_config(None, values).config
-    identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
+    identity = Identity.load_or_create(out / IDENTITY_FILE)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    node = HybridNode(config, identity, transport, InlineVerifier(config.tasks))
+    return HybridNode(config, identity, transport, InlineVerifier(config.tasks))
+
+
+def test_ctrl_c_during_a_comparison_leaves_the_nodes_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = _node(tmp_path)
+    before = pack(whole_weights(node._coordinator.policy))
+    other = {name: weights * 0.5 for name, weights in whole_weights(node._coordinator.policy).items()}
+    compared: list[int] = []
+
+    def interrupted(version: int) -> int:
+        compared.append(version)
+        if len(compared) == 2:
+            raise Interrupted("stopped")
+        return 10
+
+    monkeypatch.setattr(node, "_num_correct", interrupted)
+    with pytest.raises(Interrupted):
+        node._compare(3, pack(other))
+    assert pack(whole_weights(node._coordinator.policy)) == before
+    node.close()
+
+
+def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = _node(tmp_path)
     good = pack(whole_weights(node._coordinator.policy))
     with torch.no_grad():
         for parameter in node._coordinator.policy.model.parameters():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from swarm.policy.loading import Policy
-from swarm.policy.out_of_memory import release_unused
+from swarm.policy.out_of_memory import free_bytes, release_unused
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
@@ -65,3 +65,14 @@ def test_out_of_memory_its_unused_memory_is_released_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.mps, "empty_cache", lambda: released.append("mps"))
     release_unused()
     assert released == ["mps"]
+
+
+def test_what_its_allocator_has_cached_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 2**30
+    for name, held in (
+        ("recommended_max_memory", 10),
+        ("driver_allocated_memory", 12),
+        ("current_allocated_memory", 8),
+    ):
+        monkeypatch.setattr(torch.mps, name, lambda held=held: held * gib)
+    assert free_bytes(torch.device("mps")) == 2 * gib

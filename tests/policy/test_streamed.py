@@ -19,6 +19,7 @@ from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import completion_logprobs
+from swarm.policy.out_of_memory import TokenBudget
 from swarm.policy.snapshot import Precision, pack, unpack
 from swarm.policy.weights import swap_weights
 from swarm.sapo.mixing import MixSettings
@@ -254,6 +255,23 @@ def test_an_honest_worker_passes_and_liars_are_told(policy: Policy) -> None:
 
     assert auditor.verdict(naming(_sampled(versions[0], QUESTIONS[1]), 2)) == "wrong_logprobs", "an old policy's"
     assert auditor.verdict(naming(honest, 7)) == "wrong_version"
+
+
+def test_a_spot_check_is_split_to_fit_and_left_out_where_nothing_fits(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor = _auditor(policy)
+    auditor.keep(0, pack(policy.weights))
+    honest = _sampled(policy, QUESTIONS[1])
+    whole = auditor._difference(honest)
+    auditor._budget = TokenBudget(1)
+    assert auditor._difference(honest) == pytest.approx(whole, abs=1e-5), "row by row"
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(auditor, "_within", full)
+    assert auditor.verdict(_claiming(honest, -0.5)) is None, "the learner goes on"
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])

@@ -158,6 +158,7 @@ class VllmService:
     def _start(self, cancelled: Callable[[], bool]) -> None:
         if self._process is not None:
             self._process.kill()
+        release_unused()  # vLLM does not start where torch still keeps what training has freed
         _pause(BACKOFF_S * 2 ** (self._crashes - 1) if self._crashes else 0.0, cancelled)
         settings, policy = self._settings.vllm, self._policy
         with model_files(policy, self.work) as (directory, state):
@@ -241,7 +242,9 @@ def _environment(device: torch.device, gpus: Sequence[int]) -> dict[str, str]:
     """Variables that place vLLM on these GPUs, or on the policy's device, with as many threads."""
     if device.type != "cuda":
         return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # On ROCm either variable may be set, and vLLM refuses two that differ.
+    variables = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if torch.version.hip else ("CUDA_VISIBLE_DEVICES",)
+    visible = next(filter(None, map(os.environ.get, variables)), None)
     names = visible.split(",") if visible else None
     chosen = gpus or [device.index or 0]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] if names else str(gpu) for gpu in chosen)}
+    return dict.fromkeys(variables, ",".join(names[gpu] if names else str(gpu) for gpu in chosen))
