@@ -279,6 +279,25 @@ def test_a_worker_that_did_not_answer_is_passed_over_for_a_while(
     until(lambda: set(transport.announced.values()) == {2}, "after a while they are tried again")
 
 
+def test_an_old_manifest_in_a_strangers_hands_ends_no_learner(swarm: Swarm) -> None:
+    """Of an earlier life of its key and run, which it does not remember."""
+    learner = swarm.learner()
+    stranger = swarm._enter(Identity.generate(), MemoryTransport)
+
+    def replay(version: int) -> None:
+        manifest, _ = describe(RUN_ID, LEARNER.peer_id, version, snapshot(9), None, CHUNK)
+        message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), Place((), 0, None)))
+        stranger.request(LEARNER.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
+
+    replay(500)
+    learner.publish(1, snapshot(1))
+    until(lambda: learner.announced() == 1, "it is published")
+    replay(501)
+    learner.publish(2, snapshot(2))
+    until(lambda: learner.announced() == 2, "it goes on")
+    arrives(swarm.worker("worker"), 2, snapshot(2))
+
+
 class Hooked(MemoryTransport):
     """One that passes the chunks it gives through `hook`."""
 

@@ -67,7 +67,9 @@ class Publisher:
 
     def start(self) -> None:
         """Start to answer workers and to publish. Raises `SnapshotError` if `folder` cannot be used."""
-        self._serving.start(self._place_for, self._on_announcement)
+        # What others announce says nothing new about one's own snapshots, and may be a manifest of an earlier life of
+        # this key that nobody here remembers: its higher number would end the run.
+        self._serving.start(self._place_for, lambda peer, announcement: None)
         self._thread.start()
 
     def close(self) -> None:
@@ -94,7 +96,7 @@ class Publisher:
         self._thread.wake()
 
     def announced(self) -> int | None:
-        """The newest signed version."""
+        """The newest version signed by this process, or by an earlier one whose snapshots are still here."""
         return self._serving.manifests.newest
 
     def progress(self) -> Progress | None:
@@ -118,11 +120,6 @@ class Publisher:
     def _follow_plan(self) -> None:
         # Workers in the plan come before strangers.
         self._serving.uploads.follow(self._placement.root, self._placement.plan.places.keys())
-
-    def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
-        """Accept a manifest of an earlier process of this learner that other peers have and this node lacks."""
-        if announcement.sealed:
-            self._serving.add_manifest(announcement.sealed)
 
     # -- on the thread of snapshots
 
